@@ -1497,9 +1497,11 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
- * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
- * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, the same on all ranks. No counted row: everything is zero and status reports it. Without a status the
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a weight or scale that is not
+ * finite, a loss that is infinite or, with its gradient, larger than f32 can hold (3.38e38); in INVARIANT mode also a weight
+ * times a loss of 2^22 and above: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
+ * that status tells is the largest logit of the side that is not finite, else infinity. Rows are apart from each other: what
+ * such a row, or one that does not count, holds changes no bit of any other's results. No counted row: everything is zero and status reports it. Without a status the
  * call returns DATA on every rank; the gradient is still written.
  *
  * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
@@ -1548,6 +1550,8 @@ XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
  * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
  * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
+ * Data errors as xd_loss, and a hidden_gradient that is not finite. Rows that do not count or have a data error add nothing to
+ * weight_gradient and bias_gradient, whatever their hidden states hold.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
@@ -1608,7 +1612,7 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *teacher_mass;                      /* [T] the teacher's; 1 where only logits are known; or NULL */
     float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
@@ -1619,7 +1623,9 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
- * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * a row; a teacher's value or log_normaliser that is no number, or probabilities of the teacher that add up to more than 1.1
+ * (status tells NaN or their sum). A row with a data error has masses 0 and log-probabilities -infinity, as one that does not
+ * count. A row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
@@ -1649,7 +1655,7 @@ XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_value
 
 /* soft_weight times the sum over counted rows of 1 - cos(x, y), divided by the denominator (Liger-Kernel, cosine
  * similarity loss). All else as xd_loss: student and teacher are required, labels only say which rows
- * count. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
+ * count; an infinite logit of either sign is a data error. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
  * Collective over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient
  * have the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
@@ -1715,22 +1721,22 @@ typedef enum xd_kl_estimator {
 typedef struct xd_kl_estimate_desc {
     const float *logprobs;  /* of the student, for the tokens that were sampled */
     const float *reference; /* of the reference, for the same tokens */
-    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
+    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out of both */
     int64_t count;
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
         output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
                             where the two differ by much */
-    float *values;   /* the estimates, without weight; or NULL */
+    float *values;   /* the estimates, without weight, also of tokens that are left out; or NULL */
     float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
 /* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The
  * arrays are memory of the context's device, *sum is host memory: the call waits for it. Local; memory: 4 KB;
  * computed in double; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
- * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are still written, 0 for such tokens). */
+ * MEMORY; DATA, naming the first token, when a token of weight other than 0 has an estimate, a gradient or a weight that is
+ * not finite or beyond f32. Values and gradient are then still written, 0 for such tokens; *sum is not. */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 
@@ -2039,7 +2045,8 @@ typedef struct xd_votes xd_votes;
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
-/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
+/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary and for a weight that is negative, NaN or above
+ * 3e38, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
 /* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
@@ -2084,7 +2091,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs or a threshold that is not finite, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -2140,7 +2147,7 @@ typedef struct xd_projection_cut_desc {
 } xd_projection_cut_desc;
 
 /* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, and for an entry whose weight is negative, NaN or above 3e38, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
@@ -2155,12 +2162,14 @@ typedef struct xd_similarity_desc {
  *
  *   similarities  [student ids, teacher ids] f32, host memory
  *
- * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, a similarity that is NaN or, by more
+ * than rounding (0.01), outside [-1, 1], a threshold that is not finite; DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time; every
+ * number of the embeddings must be finite.
  *
  *   student  [student ids, width] f32, host memory
  *   teacher  [teacher ids, width] f32, host memory
@@ -2239,7 +2248,7 @@ typedef struct xd_exact_map {
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
  * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict, MEMORY. */
+ * ARGUMENT for fewer than two columns when strict and for weights as xd_projection_rows_cut, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
@@ -2950,7 +2959,7 @@ typedef struct xd_xtoken_teacher {
     double weight;                   /* omega_i, without a score; 0: the teacher is left out */
     xd_ids labels; /* [rows of logits] the teacher's next tokens, for scores; SAME: none -> the student's */
     const float *label_weight;    /* [rows of logits]; NULL -> 1 where the label counts */
-    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1; 0: not scored */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
@@ -2990,8 +2999,8 @@ typedef struct xd_xtoken_desc {
      *   labels       none -> no CE
      *   mask         0 -> the row counts for neither CE nor SAME; chunks have chunk_mask
      *   row_weight   of CE and SAME, includes the sample's
-     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite: a
-     *                finding of row 0, and it counts as 0
+     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite, or with
+     *                the weights and D a factor of the gradient above 1e30: a finding of row 0, and it counts as 0
      *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
      *   comm         data and sequence axes: results are summed over it; NULL -> sequence_comm
      *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
@@ -3060,10 +3069,13 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * statistics take device memory for the call, and lists take host memory; the host reads a cache once per call. Bits on a
  * GPU: in INVARIANT mode the same for every split on GPUs, and equal to those of a CPU up to rounding.
  *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * a teacher without logits. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; its first
- * finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, also for weights of what counts that are negative, not finite or
+ * not below 1e30 (INVARIANT: 2^22), SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of a teacher without logits. Data errors: a
+ * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
+ * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
+ * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
+ * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
+ * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
  * chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
@@ -3122,9 +3134,9 @@ typedef struct xd_uld_values {
  * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
  * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
  * a GPU for as many chunks as 64 MB hold.
- * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
- * written. */
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range; scale and weights with
+ * which the gradient could leave f32), SHAPE, DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity: then the
+ * gradient is still written, 0 for the rows of such chunks, but *out is not. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 #endif
@@ -4459,8 +4471,8 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
     XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or a loss or gradient beyond f32 */
-    XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
-    XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
+    XD_ROW_OVERFLOW, /* a term too large for xd_fixed */
+    XD_ROW_LABEL     /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
 
 /* Scalars of one row after combine. */
@@ -4649,7 +4661,8 @@ XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int6
 
 /* The row's finding when its loss, or an element of its gradient, which is at most `slope`, is larger. */
 XD_SCALAR int xd_row_judge(double loss, double slope) {
-    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE : (int)XD_ROW_NOT_FINITE;
+    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE
+                                                                   : (int)XD_ROW_NOT_FINITE;
 }
 
 /* Whether the row's term of a total is one that the total can take. */
@@ -4672,7 +4685,8 @@ XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_wei
 /* Bounds the gradient of row r from its losses: a probability is at most 1, and p ln(p/q) at most the divergence and 1/e. */
 XD_SCALAR double xd_loss_slope(const xd_loss_args *a, int64_t r, const xd_loss_row *row) {
     const double hard = xd_mul(3.0, fabs(a->hard_weight));
-    const double soft = xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
+    const double soft =
+        xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
     return xd_mul(fabs(a->row_scale[r]), xd_add(hard, soft));
 }
 
@@ -4685,6 +4699,14 @@ XD_SCALAR void xd_loss_settle(const xd_loss_args *a, int64_t r, xd_loss_row *row
                                               xd_row_fits(a->fixed, a->row_weight, r, row->soft)))
         row->finding = (int)XD_ROW_OVERFLOW;
     if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* A finding that was made after the row's loss. */
+XD_SCALAR void xd_loss_reject(xd_loss_row *row) {
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = (double)INFINITY;
     row->hard = 0.0;
     row->soft = 0.0;
 }
@@ -4737,8 +4759,9 @@ enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS 
 
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
-    double max, outside, entropy; /* reference and the two sums relative to it */
-    int finding;                  /* xd_row_finding */
+    double max, outside,
+        entropy; /* reference, NaN when a logit is not finite, and the two sums relative to it */
+    int finding; /* xd_row_finding */
 } xd_topk_side;
 
 /* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
@@ -4778,12 +4801,15 @@ typedef struct xd_topk_kl_args {
     xd_vocab_shard vocab;
     double temperature;
     const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight;          /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
+    bool unnormalised;          /* teacher_values are logits, of which the sum is not known */
+    bool fixed;                 /* losses are added to an xd_fixed */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
@@ -4892,7 +4918,7 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
         t.whole = xd_add(max, log(total));
         outside = side->outside / total;
     }
-    t.mass = exp(xd_sub(sum, t.whole));
+    t.mass = isfinite(t.whole) ? exp(xd_sub(sum, t.whole)) : (double)NAN;
     if (!side) outside = -expm1(xd_sub(sum, t.whole));
     t.tail = log(outside < xd_topk_floor() ? xd_topk_floor() : outside);
     return t;
@@ -4949,12 +4975,44 @@ XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_t
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
 }
 
-XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, double max, xd_topk_row *row) {
-    row->max = max;
+/* Log-probabilities that were rounded may add up to more than 1, but not to more than this. */
+#define XD_TOPK_MOST 1.1
+
+/* The masses of row r, which has entries. `teacher_mass` is NaN when one of the teacher's values is no number. */
+XD_SCALAR void xd_topk_close(const xd_topk_kl_args *a, int64_t r, const xd_topk_masses *m,
+                             double teacher_mass, xd_topk_row *row) {
+    row->max = a->side[r].max;
     row->log = m->log;
     row->student_mass = m->inside;
-    row->teacher_mass = teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    row->teacher_mass = a->unnormalised ? 1.0 : teacher_mass;
+    if (!isnan(teacher_mass) && row->teacher_mass <= XD_TOPK_MOST) return;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = teacher_mass;
+}
+
+/* What the status tells of row r before its entries are looked at. */
+XD_SCALAR double xd_topk_reason(const xd_topk_kl_args *a, int64_t r) {
+    return xd_row_reason(a->side[r].max, a->teacher_side ? a->teacher_side[r].max : 0.0);
+}
+
+/* Bounds the gradient of row r from its loss: as xd_loss_slope, with 100 for a term of ZERO_OUTSIDE. */
+XD_SCALAR double xd_topk_slope(const xd_topk_kl_args *a, int64_t r, const xd_topk_row *row) {
+    const double bound = xd_add(256.0, xd_mul(2.0, fabs(row->loss)));
+    return xd_mul(xd_mul(fabs(a->row_scale[r]), fabs(a->weight) / a->temperature), bound);
+}
+
+/* Judges row r once its loss is known. A row with a finding has neither loss nor masses. */
+XD_SCALAR void xd_topk_settle(const xd_topk_kl_args *a, int64_t r, xd_topk_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) {
+        row->finding = xd_row_judge(xd_mul(a->weight, row->loss), xd_topk_slope(a, r, row));
+        if (row->finding != (int)XD_ROW_FINE) row->max = (double)INFINITY;
+    }
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->loss))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->loss = 0.0;
+    row->student_mass = 0.0;
+    row->teacher_mass = 0.0;
 }
 
 /* >>kernel/mft */
@@ -4994,6 +5052,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
@@ -5030,11 +5089,13 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 /* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
  * formulas. */
 
-/* A loss that is not finite becomes 0, with a finding. */
-XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
+/* Judges row r once its loss is known; `slope` bounds its gradient where the row's factor is 1. A loss with a finding is 0. */
+XD_SCALAR void xd_mft_settle(const xd_mft_args *a, int64_t r, double slope, xd_loss_row *row) {
+    const double factor = fabs(xd_mul(a->row_scale[r], a->weight));
+    row->finding = xd_row_judge(xd_mul(a->weight, row->soft), xd_mul(factor, slope));
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->soft))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding != (int)XD_ROW_FINE) row->soft = 0.0;
 }
 
 /* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
@@ -5064,7 +5125,8 @@ XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
 
 /* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
  *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
-XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool right, xd_loss_row *row) {
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, int64_t r, double x, double y, bool right,
+                              xd_loss_row *row) {
     const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
     const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
     const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
@@ -5074,7 +5136,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
                        xd_mul(xd_mft_entropy(rest), xd_sub(1.0, label)));
     row->soft = xd_add(row->soft, xd_mft_entropy(xd_add(xd_mul(rest, label), mu)));
     row->soft = xd_sub(row->soft, xd_mul(mu, log_p));
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / a->temperature, row);
 }
 
 /* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
@@ -5099,14 +5161,15 @@ XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
 }
 
 /* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
-XD_SCALAR void xd_cosine_row(const double *sums, const int *exponents, bool fits, xd_loss_row *row) {
+XD_SCALAR void xd_cosine_row(const xd_mft_args *a, int64_t r, const double *sums, const int *exponents,
+                             bool fits, xd_loss_row *row) {
     const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
     const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
     row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);
     row->teacher_max = ldexp(sqrt(sums[XD_COSINE_TEACHER]), y);
     row->mean = both / xd_mul(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST));
     row->soft = fits ? xd_sub(1.0, row->mean) : (double)NAN;
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / fmax(row->max, XD_COSINE_LEAST), row);
 }
 
 /* What x and y are multiplied by in the gradient, d cos / d x = (y/|y| - cos x/|x|) / |x|; nothing where x has no
@@ -5159,6 +5222,14 @@ typedef struct xd_row_args {
     xd_loss_values *values;
 } xd_row_args;
 
+/* Rows that a loss goes on with: they count and have no finding. The others become zero, whatever they hold. */
+typedef struct xd_kept_rows {
+    xd_rows from, to;        /* of one shape and dtype; may be the same memory */
+    const double *row_scale; /* [rows] 0 -> the row does not count */
+    xd_loss_row *row;        /* [rows] */
+    bool judge;              /* an element that is not finite is a finding of its row */
+} xd_kept_rows;
+
 /* Row entries of the kernel table. */
 typedef struct xd_row_kernels {
     /* adds positions to part[XD_COUNT_WORDS], which the caller has set to zero; a negative count is refused */
@@ -5179,6 +5250,7 @@ typedef struct xd_row_kernels {
                                int64_t columns, float *maxima);
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
+    xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -6123,7 +6195,7 @@ typedef struct xd_uld_kernels {
     /* sorted and the matched ids -> matched, unmatched, mean and slope. An empty list is not compared with the
      * other: unmatched is then 0. */
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
-    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
+    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk, or with one that is not finite */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
     /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
@@ -6182,13 +6254,14 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
         value = value > 0.0 ? a->output_clamp : -a->output_clamp;
         slope = 0.0;
     }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value = xd_add(sum->value, xd_mul(weight, value));
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+    const double term = xd_mul(weight, value), gradient = xd_mul(weight, slope);
+    const bool fine =
+        fabs(value) <= XD_ROW_LARGEST && fabs(term) <= XD_ROW_LARGEST && fabs(gradient) <= XD_ROW_LARGEST;
+    const bool counts = weight != 0.0; /* NaN counts */
+    if (counts && !fine && sum->bad < 0) sum->bad = i;
+    if (counts && fine) sum->value = xd_add(sum->value, term);
+    if (a->values) a->values[i] = (counts ? fine : fabs(value) <= XD_ROW_LARGEST) ? (float)value : 0.0f;
+    if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 
 /* >>kernel/kernels */
@@ -9916,6 +9989,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = NAN;
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
@@ -10075,7 +10149,7 @@ static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_top
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
+    xd_topk_close(a, r, &e->at, e->teacher_mass, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
@@ -10103,9 +10177,11 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
         for (int64_t j = 0; j <= a->k; j++) e.s[j] = -INFINITY;
         row->finding = a->side[r].finding;
         if (a->teacher_side && row->finding == (int)XD_ROW_FINE) row->finding = a->teacher_side[r].finding;
+        if (row->finding == (int)XD_ROW_NOT_FINITE) row->max = xd_topk_reason(a, r);
         if (a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE && xdi_topk_has_entries(e.ids, a->k))
             xdi_topk_divergence_row(a, r, &e, row);
-        if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
+        if (a->row_scale[r] != 0.0) xd_topk_settle(a, r, row);
+        for (int64_t j = 0; j < a->k && row->finding != (int)XD_ROW_FINE; j++) e.s[j] = -INFINITY;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
         for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
@@ -10317,7 +10393,8 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.finding = a->loss_rows[r].finding;
         v.value = a->loss_rows[r].max;
         if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a->positions.labels, r);
-        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
+        if (v.finding == (int)XD_ROW_NOT_FINITE)
+            v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -10450,10 +10527,43 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
+/* ---- rows that are kept ---- */
+
+static bool xdi_rows_are_finite(const xd_rows *x, int64_t r) {
+    for (int64_t c = 0; c < x->cols; c++)
+        if (!isfinite(xdi_loss_load(x, r, c))) return false;
+    return true;
+}
+
+static unsigned char *xdi_rows_start(const xd_rows *x, int64_t r) {
+    return (unsigned char *)x->data +
+           (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
+}
+
+static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    const size_t bytes = (size_t)a->from.cols * xd_dtype_size(a->from.dtype);
+    (void)launch;
+    for (int64_t r = 0; r < a->from.rows; r++) {
+        unsigned char *to = xdi_rows_start(&a->to, r);
+        const unsigned char *from = xdi_rows_start(&a->from, r);
+        bool kept = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        if (kept && a->judge && !xdi_rows_are_finite(&a->from, r)) {
+            xd_loss_reject(&a->row[r]);
+            kept = false;
+        }
+        if (!kept)
+            memset(to, 0, bytes);
+        else if (to != from)
+            memcpy(to, from, bytes);
+    }
+    return XD_OK;
+}
+
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
     };
     return &kernels;
 }
@@ -10962,10 +11072,10 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     const double sum = xdi_cells_value(a->fixed, a->cells, 1);
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
-    a->chunk->value = value;
+    a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 
@@ -12118,8 +12228,7 @@ static void xdi_uld_gradient_pieces(const xd_launch *launch, const void *args, i
     const xd_uld_args *a = w->args;
     (void)slot;
     for (int64_t row = a->row + begin; row < a->row + end; row++) {
-        const bool owned = a->owner[row] >= 0;
-        if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
+        const bool owned = a->owner[row] >= 0 && a->chunks[a->owner[row] - a->first].finite;
         if (owned) w->write(launch, a, row);
         xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
     }
@@ -12226,7 +12335,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(a, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
+    xd_mft_correct(a, r, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -12369,7 +12478,7 @@ static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
     const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
+    xd_cosine_row(a, r, sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
@@ -32076,7 +32185,7 @@ typedef struct xdi_head_plan {
     xdi_loss_plan loss;
     int64_t rows, columns, width, chunk;
     float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
-    float *hidden;            /* [chunk, width] gradient */
+    float *hidden;            /* [chunk, width] gradient, then the hidden states of rows that are kept */
     float *tile;              /* INVARIANT: the same of one tile */
     float *one;               /* the number 1, by which rows are repeated or added up */
     void *product;            /* workspace of the matrix product */
@@ -32186,10 +32295,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
-    const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
-                              hidden,        invariant ? hidden : 0,
-                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    const size_t states = chunk * (size_t)p->width * sizeof(float),
+                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t sizes[6] = { logits,
+                              p->d->teacher.hidden.data ? logits : 0,
+                              p->d->weight_gradient ? states : hidden,
+                              invariant ? hidden : 0,
+                              sizeof(float),
+                              XD_MATMUL_WORKSPACE_BYTES };
     void *at[6];
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
@@ -32317,6 +32430,18 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
+/* Rows of the chunk that begins at `row`, zero where they do not count or have a finding: zero times NaN is NaN. */
+static xd_result xdi_head_keep(const xd_launch *launch, xdi_head_plan *p, int64_t row, xd_rows from, void *to,
+                               bool judge) {
+    xd_kept_rows a;
+    a.from = from;
+    a.to = xd_rows_of(to, from.dtype, from.rows, from.cols);
+    a.row_scale = p->loss.row_scale + row;
+    a.row = p->loss.rows + row;
+    a.judge = judge;
+    return p->loss.kernels->rows.keep(launch, &a);
+}
+
 /* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
  * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -32330,20 +32455,29 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
+    XD_TRY(
+        xdi_head_keep(launch, p, row, xd_rows_of(p->hidden, XD_DTYPE_F32, rows, p->width), p->hidden, true));
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
 
+/* First the gradient of the hidden states: rows where it is not finite take no part in the others. */
 static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
-    if (p->d->weight_gradient)
-        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
-    if (p->d->bias_gradient) {
-        const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XD_TRY(p->loss.kernels->matmul(launch, &sum));
+    if (p->d->hidden_gradient.data) {
+        XD_TRY(xdi_head_hidden(launch, p, row, rows));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns),
+                             p->student, false));
     }
-    return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
+    if (p->d->weight_gradient) {
+        const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);
+        XD_TRY(xdi_head_keep(launch, p, row, hidden, p->hidden, false));
+        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&kept), p->d->weight_gradient, true));
+    }
+    if (!p->d->bias_gradient) return XD_OK;
+    const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+    return p->loss.kernels->matmul(launch, &sum);
 }
 
 /* Points the loss at the chunk's rows. */
@@ -32418,6 +32552,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
+    a.row_weight = plan->d.common.row_weight;
     a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;
@@ -32564,7 +32699,8 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);
-    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA,
+               "the estimate of token %lld, or its weight, is not finite or too large for f32",
                (long long)total.bad);
     *sum = total.value;
     return XD_OK;
@@ -32828,6 +32964,9 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
+    a->unnormalised = !d->teacher.data && d->values_kind == XD_TOPK_LOGITS && !d->log_normaliser;
+    a->fixed = plan->student.fixed;
+    a->row_weight = d->common.row_weight;
 }
 
 /* What both sides send is one block, sums before values; the other blocks are shared by both sides. */
@@ -33007,6 +33146,10 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
+
+/* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows);
 
 /* project.c: a projection as kernels take it. */
 XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m);
@@ -33380,8 +33523,23 @@ static xd_result xdi_votes_grow(xd_votes *v) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id) {
+    XD_REQUIRE(ctx, weight >= 0.0 && weight <= 3e38, XD_ERROR_ARGUMENT,
+               "weight %g of ids %lld and %lld is negative or not finite", weight, (long long)student_id,
+               (long long)teacher_id);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    for (int64_t i = 0; i < rows->rows * rows->k; i++)
+        if (rows->ids[i] >= 0)
+            XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
+    return XD_OK;
+}
+
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));
     if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
     xd_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;
@@ -33511,6 +33669,7 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
 
 /* Pairs of special tokens of two vocabularies, by role and by likeness of their names. */
 
+#include <math.h>
 #include <string.h>
 
 /* ---- the Ratcliff-Obershelp ratio: twice the characters in common over all characters ---- */
@@ -33645,6 +33804,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
     const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
@@ -33673,6 +33833,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
 
 /* Rows of a projection: the k best of each, from votes, similarities or transport. */
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -33896,6 +34057,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
@@ -33903,6 +34065,25 @@ XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *r
 }
 
 /* ---- similarities ---- */
+
+/* Rounded cosines may be a little above 1. */
+#define XDI_MAPPING_MOST 1.01
+
+static xd_result xdi_mapping_check_numbers(xd_ctx *ctx, const xd_rows *x, double most, const char *name) {
+    const int64_t stride = x->stride ? x->stride : x->cols;
+    for (int64_t r = 0; r < x->rows; r++)
+        for (int64_t c = 0; c < x->cols; c++) {
+            const double value = (double)((const float *)x->data)[r * stride + c];
+            XD_REQUIRE(ctx, fabs(value) <= most, XD_ERROR_ARGUMENT, "%s: %g in row %lld, column %lld", name,
+                       value, (long long)r, (long long)c);
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_mapping_check_threshold(xd_ctx *ctx, double threshold) {
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
+    return XD_OK;
+}
 
 static double xdi_mapping_magnitude(float similarity) {
     const double value = fabs((double)similarity);
@@ -33970,6 +34151,8 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows simil
     xd_projection_rows made;
     xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
     XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &similarities, XDI_MAPPING_MOST, "similarities"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
     XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
     const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
@@ -34014,6 +34197,9 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student
                "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
                (long long)teacher.cols);
     XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &student, FLT_MAX, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &teacher, FLT_MAX, "the teacher's embeddings"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
     xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);
@@ -34094,9 +34280,7 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
-        XD_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
-                   "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
-                   (int)cells[i].student_id, (int)cells[i].teacher_id);
+        XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
@@ -34182,6 +34366,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -38059,8 +38244,10 @@ struct xdi_xtoken {
 
 /* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* A log-probability that was rounded may be above 0, but not above this. */
+#define XDI_XTOKEN_LOG_MOST 0.1
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
- * none. */
+ * none; NaN for a number that none can be. */
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
 /* V_t, the size of J, and entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
@@ -38127,6 +38314,15 @@ XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xto
 /* The number of the tile's first chunk among term->chunks and term->order. */
 XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
 
+/* Factors of gradients are at most this, and weights below it: beyond, gradients could leave f32. */
+#define XDI_XTOKEN_MOST 1e30
+/* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value);
+/* 0 in place of a factor that is too large. */
+XD_PRIVATE double xdi_xtoken_bounded(double factor);
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
 /* The contribution of a chunk to the sums. */
@@ -38199,8 +38395,8 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
  * which take part: scores [teacher_count][2], summed over comm, become means. */
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell);
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
 /* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if
@@ -38219,8 +38415,10 @@ XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
 }
 
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs)
-        return (double)t->likelihood.target_log_probs[row];
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs) {
+        const double given = (double)t->likelihood.target_log_probs[row];
+        return given > XDI_XTOKEN_LOG_MOST ? (double)NAN : given;
+    }
     return t->cached.positions[row] < 0 ? -INFINITY
                                         : xdi_cache_next(t->cached.cache, t->cached.positions[row]);
 }
@@ -38376,7 +38574,8 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.compared = true;
     chunk.student = (double)term->student_sizes[at] + epsilon;
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
-    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    chunk.factor =
+        xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
     return chunk;
 }
 
@@ -38499,6 +38698,20 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* ---- results of chunks ---- */
 
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term) {
+    return isfinite(term) && (!x->fixed || fabs(term) < XD_FIXED_LARGEST);
+}
+
+XD_PRIVATE double xdi_xtoken_bounded(double factor) {
+    return fabs(factor) <= XDI_XTOKEN_MOST ? factor : 0.0;
+}
+
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value) {
+    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+           fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
+}
+
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
     x->found.first_row = row;
@@ -38508,7 +38721,7 @@ XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
-    const bool good = isfinite(chunk->value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
     double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
@@ -39150,7 +39363,7 @@ static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
-    const bool good = isfinite(value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value);
     double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
     xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
@@ -39233,7 +39446,8 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     xd_xtoken_chunk chunk;
     memset(&chunk, 0, sizeof chunk);
     chunk.compared = true;
-    chunk.factor = x->host.row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
+    chunk.factor =
+        xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
     return chunk;
 }
 
@@ -39330,7 +39544,7 @@ static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
-        const bool good = isfinite(chunk->value) != 0;
+        const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
@@ -39765,11 +39979,15 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
     XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
-    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++) {
+        const bool counts = (!t->chunk_mask || t->chunk_mask[i]) &&
+                            (d->compat || !d->sample_weight || d->sample_weight[i / t->chunks] != 0.0f);
+        if (!counts) continue;
         XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
                    XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
                    (long long)(i % t->chunks), (long long)(i / t->chunks),
                    (double)t->likelihood.chunk_length[i]);
+    }
     return XD_OK;
 }
 
@@ -39850,9 +40068,11 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
     if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
-    const bool good = isfinite(value) && isfinite(slope);
-    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
-    *l_t = isfinite(slope) ? value : slope;
+    const double gradient = weight * xdi_xtoken_factor(x, term) * slope / length;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value) && fabs(gradient) <= XDI_XTOKEN_MOST;
+    *l_s = good ? gradient : 0.0;
+    *l_t = isfinite(slope) || !isfinite(value) ? value : slope;
+    if (!good && isfinite(*l_t)) *l_t = (double)INFINITY;
 }
 
 /* ---- a pass ---- */
@@ -40098,6 +40318,35 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
     return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
+/* Sums of INVARIANT mode take no term above XD_FIXED_LARGEST. */
+static xd_result xdi_xtoken_check_weight(xd_ctx *ctx, const char *what, float weight, int64_t at) {
+    const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    const double most = fixed ? XD_FIXED_LARGEST : XDI_XTOKEN_MOST;
+    XD_REQUIRE(ctx, weight >= 0.0f && (double)weight < most, XD_ERROR_ARGUMENT,
+               "%s %g at %lld is negative, not finite or not below %g", what, (double)weight, (long long)at,
+               most);
+    return XD_OK;
+}
+
+static bool xdi_xtoken_row_counts(const xd_loss_common *c, int64_t row) {
+    if (c->mask && !c->mask[row]) return false;
+    return !c->labels.data || xd_id_at(c->labels, row) != c->ignore_index;
+}
+
+/* The weights by which a teacher is scored; those of rows that have no label are not read. */
+static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_desc *d,
+                                                const xd_xtoken_teacher *t) {
+    const bool labels = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    const float *weights = labels ? t->label_weight : t->position_weight;
+    if (!labels && d->score == XD_XTOKEN_SCORE_NONE) return XD_OK;
+    for (int64_t i = 0; i < t->logits.rows && weights; i++) {
+        const bool ignored = labels && t->labels.data && xd_id_at(t->labels, i) == d->common.ignore_index;
+        if (!ignored)
+            XD_TRY(xdi_xtoken_check_weight(ctx, labels ? "label weight" : "position weight", weights[i], i));
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xdi_xtoken_kind *kind = xdi_xtoken_kind_of(t->kind);
@@ -40109,6 +40358,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
                t->denominator_value);
     XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XD_TRY(xdi_xtoken_check_score_weights(ctx, d, t));
     if (!(kind->traits & XDI_KIND_POSITIONS)) XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     return kind->check(ctx, d, index, size);
 }
@@ -40131,13 +40381,10 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
     XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
-        XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
-                   (long long)b);
+        XD_TRY(xdi_xtoken_check_weight(ctx, "sample weight", d->sample_weight[b], b));
     for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
-                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
-                   (double)d->common.row_weight[i], (long long)i);
+        if (xdi_xtoken_row_counts(&d->common, i))
+            XD_TRY(xdi_xtoken_check_weight(ctx, "row weight", d->common.row_weight[i], i));
     return XD_OK;
 }
 
@@ -40425,7 +40672,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_xtoken_teacher *t = term->teacher;
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
     if (!term->reads) {
-        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        if (xdi_xtoken_known(t, row) == -INFINITY) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
     if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
@@ -40441,8 +40688,8 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
     return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
 }
 
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell) {
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
     xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
@@ -40457,6 +40704,10 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         if (weight == 0.0) continue;
         const double value = term->reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         if (term->reads) moments += XD_XTOKEN_MOMENTS;
+        if (!xdi_xtoken_sums_take(x, weight * value)) {
+            xdi_xtoken_found(x, row, value);
+            continue;
+        }
         xdi_xtoken_add(x, x->host.sums, cell, weight * value);
         xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
     }
@@ -40476,10 +40727,14 @@ static void xdi_score_lengths(xdi_xtoken *x) {
 static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < x->d.teacher_count; i++) {
-        x->terms[i].weight = x->d.alpha * score[2 * i] * x->terms[i].length;
+        x->terms[i].weight =
+            score[2 * i] > -INFINITY ? x->d.alpha * score[2 * i] * x->terms[i].length : -INFINITY;
         if (x->terms[i].weight > max) max = x->terms[i].weight;
     }
+    if (max == -INFINITY) max = 0.0; /* no teacher has a score */
     for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = exp(x->terms[i].weight - max);
+    if (sum == 0.0)
+        for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = 1.0;
     for (int i = 0; i < x->d.teacher_count; i++) x->terms[i].weight /= sum;
 }
 
@@ -40487,7 +40742,10 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
     int best = 0;
     xdi_score_lengths(x);
     for (int i = 0; i < x->d.teacher_count; i++) {
-        scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        if (scores[2 * i + 1] > 0.0)
+            scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        else
+            scores[2 * i] = -INFINITY; /* nothing was scored: behind every teacher that was */
         if (scores[2 * i] > scores[2 * best]) best = i;
         x->terms[i].active = true;
     }
@@ -40566,7 +40824,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
         if (!x->d.common.labels.data || weight == 0.0) continue;
-        if (isfinite(h->log_probs[row]))
+        if (xdi_xtoken_sums_take(x, h->log_probs[row]) && xdi_xtoken_sums_take(x, weight * h->log_probs[row]))
             h->ce_factor[row] = weight;
         else
             xdi_xtoken_found(x, row, h->log_probs[row]);
@@ -40663,6 +40921,17 @@ static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
     return XD_OK;
 }
 
+/* A scale, weights or a D with which gradients would leave f32 are a finding, the same on every rank; loss and gradient are
+ * then 0, as with a scale that is not finite. */
+static void xdi_xtoken_bound(xdi_xtoken *x) {
+    double most = x->token_denominator > 0.0 ? fabs(x->factor * x->ce_weight / x->token_denominator) : 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        most = fmax(most, fabs(xdi_xtoken_factor(x, &x->terms[i])) * fmax(1.0, 1.0 / x->d.temperature));
+    if (most <= XDI_XTOKEN_MOST) return;
+    if (x->owner) xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -40684,11 +40953,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         all += x->host.sums[1 + i];
     }
     if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
+    xdi_xtoken_bound(x);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         double *factor = &x->host.ce_factor[row];
         *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+        if (fabs(*factor * x->factor * x->ce_weight) <= XDI_XTOKEN_MOST) continue;
+        xdi_xtoken_found(x, row, x->host.row_weight[row]);
+        *factor = 0.0;
     }
-    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
 
@@ -40925,6 +41198,17 @@ static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_
     return XD_OK;
 }
 
+/* Gradients are at most the factor times a few: f32 must hold them. */
+static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
+    const double below = d->denominator > 0.0 ? d->denominator : 1.0;
+    const double weight = d->matched_count > 0 ? fabs(d->matched_weight) + fabs(d->unmatched_weight) : 1.0;
+    const double least = fmin(1.0, d->student.temperature);
+    XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
+               "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
+               d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_TRY(xdi_uld_check_side(ctx, "student", &d->student));
     XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
@@ -40939,6 +41223,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
+    XD_TRY(xdi_uld_check_factor(ctx, d));
     for (int64_t i = 0; i < d->matched_count; i++)
         XD_REQUIRE(ctx,
                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
@@ -42075,6 +42360,8 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 
 /* Divergences and denominators of other trainers. */
 
+#include <math.h>
+
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -42091,7 +42378,8 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     xd_jsd_args a;
     xd_uld_sum sum;
     XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
-    XD_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XD_REQUIRE(ctx, denominator > 0.0 && isfinite(denominator), XD_ERROR_ARGUMENT,
+               "denominator %g is not positive and finite", denominator);
     XD_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XD_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XD_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
@@ -43717,4 +44005,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6ecd693fcb9867ae3c59941e17be8a341364f728c76cfeac4ecd4f6ce29ee2f7 */
+/* xdistill sha256 db3598d7061dd13c4528fa4d1750d57ad106f0fa29c58bd6c8384d9a4af354c8 */

@@ -4372,6 +4372,30 @@ static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, i
                            ids, count);
 }
 
+/* ---- rows that are kept: a block each ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_keep_kernel(const __grid_constant__ xd_kept_rows a) {
+    const int64_t r = (int64_t)blockIdx.x, columns = a.from.cols;
+    bool kept = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+    if (kept && a.judge) {
+        int bad = 0;
+        for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+            if (!isfinite(xdi_cuda_element(a.from, r, c))) bad = 1;
+        kept = __syncthreads_or(bad) == 0;
+        if (!kept && threadIdx.x == 0) xd_loss_reject(a.row + r);
+    }
+    if (kept && a.to.data == a.from.data) return;
+    for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_set_element(a.to, r, c, kept ? xdi_cuda_element(a.from, r, c) : 0.0f);
+}
+
+static xd_result xdi_cuda_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->from.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->from.rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_keep_kernel, *a);
+}
+
 /* ---- table ---- */
 
 static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
@@ -4383,6 +4407,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
 
@@ -4396,6 +4421,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
+    kernels.keep = xdi_cuda_rows_keep;
     return kernels;
 }
 
@@ -4437,7 +4463,7 @@ static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r,
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(&a, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
+    xd_mft_correct(&a, r, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -4686,7 +4712,7 @@ static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, 
     const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
+    xd_cosine_row(&a, r, sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -5195,6 +5221,7 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (max > side->max) side->max = max;
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = (double)NAN;
     for (int i = 0; i < a.vocab.shards; i++) {
         xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
                         xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
@@ -5383,7 +5410,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
+    xd_topk_close(&a, r, &e->at, e->teacher_mass, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
@@ -5413,10 +5440,12 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     row.finding = a.side[r].finding;
     if (a.teacher_side && row.finding == (int)XD_ROW_FINE) row.finding = a.teacher_side[r].finding;
     const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    if (row.finding == (int)XD_ROW_NOT_FINITE) row.max = xd_topk_reason(&a, r);
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
-    if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
+    if (a.row_scale[r] != 0.0) xd_topk_settle(&a, r, &row);
+    const bool fine = row.finding == (int)XD_ROW_FINE;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = (float)e.s[j];
+        a.log_probs[r * a.k + j] = fine ? (float)e.s[j] : -INFINITY;
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 
@@ -6258,10 +6287,10 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
     if (i > 0) return;
-    a.chunk->value = kl;
+    a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
@@ -7496,9 +7525,8 @@ xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t part
         ((int64_t)blockIdx.x % parts * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
     xdi_cuda_eight out = {};
     if (c >= a.gradient.cols) return;
-    if (a.owner[row] >= 0) {
+    if (a.owner[row] >= 0 && a.chunks[i].finite) {
         const xd_uld_chunk &chunk = a.chunks[i];
-        if (!chunk.finite) return;
         const bool base = row == chunk.base[XD_ULD_STUDENT];
         const double mean = base ? chunk.mean : side.scores[row], factor = chunk.factor[XD_ULD_STUDENT];
         const double along = base ? factor : mean > XD_ULD_FLOOR ? factor * chunk.mean / mean : 0.0;
@@ -7770,4 +7798,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 9a7029d8f3473f873013d131bc2780cbd66d5b48c43b28ff7c59ade3df98a69b */
+/* xdistill sha256 da0a1d7386d63c39cc012160b5675e3d0ad38425d2424920f7daa22953d7a416 */

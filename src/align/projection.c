@@ -1,6 +1,6 @@
 /* The sparse projection matrix, from rows or from votes, and the map of exact pairs. */
 
-#include "align/projection.h"
+#include "align/internal.h"
 #include "base/extend.h"
 
 #include <math.h>

@@ -245,8 +245,8 @@ static xd_result xdi_mapping_check_numbers(xd_ctx *ctx, const xd_rows *x, double
     for (int64_t r = 0; r < x->rows; r++)
         for (int64_t c = 0; c < x->cols; c++) {
             const double value = (double)((const float *)x->data)[r * stride + c];
-            XD_REQUIRE(ctx, fabs(value) <= most, XD_ERROR_ARGUMENT, "%s: %g in row %lld, column %lld", name, value,
-                       (long long)r, (long long)c);
+            XD_REQUIRE(ctx, fabs(value) <= most, XD_ERROR_ARGUMENT, "%s: %g in row %lld, column %lld", name,
+                       value, (long long)r, (long long)c);
         }
     return XD_OK;
 }

@@ -44,8 +44,8 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
     XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or a loss or gradient beyond f32 */
-    XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
-    XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
+    XD_ROW_OVERFLOW, /* a term too large for xd_fixed */
+    XD_ROW_LABEL     /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
 
 /* Scalars of one row after combine. */

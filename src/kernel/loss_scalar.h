@@ -130,7 +130,8 @@ XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int6
 
 /* The row's finding when its loss, or an element of its gradient, which is at most `slope`, is larger. */
 XD_SCALAR int xd_row_judge(double loss, double slope) {
-    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE : (int)XD_ROW_NOT_FINITE;
+    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE
+                                                                   : (int)XD_ROW_NOT_FINITE;
 }
 
 /* Whether the row's term of a total is one that the total can take. */
@@ -153,7 +154,8 @@ XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_wei
 /* Bounds the gradient of row r from its losses: a probability is at most 1, and p ln(p/q) at most the divergence and 1/e. */
 XD_SCALAR double xd_loss_slope(const xd_loss_args *a, int64_t r, const xd_loss_row *row) {
     const double hard = xd_mul(3.0, fabs(a->hard_weight));
-    const double soft = xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
+    const double soft =
+        xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
     return xd_mul(fabs(a->row_scale[r]), xd_add(hard, soft));
 }
 

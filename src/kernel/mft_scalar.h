@@ -43,7 +43,8 @@ XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
 
 /* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
  *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
-XD_SCALAR void xd_mft_correct(const xd_mft_args *a, int64_t r, double x, double y, bool right, xd_loss_row *row) {
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, int64_t r, double x, double y, bool right,
+                              xd_loss_row *row) {
     const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
     const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
     const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
@@ -78,8 +79,8 @@ XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
 }
 
 /* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
-XD_SCALAR void xd_cosine_row(const xd_mft_args *a, int64_t r, const double *sums, const int *exponents, bool fits,
-                             xd_loss_row *row) {
+XD_SCALAR void xd_cosine_row(const xd_mft_args *a, int64_t r, const double *sums, const int *exponents,
+                             bool fits, xd_loss_row *row) {
     const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
     const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
     row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);

@@ -13,8 +13,9 @@ enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS 
 
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
-    double max, outside, entropy; /* reference, NaN when a logit is not finite, and the two sums relative to it */
-    int finding;                  /* xd_row_finding */
+    double max, outside,
+        entropy; /* reference, NaN when a logit is not finite, and the two sums relative to it */
+    int finding; /* xd_row_finding */
 } xd_topk_side;
 
 /* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)

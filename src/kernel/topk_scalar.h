@@ -122,8 +122,8 @@ XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_t
 #define XD_TOPK_MOST 1.1
 
 /* The masses of row r, which has entries. `teacher_mass` is NaN when one of the teacher's values is no number. */
-XD_SCALAR void xd_topk_close(const xd_topk_kl_args *a, int64_t r, const xd_topk_masses *m, double teacher_mass,
-                             xd_topk_row *row) {
+XD_SCALAR void xd_topk_close(const xd_topk_kl_args *a, int64_t r, const xd_topk_masses *m,
+                             double teacher_mass, xd_topk_row *row) {
     row->max = a->side[r].max;
     row->log = m->log;
     row->student_mass = m->inside;

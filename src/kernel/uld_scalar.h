@@ -50,11 +50,12 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
         slope = 0.0;
     }
     const double term = xd_mul(weight, value), gradient = xd_mul(weight, slope);
-    const bool fine = fabs(value) <= XD_ROW_LARGEST && fabs(term) <= XD_ROW_LARGEST && fabs(gradient) <= XD_ROW_LARGEST;
+    const bool fine =
+        fabs(value) <= XD_ROW_LARGEST && fabs(term) <= XD_ROW_LARGEST && fabs(gradient) <= XD_ROW_LARGEST;
     const bool counts = weight != 0.0; /* NaN counts */
     if (counts && !fine && sum->bad < 0) sum->bad = i;
     if (counts && fine) sum->value = xd_add(sum->value, term);
-    if (a->values) a->values[i] = counts && fine ? (float)value : 0.0f;
+    if (a->values) a->values[i] = (counts ? fine : fabs(value) <= XD_ROW_LARGEST) ? (float)value : 0.0f;
     if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 

@@ -15,14 +15,14 @@ typedef enum xd_kl_estimator {
 typedef struct xd_kl_estimate_desc {
     const float *logprobs;  /* of the student, for the tokens that were sampled */
     const float *reference; /* of the reference, for the same tokens */
-    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out, whatever it holds */
+    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out of both */
     int64_t count;
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
         output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
                             where the two differ by much */
-    float *values;   /* the estimates, without weight, 0 for tokens that are left out; or NULL */
+    float *values;   /* the estimates, without weight, also of tokens that are left out; or NULL */
     float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 

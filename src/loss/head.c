@@ -126,10 +126,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t states = chunk * (size_t)p->width * sizeof(float), hidden = p->d->hidden_gradient.data ? states : 0;
-    const size_t sizes[6] = { logits, p->d->teacher.hidden.data ? logits : 0,
-                              p->d->weight_gradient ? states : hidden, invariant ? hidden : 0,
-                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    const size_t states = chunk * (size_t)p->width * sizeof(float),
+                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t sizes[6] = { logits,
+                              p->d->teacher.hidden.data ? logits : 0,
+                              p->d->weight_gradient ? states : hidden,
+                              invariant ? hidden : 0,
+                              sizeof(float),
+                              XD_MATMUL_WORKSPACE_BYTES };
     void *at[6];
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
@@ -282,7 +286,8 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
-    XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->hidden, XD_DTYPE_F32, rows, p->width), p->hidden, true));
+    XD_TRY(
+        xdi_head_keep(launch, p, row, xd_rows_of(p->hidden, XD_DTYPE_F32, rows, p->width), p->hidden, true));
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
@@ -293,8 +298,8 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
     if (p->d->hidden_gradient.data) {
         XD_TRY(xdi_head_hidden(launch, p, row, rows));
-        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns), p->student,
-                             false));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns),
+                             p->student, false));
     }
     if (p->d->weight_gradient) {
         const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);

@@ -154,7 +154,8 @@ static xd_result xdi_xtoken_check_weight(xd_ctx *ctx, const char *what, float we
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     const double most = fixed ? XD_FIXED_LARGEST : XDI_XTOKEN_MOST;
     XD_REQUIRE(ctx, weight >= 0.0f && (double)weight < most, XD_ERROR_ARGUMENT,
-               "%s %g at %lld is negative, not finite or not below %g", what, (double)weight, (long long)at, most);
+               "%s %g at %lld is negative, not finite or not below %g", what, (double)weight, (long long)at,
+               most);
     return XD_OK;
 }
 
@@ -164,7 +165,8 @@ static bool xdi_xtoken_row_counts(const xd_loss_common *c, int64_t row) {
 }
 
 /* The weights by which a teacher is scored; those of rows that have no label are not read. */
-static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
+static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_desc *d,
+                                                const xd_xtoken_teacher *t) {
     const bool labels = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
     const float *weights = labels ? t->label_weight : t->position_weight;
     if (!labels && d->score == XD_XTOKEN_SCORE_NONE) return XD_OK;

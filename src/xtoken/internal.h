@@ -264,7 +264,8 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 /* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
 XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
 /* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
-XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight, double value);
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value);
 /* 0 in place of a factor that is too large. */
 XD_PRIVATE double xdi_xtoken_bounded(double factor);
 /* A chunk or position whose loss is not finite. */

@@ -52,7 +52,8 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     xd_xtoken_chunk chunk;
     memset(&chunk, 0, sizeof chunk);
     chunk.compared = true;
-    chunk.factor = xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
+    chunk.factor =
+        xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
     return chunk;
 }
 

@@ -65,7 +65,8 @@ static void xdi_score_lengths(xdi_xtoken *x) {
 static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < x->d.teacher_count; i++) {
-        x->terms[i].weight = score[2 * i] > -INFINITY ? x->d.alpha * score[2 * i] * x->terms[i].length : -INFINITY;
+        x->terms[i].weight =
+            score[2 * i] > -INFINITY ? x->d.alpha * score[2 * i] * x->terms[i].length : -INFINITY;
         if (x->terms[i].weight > max) max = x->terms[i].weight;
     }
     if (max == -INFINITY) max = 0.0; /* no teacher has a score */

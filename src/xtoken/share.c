@@ -64,7 +64,8 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.compared = true;
     chunk.student = (double)term->student_sizes[at] + epsilon;
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
-    chunk.factor = xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
+    chunk.factor =
+        xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
     return chunk;
 }
 
@@ -195,7 +196,8 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
     return fabs(factor) <= XDI_XTOKEN_MOST ? factor : 0.0;
 }
 
-XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight, double value) {
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value) {
     return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }

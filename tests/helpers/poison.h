@@ -52,13 +52,15 @@ typedef enum poison_verdict {
 
 /* What a part of the problem is. */
 enum {
-    POISON_IN = 1,    /* [rows, cols] numbers that the call reads; a row belongs to a unit */
-    POISON_ONE = 2,   /* with IN: one value of the whole call */
-    POISON_OUT = 4,   /* [rows, cols] results of units */
-    POISON_TOTAL = 8, /* results of the whole call: with a finding, those of the call with the unit left out */
-    POISON_SAME = 16, /* on all ranks */
+    POISON_IN = 1,  /* [rows, cols] numbers that the call reads; a row belongs to a unit */
+    POISON_ONE = 2, /* with IN: one value of the whole call */
+    POISON_OUT = 4, /* [rows, cols] results of units */
+    POISON_TOTAL =
+        8, /* results of the whole call: with a finding, those of the call with the unit left out */
+    POISON_SAME = 16,  /* on all ranks */
     POISON_LOOSE = 32, /* not the same with and without the unit: counts */
-    POISON_LOG = 64    /* logarithms of probabilities: -infinity is a result */
+    POISON_LOG = 64,   /* logarithms of probabilities: -infinity is a result */
+    POISON_OWN = 128   /* with OUT: also computed for units that are left out */
 };
 
 typedef struct poison_part {
@@ -67,8 +69,8 @@ typedef struct poison_part {
     void *data;
     xd_dtype dtype;
     int64_t rows, cols, stride; /* elements of this rank */
-    int64_t first, width; /* the first of its columns among those of all ranks */
-    const int *unit;                   /* [rows] whose row it is, -1: nobody's; NULL -> the row's number */
+    int64_t first, width;       /* the first of its columns among those of all ranks */
+    const int *unit;            /* [rows] whose row it is, -1: nobody's; NULL -> the row's number */
 } poison_part;
 
 typedef struct poison_family poison_family;
@@ -133,7 +135,8 @@ static inline double poison_noise(uint64_t seed, int64_t row, int64_t col) {
     return (double)(x >> 11) / 4503599627370496.0 - 1.0;
 }
 
-static inline poison_part *poison_add(poison_scene *s, const char *name, int role, void *data, xd_dtype dtype) {
+static inline poison_part *poison_add(poison_scene *s, const char *name, int role, void *data,
+                                      xd_dtype dtype) {
     poison_part *part = s->parts + s->part_count++;
     memset(part, 0, sizeof *part);
     if (s->part_count > POISON_PARTS) abort();
@@ -187,7 +190,8 @@ static inline poison_part *poison_totals(poison_scene *s, const xd_loss_values *
     poison_one(s, "loss", POISON_TOTAL | POISON_SAME, (double *)&values->loss);
     poison_one(s, "hard", POISON_TOTAL | POISON_SAME, (double *)&values->hard);
     poison_one(s, "soft", POISON_TOTAL | POISON_SAME, (double *)&values->soft);
-    return poison_add(s, "counted", POISON_TOTAL | POISON_SAME | POISON_LOOSE, (void *)&values->counted, XD_DTYPE_I64);
+    return poison_add(s, "counted", POISON_TOTAL | POISON_SAME | POISON_LOOSE, (void *)&values->counted,
+                      XD_DTYPE_I64);
 }
 
 /* ---- what was found ---- */
@@ -230,8 +234,9 @@ static inline void poison_violation(const poison_scene *s, const poison_case *at
         if (i == poison_all.kind_count) {
             poison_all.kind_count++;
             snprintf(kind->key, sizeof kind->key, "%s", key);
-            snprintf(kind->example, sizeof kind->example, "value %g, way %d, %s, %s, %s, rank %d, status %s: %g",
-                     at->value, at->way, poison_all.level, poison_all.mode, layouts[s->layout], s->rank,
+            snprintf(kind->example, sizeof kind->example,
+                     "value %g, way %d, %s, %s, %s, rank %d, status %s: %g", at->value, at->way,
+                     poison_all.level, poison_all.mode, layouts[s->layout], s->rank,
                      at->reported ? "given" : "NULL", found);
         }
         kind->count++;
@@ -264,9 +269,12 @@ static inline void poison_same(const poison_scene *s, const poison_case *at, con
     const bool mine = s->layout != POISON_ROWS_SPLIT || s->rank == 1;
     for (int p = 0; p < s->part_count; p++) {
         const poison_part *part = s->parts + p;
-        if (!(part->role & roles) || (part->role & POISON_LOOSE && at->way < 0 && other != s->clean && other != s->fresh)) continue;
+        if (!(part->role & roles) ||
+            (part->role & POISON_LOOSE && at->way < 0 && other != s->clean && other != s->fresh))
+            continue;
         for (int64_t r = 0; r < part->rows; r++) {
-            if (units == 1 && (part->role & POISON_OUT) && mine && poison_unit_of(part, r) == s->unit) continue;
+            const bool spared = units == 1 || (part->role & POISON_OWN);
+            if (spared && (part->role & POISON_OUT) && mine && poison_unit_of(part, r) == s->unit) continue;
             for (int64_t c = 0; c < part->cols; c++) {
                 const int64_t e = r * part->stride + c;
                 if (memcmp(poison_in(s, s->block, part, e), poison_in(s, other, part, e),
@@ -350,7 +358,8 @@ static inline void poison_judge_finding(const poison_scene *s, const poison_case
         poison_violation(s, at, "a finding makes the call fail", NULL, (double)s->result);
     if (status && *s->reported && status->first_row != s->unit && (!s->row || status->first_row != s->row))
         poison_violation(s, at, "first_row of the status is another", NULL, (double)status->first_row);
-    if (status && *s->reported && !isfinite(at->value) && status->first_value < 1e6 && isfinite(status->first_value))
+    if (status && *s->reported && !isfinite(at->value) && status->first_value < 1e6 &&
+        isfinite(status->first_value))
         poison_violation(s, at, "first_value of the status is an innocent number", NULL, status->first_value);
     const bool told = status ? *s->reported : s->result == XD_OK;
     if (way < 0 || (!exactly && s->family->found_way)) {
@@ -382,7 +391,8 @@ static inline void poison_judge_call(const poison_scene *s, const poison_case *a
         poison_violation(s, at, "a result that is neither OK nor ARGUMENT", NULL, (double)s->result);
     } else {
         poison_finite(s, at);
-        if (!legal && !isfinite(at->value) && findings == 0) poison_violation(s, at, "nobody told", NULL, at->value);
+        if (!legal && !isfinite(at->value) && findings == 0)
+            poison_violation(s, at, "nobody told", NULL, at->value);
     }
 }
 
@@ -418,7 +428,8 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
         poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
         break;
     case POISON_NORM:
-        if (*s->reported && (findings > 0) == (isfinite(at->value) != 0)) poison_violation(s, at, "not counted, or a finding of a number", NULL, at->value);
+        if (*s->reported && (findings > 0) == (isfinite(at->value) != 0))
+            poison_violation(s, at, "not counted, or a finding of a number", NULL, at->value);
         poison_finite(s, at);
         break;
     case POISON_CALL:
@@ -468,7 +479,8 @@ static inline double poison_stored(const poison_part *part, double value) {
     return xd_load_f64(element, part->dtype, 0);
 }
 
-static inline void poison_run_case(poison_scene *s, const poison_case *at, poison_verdict verdict, int64_t column) {
+static inline void poison_run_case(poison_scene *s, const poison_case *at, poison_verdict verdict,
+                                   int64_t column) {
     memcpy(s->block, s->fresh, s->used);
     if (s->reported) *s->reported = at->reported;
     poison_put(s, at->part, at->value, column);
@@ -481,7 +493,8 @@ static inline void poison_run_case(poison_scene *s, const poison_case *at, poiso
     poison_meet(s);
 }
 
-static const double poison_values[] = { NAN, INFINITY, -INFINITY, 3.4e38, -3.4e38, 1e30, -1e30, 1e-41, 500.0, -1.0 };
+static const double poison_values[] = { NAN,  INFINITY, -INFINITY, 3.4e38, -3.4e38,
+                                        1e30, -1e30,    1e-41,     500.0,  -1.0 };
 enum { POISON_VALUES = sizeof poison_values / sizeof *poison_values };
 
 /* Every `stride`-th case; the first differs from one family, level and mode to the next. */
@@ -595,7 +608,8 @@ static inline void poison_run(const poison_family *const *families, int count, l
 
 static inline void poison_report(const char *name) {
     for (int i = 0; i < poison_all.kind_count; i++)
-        printf("%6ld  %s (%s)\n", poison_all.kinds[i].count, poison_all.kinds[i].key, poison_all.kinds[i].example);
+        printf("%6ld  %s (%s)\n", poison_all.kinds[i].count, poison_all.kinds[i].key,
+               poison_all.kinds[i].example);
     printf("%s: %ld calls, %ld cases, %ld violations of %d kinds\n", name, poison_all.calls, poison_all.cases,
            poison_all.violations, poison_all.kind_count);
 }

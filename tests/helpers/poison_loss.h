@@ -35,7 +35,8 @@ static inline xd_interval poison_columns(const poison_scene *s) {
 
 static inline bool poison_vocab(poison_scene *s, int64_t size) {
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &vocab), XD_OK);
+    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &vocab),
+                 XD_OK);
     s->objects = vocab;
     return vocab != NULL;
 }
@@ -105,7 +106,8 @@ static inline void poison_leave_out_row(poison_scene *s, int way) {
     xd_loss_common *common = p->common;
     if (s->layout == POISON_ROWS_SPLIT && s->rank != 1) return;
     if (way == 0) p->mask[s->unit] = 0;
-    if (way == 1) xd_store_f64((void *)common->labels.data, common->labels.dtype, s->unit, (double)XD_IGNORE_INDEX);
+    if (way == 1)
+        xd_store_f64((void *)common->labels.data, common->labels.dtype, s->unit, (double)XD_IGNORE_INDEX);
     if (way == 2) ((float *)common->row_weight)[s->unit] = 0.0f;
 }
 
@@ -114,16 +116,19 @@ static inline bool poison_is_id(const poison_part *part) {
 }
 
 /* What every loss over rows says about numbers. */
-static inline poison_verdict poison_expect_loss(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_loss(const poison_scene *s, const poison_part *part,
+                                                double value) {
     const bool finite = isfinite(value) != 0, moderate = fabs(value) <= 500.0;
     (void)s;
     if (poison_is_id(part)) {
         if (!finite) return POISON_SKIP;
         return value >= 0.0 && value < POISON_V ? POISON_FINE : POISON_FOUND;
     }
-    if (!strcmp(part->name, "denominator_value")) return finite && value >= 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "denominator_value"))
+        return finite && value >= 0.0 ? POISON_CALL : POISON_REFUSED;
     if (!strcmp(part->name, "temperature")) return finite && value > 0.0 ? POISON_CALL : POISON_REFUSED;
-    if (!strcmp(part->name, "beta") || !strcmp(part->name, "label_smoothing") || !strcmp(part->name, "threshold"))
+    if (!strcmp(part->name, "beta") || !strcmp(part->name, "label_smoothing") ||
+        !strcmp(part->name, "threshold"))
         return value >= 0.0 && value <= 1.0 ? POISON_CALL : POISON_REFUSED;
     if (!strcmp(part->name, "hard_weight") || !strcmp(part->name, "soft_weight"))
         return finite ? POISON_CALL : POISON_REFUSED;
@@ -203,8 +208,16 @@ static inline xd_result poison_loss_call(poison_scene *s) {
 }
 
 static const poison_family poison_family_loss = {
-    "xd_loss",          POISON_LOSS_VARIANTS, 3, { true, true, true }, poison_loss_build,
-    poison_loss_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab, NULL,
+    "xd_loss",
+    POISON_LOSS_VARIANTS,
+    3,
+    { true, true, true },
+    poison_loss_build,
+    poison_loss_call,
+    poison_leave_out_row,
+    poison_expect_loss,
+    poison_release_vocab,
+    NULL,
 };
 
 /* ---- xd_mft_loss, xd_cosine_loss ---- */
@@ -232,7 +245,8 @@ static inline bool poison_mft_build(poison_scene *s) {
     poison_one(s, "temperature", POISON_IN | POISON_ONE, &d->temperature);
     poison_one(s, "threshold", POISON_IN | POISON_ONE, &p->mft.threshold);
     if (s->variant == 1) return true;
-    p->mft.terms = poison_rows(poison_matrix(s, "terms", POISON_OUT, XD_DTYPE_F32, POISON_T, d->student.cols));
+    p->mft.terms =
+        poison_rows(poison_matrix(s, "terms", POISON_OUT, XD_DTYPE_F32, POISON_T, d->student.cols));
     return true;
 }
 
@@ -254,19 +268,36 @@ static inline xd_result poison_cosine_call(poison_scene *s) {
 }
 
 /* For the cosine infinity has no direction, whatever its sign; of minimal fine-tuning labels are read. */
-static inline poison_verdict poison_expect_cosine(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_cosine(const poison_scene *s, const poison_part *part,
+                                                  double value) {
     const bool logits = !strcmp(part->name, "student") || !strcmp(part->name, "teacher");
     if (poison_is_id(part)) return isfinite(value) ? POISON_IGNORED : POISON_SKIP;
     return logits && isinf(value) ? POISON_FOUND : poison_expect_loss(s, part, value);
 }
 
 static const poison_family poison_family_mft = {
-    "xd_mft_loss",   2, 3, { true, true, true }, poison_mft_build,
-    poison_mft_call, poison_leave_out_row, poison_expect_loss, poison_release_vocab, NULL,
+    "xd_mft_loss",
+    2,
+    3,
+    { true, true, true },
+    poison_mft_build,
+    poison_mft_call,
+    poison_leave_out_row,
+    poison_expect_loss,
+    poison_release_vocab,
+    NULL,
 };
 static const poison_family poison_family_cosine = {
-    "xd_cosine_loss",   2, 3, { true, true, true }, poison_cosine_build,
-    poison_cosine_call, poison_leave_out_row, poison_expect_cosine, poison_release_vocab, NULL,
+    "xd_cosine_loss",
+    2,
+    3,
+    { true, true, true },
+    poison_cosine_build,
+    poison_cosine_call,
+    poison_leave_out_row,
+    poison_expect_cosine,
+    poison_release_vocab,
+    NULL,
 };
 
 /* ---- xd_head_loss ---- */
@@ -274,19 +305,20 @@ static const poison_family poison_family_cosine = {
 enum { POISON_H = 9 };
 
 /* hidden, weight and bias of one side. A row of weight belongs to no unit: the whole call has it. */
-static inline void poison_head_side(poison_scene *s, const char *const names[3], xd_dtype dtype, uint64_t seed,
-                                    xd_head *head) {
+static inline void poison_head_side(poison_scene *s, const char *const names[3], xd_dtype dtype,
+                                    uint64_t seed, xd_head *head) {
     const xd_interval columns = poison_columns(s);
     const uint64_t own = s->layout == POISON_ROWS_SPLIT ? seed + 100 * (uint64_t)s->rank : seed;
     poison_part *hidden = poison_matrix(s, names[0], POISON_IN, dtype, POISON_T, POISON_H);
     poison_part *weight = poison_matrix(s, names[1], POISON_IN | POISON_ONE, dtype, 1,
                                         (columns.end - columns.begin) * POISON_H);
-    poison_part *bias = poison_matrix(s, names[2], POISON_IN | POISON_ONE, XD_DTYPE_F32, 1,
-                                      columns.end - columns.begin);
+    poison_part *bias =
+        poison_matrix(s, names[2], POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, columns.end - columns.begin);
     poison_fill(hidden, own, 0.0, 1.0);
     for (int64_t v = 0; v < columns.end - columns.begin; v++) {
         for (int64_t h = 0; h < POISON_H; h++)
-            xd_store_f64(weight->data, dtype, v * POISON_H + h, poison_noise(seed + 50, columns.begin + v, h));
+            xd_store_f64(weight->data, dtype, v * POISON_H + h,
+                         poison_noise(seed + 50, columns.begin + v, h));
         xd_store_f64(bias->data, XD_DTYPE_F32, v, poison_noise(seed + 60, columns.begin + v, 0));
     }
     head->hidden = poison_rows(hidden);
@@ -319,10 +351,12 @@ static inline bool poison_head_build(poison_scene *s) {
     poison_common(s, p, &d->loss.common, XD_DTYPE_I64);
     const int same = s->layout == POISON_VOCABULARY ? POISON_SAME : 0;
     if (!invariant || s->layout != POISON_VOCABULARY) /* tiles of 64 columns */
-        d->hidden_gradient = poison_rows(poison_matrix(s, "hidden_gradient", POISON_OUT | same, dtype, POISON_T, POISON_H));
+        d->hidden_gradient =
+            poison_rows(poison_matrix(s, "hidden_gradient", POISON_OUT | same, dtype, POISON_T, POISON_H));
     poison_part *weight = poison_matrix(s, "weight_gradient", POISON_OUT, XD_DTYPE_F32, 1,
                                         (columns.end - columns.begin) * POISON_H);
-    poison_part *bias = poison_matrix(s, "bias_gradient", POISON_OUT, XD_DTYPE_F32, 1, columns.end - columns.begin);
+    poison_part *bias =
+        poison_matrix(s, "bias_gradient", POISON_OUT, XD_DTYPE_F32, 1, columns.end - columns.begin);
     weight->unit = bias->unit = every; /* a sum over units, also over the poisoned one */
     d->weight_gradient = (float *)weight->data;
     d->bias_gradient = (float *)bias->data;
@@ -335,15 +369,24 @@ static inline xd_result poison_head_call(poison_scene *s) {
 }
 
 /* A product with infinity is infinite or NaN, of either sign: -infinity among hidden states is no logit. */
-static inline poison_verdict poison_expect_head(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_head(const poison_scene *s, const poison_part *part,
+                                                double value) {
     const bool hidden = strstr(part->name, "hidden") != NULL;
     if (strstr(part->name, ".bias") && value < 0.0) return POISON_LEGAL; /* a logit of -infinity */
     return hidden && isinf(value) ? POISON_FOUND : poison_expect_loss(s, part, value);
 }
 
 static const poison_family poison_family_head = {
-    "xd_head_loss",   3, 3, { true, true, true }, poison_head_build,
-    poison_head_call, poison_leave_out_row, poison_expect_head, poison_release_vocab, NULL,
+    "xd_head_loss",
+    3,
+    3,
+    { true, true, true },
+    poison_head_build,
+    poison_head_call,
+    poison_leave_out_row,
+    poison_expect_head,
+    poison_release_vocab,
+    NULL,
 };
 
 /* ---- xd_topk_kl_loss ---- */
@@ -410,10 +453,13 @@ static inline bool poison_topk_build(poison_scene *s) {
     poison_one(s, "beta", POISON_IN | POISON_ONE, &d->beta);
     if (v->teacher) poison_one(s, "temperature", POISON_IN | POISON_ONE, &d->temperature);
     poison_common(s, p, &d->common, XD_DTYPE_I64);
-    d->student_mass = (float *)poison_matrix(s, "student_mass", POISON_OUT | same, XD_DTYPE_F32, POISON_T, 1)->data;
-    d->teacher_mass = (float *)poison_matrix(s, "teacher_mass", POISON_OUT | same, XD_DTYPE_F32, POISON_T, 1)->data;
-    d->student_log_probs = (float *)poison_matrix(s, "student_log_probs", POISON_OUT | POISON_LOG | same, XD_DTYPE_F32,
-                                                  POISON_T, POISON_K)->data;
+    d->student_mass =
+        (float *)poison_matrix(s, "student_mass", POISON_OUT | same, XD_DTYPE_F32, POISON_T, 1)->data;
+    d->teacher_mass =
+        (float *)poison_matrix(s, "teacher_mass", POISON_OUT | same, XD_DTYPE_F32, POISON_T, 1)->data;
+    d->student_log_probs = (float *)poison_matrix(s, "student_log_probs", POISON_OUT | POISON_LOG | same,
+                                                  XD_DTYPE_F32, POISON_T, POISON_K)
+                               ->data;
     poison_loss_gradient(s, student, v->dtype, s->variant % 2 != 0, &d->common.gradient);
     return true;
 }
@@ -424,7 +470,8 @@ static inline xd_result poison_topk_call(poison_scene *s) {
 }
 
 /* A probability cannot be above 1, and -infinity leaves an entry out. */
-static inline poison_verdict poison_expect_topk(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_topk(const poison_scene *s, const poison_part *part,
+                                                double value) {
     const poison_topk_variant *v = poison_topk_variants + s->variant;
     const bool whole = !strcmp(part->name, "log_normaliser");
     if (!strcmp(part->name, "values")) {
@@ -438,8 +485,16 @@ static inline poison_verdict poison_expect_topk(const poison_scene *s, const poi
 }
 
 static const poison_family poison_family_topk = {
-    "xd_topk_kl_loss", POISON_TOPK_VARIANTS, 3, { true, true, true }, poison_topk_build,
-    poison_topk_call,  poison_leave_out_row, poison_expect_topk, poison_release_vocab, NULL,
+    "xd_topk_kl_loss",
+    POISON_TOPK_VARIANTS,
+    3,
+    { true, true, true },
+    poison_topk_build,
+    poison_topk_call,
+    poison_leave_out_row,
+    poison_expect_topk,
+    poison_release_vocab,
+    NULL,
 };
 
 /* ---- xd_kl_estimate: the units are tokens, and findings are an error ---- */
@@ -464,7 +519,7 @@ static inline bool poison_estimate_build(poison_scene *s) {
         poison_one(s, "input_clamp", POISON_IN | POISON_ONE, &d->input_clamp);
         poison_one(s, "output_clamp", POISON_IN | POISON_ONE, &d->output_clamp);
     }
-    d->values = (float *)poison_matrix(s, "values", POISON_OUT, XD_DTYPE_F32, POISON_T, 1)->data;
+    d->values = (float *)poison_matrix(s, "values", POISON_OUT | POISON_OWN, XD_DTYPE_F32, POISON_T, 1)->data;
     d->gradient = (float *)poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_T, 1)->data;
     poison_one(s, "sum", POISON_TOTAL, &p->scale);
     s->unit = POISON_UNIT;
@@ -482,16 +537,26 @@ static inline void poison_estimate_leave_out(poison_scene *s, int way) {
     ((float *)p->estimate.weight)[s->unit] = 0.0f;
 }
 
-static inline poison_verdict poison_expect_estimate(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_estimate(const poison_scene *s, const poison_part *part,
+                                                    double value) {
     (void)s;
-    if (part->role & POISON_ONE) return value >= 0.0 ? POISON_LEGAL : POISON_REFUSED; /* infinity clamps nothing */
+    if (part->role & POISON_ONE)
+        return value >= 0.0 ? POISON_LEGAL : POISON_REFUSED; /* infinity clamps nothing */
     if (isnan(value)) return POISON_FOUND;
     return POISON_EITHER; /* clamps make infinity legal */
 }
 
 static const poison_family poison_family_estimate = {
-    "xd_kl_estimate",     6, 1, { true, false, false }, poison_estimate_build,
-    poison_estimate_call, poison_estimate_leave_out, poison_expect_estimate, NULL, NULL,
+    "xd_kl_estimate",
+    6,
+    1,
+    { true, false, false },
+    poison_estimate_build,
+    poison_estimate_call,
+    poison_estimate_leave_out,
+    poison_expect_estimate,
+    NULL,
+    NULL,
 };
 
 #endif

@@ -31,7 +31,8 @@ static inline void poison_softmax_outputs(poison_scene *s, poison_softmax *p) {
     const xd_interval columns = poison_columns(s);
     const int64_t held = columns.end - columns.begin;
     const bool backward = strstr(s->family->name, "backward") || poison_softmax_is(s, "xd_log_softmax");
-    if (backward) p->gradient = poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_T, held));
+    if (backward)
+        p->gradient = poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_T, held));
     if (poison_softmax_is(s, "xd_log_softmax_backward")) {
         poison_part *weight = poison_shard(s, "weight", POISON_IN, XD_DTYPE_F32, POISON_T, columns, POISON_V);
         poison_fill(weight, 5, 0.0, 1.0);
@@ -45,23 +46,32 @@ static inline void poison_softmax_outputs(poison_scene *s, poison_softmax *p) {
         p->row_weight = (float *)row_weight->data;
     }
     if (poison_softmax_is(s, "xd_row_stats")) {
-        p->lse = (double *)poison_matrix(s, "log_sum_exp", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 1)->data;
-        p->argmax = (int64_t *)poison_matrix(s, "argmax", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, 1)->data;
+        p->lse =
+            (double *)poison_matrix(s, "log_sum_exp", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 1)
+                ->data;
+        p->argmax =
+            (int64_t *)poison_matrix(s, "argmax", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, 1)->data;
     }
     if (poison_softmax_is(s, "xd_target_log_probs") || poison_softmax_is(s, "xd_gather_columns") ||
         poison_softmax_is(s, "xd_vocab_topk"))
         p->values = (float *)poison_matrix(s, "values", POISON_OUT | POISON_SAME, XD_DTYPE_F32, POISON_T,
-                                           poison_softmax_is(s, "xd_vocab_topk") ? POISON_K : 1)->data;
+                                           poison_softmax_is(s, "xd_vocab_topk") ? POISON_K : 1)
+                        ->data;
     if (poison_softmax_is(s, "xd_vocab_topk"))
-        p->ids = (int64_t *)poison_matrix(s, "ids", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, POISON_K)->data;
+        p->ids =
+            (int64_t *)poison_matrix(s, "ids", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, POISON_K)
+                ->data;
     if (poison_softmax_is(s, "xd_project"))
-        p->projected = (double *)poison_matrix(s, "projected", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 7)->data;
+        p->projected =
+            (double *)poison_matrix(s, "projected", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 7)
+                ->data;
     if (poison_softmax_is(s, "xd_project_backward")) {
         poison_part *weight = poison_matrix(s, "weight", POISON_IN, XD_DTYPE_F64, POISON_T, 7);
         poison_fill(weight, 5, 0.0, 1.0);
         p->project_weight = (const double *)weight->data;
     }
-    if (poison_softmax_is(s, "xd_accuracy")) poison_one(s, "accuracy", POISON_TOTAL | POISON_SAME, &p->accuracy);
+    if (poison_softmax_is(s, "xd_accuracy"))
+        poison_one(s, "accuracy", POISON_TOTAL | POISON_SAME, &p->accuracy);
 }
 
 static inline bool poison_softmax_build(poison_scene *s) {
@@ -69,7 +79,9 @@ static inline bool poison_softmax_build(poison_scene *s) {
     poison_softmax_objects *o = (poison_softmax_objects *)calloc(1, sizeof *o);
     const xd_dtype dtype = s->variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_V, &vocab), XD_OK);
+    CHECK_EQ_INT(
+        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_V, &vocab),
+        XD_OK);
     xd_vote mine[POISON_V];
     for (int v = 0; v < POISON_V; v++) {
         mine[v].student_id = v;
@@ -99,7 +111,8 @@ static inline bool poison_softmax_build(poison_scene *s) {
     p->positions.mask = p->mask;
     poison_softmax_outputs(s, p);
     p->positions.weights = p->row_weight;
-    if (strstr(s->family->name, "soft") || strstr(s->family->name, "log_probs") || poison_softmax_is(s, "xd_row_stats"))
+    if (strstr(s->family->name, "soft") || strstr(s->family->name, "log_probs") ||
+        poison_softmax_is(s, "xd_row_stats"))
         poison_one(s, "temperature", POISON_IN | POISON_ONE, &p->temperature);
     return true;
 }
@@ -130,18 +143,20 @@ static inline xd_result poison_call_log_softmax(poison_scene *s) {
 
 static inline xd_result poison_call_log_softmax_backward(poison_scene *s) {
     poison_softmax *p = (poison_softmax *)s->own;
-    return xd_log_softmax_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->weight, p->gradient);
+    return xd_log_softmax_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->weight,
+                                   p->gradient);
 }
 
 static inline xd_result poison_call_target_log_probs(poison_scene *s) {
     poison_softmax *p = (poison_softmax *)s->own;
-    return xd_target_log_probs(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->positions.labels, p->values);
+    return xd_target_log_probs(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->positions.labels,
+                               p->values);
 }
 
 static inline xd_result poison_call_target_log_probs_backward(poison_scene *s) {
     poison_softmax *p = (poison_softmax *)s->own;
-    return xd_target_log_probs_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->positions.labels,
-                                        p->row_weight, p->gradient);
+    return xd_target_log_probs_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature,
+                                        p->positions.labels, p->row_weight, p->gradient);
 }
 
 static inline xd_result poison_call_gather_columns(poison_scene *s) {
@@ -169,16 +184,27 @@ static inline xd_result poison_call_project_backward(poison_scene *s) {
     return xd_project_backward(s->ctx, &p->project, p->project_weight, p->gradient);
 }
 
-static inline poison_verdict poison_expect_softmax(const poison_scene *s, const poison_part *part, double value) {
-    if (!strcmp(part->name, "temperature")) return isfinite(value) && value > 0.0 ? POISON_SKIP : POISON_REFUSED;
+static inline poison_verdict poison_expect_softmax(const poison_scene *s, const poison_part *part,
+                                                   double value) {
+    if (!strcmp(part->name, "temperature"))
+        return isfinite(value) && value > 0.0 ? POISON_SKIP : POISON_REFUSED;
     if (!poison_softmax_is(s, "xd_accuracy") || strcmp(part->name, "row weight")) return POISON_ALONE;
-    return value >= 0.0 && value < 4194304.0 ? POISON_FINE : POISON_REFUSED; /* weights are summed as integers */
+    return value >= 0.0 && value < 4194304.0 ? POISON_FINE
+                                             : POISON_REFUSED; /* weights are summed as integers */
 }
 
-#define POISON_SOFTMAX_FAMILY(function, ways)                                                              \
-    static const poison_family poison_family_##function = {                                               \
-        "xd_" #function, 2, ways, { true, true, false }, poison_softmax_build, poison_call_##function,     \
-        poison_softmax_leave_out, poison_expect_softmax, poison_release_softmax, NULL,                    \
+#define POISON_SOFTMAX_FAMILY(function, ways)               \
+    static const poison_family poison_family_##function = { \
+        "xd_" #function,                                    \
+        2,                                                  \
+        ways,                                               \
+        { true, true, false },                              \
+        poison_softmax_build,                               \
+        poison_call_##function,                             \
+        poison_softmax_leave_out,                           \
+        poison_expect_softmax,                              \
+        poison_release_softmax,                             \
+        NULL,                                               \
     };
 POISON_SOFTMAX_FAMILY(row_stats, 0)
 POISON_SOFTMAX_FAMILY(log_softmax, 0)

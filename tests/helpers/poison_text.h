@@ -29,16 +29,19 @@ static inline poison_text *poison_text_begin(poison_scene *s) {
     }
     p->from_votes.k = p->similarity.k = p->cut.k = POISON_P;
     p->weight = 1.5;
-    p->out = (float *)poison_matrix(s, "weights of the result", POISON_OUT, XD_DTYPE_F32, POISON_R, POISON_P)->data;
+    p->out = (float *)poison_matrix(s, "weights of the result", POISON_OUT, XD_DTYPE_F32, POISON_R, POISON_P)
+                 ->data;
     s->unit = 2;
     return p;
 }
 
 static inline void poison_text_take(poison_text *p, const xd_projection_rows *made) {
-    for (int64_t i = 0; i < made->rows * made->k && i < POISON_R * POISON_P; i++) p->out[i] = made->weights[i];
+    for (int64_t i = 0; i < made->rows * made->k && i < POISON_R * POISON_P; i++)
+        p->out[i] = made->weights[i];
 }
 
-static inline poison_verdict poison_expect_weight(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_weight(const poison_scene *s, const poison_part *part,
+                                                  double value) {
     (void)s, (void)part;
     if (value >= 0.0 && value <= 3e38) return POISON_LEGAL;
     return POISON_REFUSED;
@@ -69,7 +72,8 @@ static inline xd_result poison_votes_call(poison_scene *s) {
 }
 
 static const poison_family poison_family_votes = {
-    "xd_votes_add", 1, 0, { true, false, false }, poison_votes_build, poison_votes_call, NULL, poison_expect_weight, NULL, NULL,
+    "xd_votes_add",       1,    0,    { true, false, false }, poison_votes_build, poison_votes_call, NULL,
+    poison_expect_weight, NULL, NULL,
 };
 
 /* ---- xd_projection_from_cells ---- */
@@ -92,7 +96,16 @@ static inline xd_result poison_cells_call(poison_scene *s) {
 }
 
 static const poison_family poison_family_cells = {
-    "xd_projection_from_cells", 1, 0, { true, false, false }, poison_cells_build, poison_cells_call, NULL, poison_expect_weight, NULL, NULL,
+    "xd_projection_from_cells",
+    1,
+    0,
+    { true, false, false },
+    poison_cells_build,
+    poison_cells_call,
+    NULL,
+    poison_expect_weight,
+    NULL,
+    NULL,
 };
 
 /* ---- calls that read rows ---- */
@@ -139,13 +152,24 @@ static inline xd_result poison_map_call(poison_scene *s) {
 }
 
 static const poison_family poison_family_from_rows = {
-    "xd_projection_from_rows", 1, 0, { true, false, false }, poison_weights_build, poison_from_rows_call, NULL, poison_expect_weight, NULL, NULL,
+    "xd_projection_from_rows",
+    1,
+    0,
+    { true, false, false },
+    poison_weights_build,
+    poison_from_rows_call,
+    NULL,
+    poison_expect_weight,
+    NULL,
+    NULL,
 };
 static const poison_family poison_family_cut = {
-    "xd_projection_rows_cut", 1, 0, { true, false, false }, poison_weights_build, poison_cut_call, NULL, poison_expect_weight, NULL, NULL,
+    "xd_projection_rows_cut", 1,    0,    { true, false, false }, poison_weights_build, poison_cut_call, NULL,
+    poison_expect_weight,     NULL, NULL,
 };
 static const poison_family poison_family_map = {
-    "xd_exact_map_create", 1, 0, { true, false, false }, poison_weights_build, poison_map_call, NULL, poison_expect_weight, NULL, NULL,
+    "xd_exact_map_create", 1,    0,    { true, false, false }, poison_weights_build, poison_map_call, NULL,
+    poison_expect_weight,  NULL, NULL,
 };
 
 /* ---- similarities and embeddings ---- */
@@ -168,16 +192,18 @@ static inline bool poison_similar_build(poison_scene *s) {
 static inline xd_result poison_similar_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
     xd_projection_rows made;
-    const xd_result result = p->teacher.data
-                                 ? xd_projection_rows_from_embeddings(s->ctx, p->student, p->teacher, &p->similarity, &made)
-                                 : xd_projection_rows_from_similarities(s->ctx, p->student, &p->similarity, &made);
+    const xd_result result =
+        p->teacher.data
+            ? xd_projection_rows_from_embeddings(s->ctx, p->student, p->teacher, &p->similarity, &made)
+            : xd_projection_rows_from_similarities(s->ctx, p->student, &p->similarity, &made);
     if (result != XD_OK) return result;
     poison_text_take(p, &made);
     xd_projection_rows_destroy(s->ctx, &made);
     return XD_OK;
 }
 
-static inline poison_verdict poison_expect_similar(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_similar(const poison_scene *s, const poison_part *part,
+                                                   double value) {
     const poison_text *p = (const poison_text *)s->own;
     if (!isfinite(value)) return POISON_REFUSED;
     if (part->role & POISON_ONE || p->teacher.data) return POISON_LEGAL;
@@ -185,12 +211,28 @@ static inline poison_verdict poison_expect_similar(const poison_scene *s, const 
 }
 
 static const poison_family poison_family_similarities = {
-    "xd_projection_rows_from_similarities", 1, 0, { true, false, false }, poison_similar_build,
-    poison_similar_call, NULL, poison_expect_similar, NULL, NULL,
+    "xd_projection_rows_from_similarities",
+    1,
+    0,
+    { true, false, false },
+    poison_similar_build,
+    poison_similar_call,
+    NULL,
+    poison_expect_similar,
+    NULL,
+    NULL,
 };
 static const poison_family poison_family_embeddings = {
-    "xd_projection_rows_from_embeddings", 1, 0, { true, false, false }, poison_similar_build,
-    poison_similar_call, NULL, poison_expect_similar, NULL, NULL,
+    "xd_projection_rows_from_embeddings",
+    1,
+    0,
+    { true, false, false },
+    poison_similar_build,
+    poison_similar_call,
+    NULL,
+    poison_expect_similar,
+    NULL,
+    NULL,
 };
 
 /* ---- xd_special_pairs ---- */
@@ -217,14 +259,23 @@ static inline xd_result poison_special_call(poison_scene *s) {
     return XD_OK;
 }
 
-static inline poison_verdict poison_expect_threshold(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_threshold(const poison_scene *s, const poison_part *part,
+                                                     double value) {
     (void)s, (void)part;
     return isfinite(value) ? POISON_LEGAL : POISON_REFUSED;
 }
 
 static const poison_family poison_family_special = {
-    "xd_special_pairs", 1, 0, { true, false, false }, poison_special_build,
-    poison_special_call, NULL, poison_expect_threshold, NULL, NULL,
+    "xd_special_pairs",
+    1,
+    0,
+    { true, false, false },
+    poison_special_build,
+    poison_special_call,
+    NULL,
+    poison_expect_threshold,
+    NULL,
+    NULL,
 };
 
 #endif

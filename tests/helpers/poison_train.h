@@ -69,7 +69,8 @@ static inline xd_result poison_optimizer_call(poison_scene *s) {
     return result;
 }
 
-static inline poison_verdict poison_expect_optimizer(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_optimizer(const poison_scene *s, const poison_part *part,
+                                                     double value) {
     const bool weight = isfinite(value) && value >= 0.0;
     if (part->role & POISON_ONE) {
         if (!strncmp(part->name, "beta", 4)) return weight && value < 1.0 ? POISON_SKIP : POISON_REFUSED;
@@ -80,8 +81,16 @@ static inline poison_verdict poison_expect_optimizer(const poison_scene *s, cons
 }
 
 static const poison_family poison_family_optimizer = {
-    "xd_optimizer_step",   4, 0, { true, false, false }, poison_optimizer_build,
-    poison_optimizer_call, NULL, poison_expect_optimizer, NULL, NULL,
+    "xd_optimizer_step",
+    4,
+    0,
+    { true, false, false },
+    poison_optimizer_build,
+    poison_optimizer_call,
+    NULL,
+    poison_expect_optimizer,
+    NULL,
+    NULL,
 };
 
 /* ---- xd_ema_update, through xd_ema_create: one variant for each schedule ---- */
@@ -118,7 +127,8 @@ static inline poison_verdict poison_expect_ema(const poison_scene *s, const pois
 }
 
 static const poison_family poison_family_ema = {
-    "xd_ema_update", 4, 0, { true, false, false }, poison_ema_build, poison_ema_call, NULL, poison_expect_ema, NULL, NULL,
+    "xd_ema_update",   4,    0,    { true, false, false }, poison_ema_build, poison_ema_call, NULL,
+    poison_expect_ema, NULL, NULL,
 };
 
 /* ---- xd_gradient_norm_compute and xd_clip_gradients ---- */
@@ -146,7 +156,8 @@ static inline xd_result poison_norm_call(poison_scene *s) {
     return result;
 }
 
-static inline poison_verdict poison_expect_norm(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_norm(const poison_scene *s, const poison_part *part,
+                                                double value) {
     const poison_train *p = (const poison_train *)s->own;
     (void)p;
     if (part->role & POISON_ONE) return value >= 0.0 ? POISON_LEGAL : POISON_REFUSED;
@@ -154,8 +165,8 @@ static inline poison_verdict poison_expect_norm(const poison_scene *s, const poi
 }
 
 static const poison_family poison_family_norm = {
-    "xd_gradient_norm_compute", 3, 0, { true, false, true }, poison_norm_build,
-    poison_norm_call, NULL, poison_expect_norm, NULL, NULL,
+    "xd_gradient_norm_compute", 3,    0,    { true, false, true }, poison_norm_build, poison_norm_call, NULL,
+    poison_expect_norm,         NULL, NULL,
 };
 
 static inline bool poison_clip_build(poison_scene *s) {
@@ -168,14 +179,15 @@ static inline xd_result poison_clip_call(poison_scene *s) {
     return xd_clip_gradients(s->ctx, &p->param, 1, (float)p->coefficient);
 }
 
-static inline poison_verdict poison_expect_alone(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_alone(const poison_scene *s, const poison_part *part,
+                                                 double value) {
     (void)s, (void)part, (void)value;
     return POISON_ALONE;
 }
 
 static const poison_family poison_family_clip = {
-    "xd_clip_gradients", 1, 0, { true, false, false }, poison_clip_build,
-    poison_clip_call, NULL, poison_expect_alone, NULL, NULL,
+    "xd_clip_gradients", 1,    0,    { true, false, false }, poison_clip_build, poison_clip_call, NULL,
+    poison_expect_alone, NULL, NULL,
 };
 
 /* ---- xd_denominator_count ---- */
@@ -204,14 +216,23 @@ static inline void poison_denominator_leave_out(poison_scene *s, int way) {
     if (s->layout != POISON_ROWS_SPLIT || s->rank == 1) ((poison_train *)s->own)->mask[s->unit] = 0;
 }
 
-static inline poison_verdict poison_expect_denominator(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_denominator(const poison_scene *s, const poison_part *part,
+                                                       double value) {
     (void)s, (void)part;
     return value >= 0.0 && value < 4194304.0 ? POISON_FINE : POISON_REFUSED;
 }
 
 static const poison_family poison_family_denominator = {
-    "xd_denominator_count", 1, 1, { true, false, true }, poison_denominator_build,
-    poison_denominator_call, poison_denominator_leave_out, poison_expect_denominator, NULL, NULL,
+    "xd_denominator_count",
+    1,
+    1,
+    { true, false, true },
+    poison_denominator_build,
+    poison_denominator_call,
+    poison_denominator_leave_out,
+    poison_expect_denominator,
+    NULL,
+    NULL,
 };
 
 #endif

@@ -24,18 +24,30 @@ typedef struct poison_xtoken_variant {
 } poison_xtoken_variant;
 
 static const poison_xtoken_variant poison_xtoken_variants[] = {
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false, false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, true, true, false, false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_SQUARED, 2, false, false, false, false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SELECT, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, false, false, false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false, false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_ENTROPY, XD_LIKELIHOOD_SQUARED, 2, false, true, false, false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false, false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_MAX_PROB, XD_LIKELIHOOD_SQUARED, 2, true, false, false, false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_AVERAGED_LOGITS, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, true, false, false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false, true },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_KL, 1, false, false, true, false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_KL, 2, false, true, false, true },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, true, true, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_SQUARED, 2, false, false, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SELECT, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, false,
+      false, false },
+    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_ENTROPY, XD_LIKELIHOOD_SQUARED, 2, false, true, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_MAX_PROB, XD_LIKELIHOOD_SQUARED, 2, true, false, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_AVERAGED_LOGITS, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, true,
+      false, false },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false,
+      false, true },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_KL, 1, false, false, true,
+      false },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_KL, 2, false, true, false,
+      true },
 };
 enum { POISON_XTOKEN_VARIANTS = sizeof poison_xtoken_variants / sizeof *poison_xtoken_variants };
 
@@ -50,7 +62,8 @@ typedef struct poison_xtoken {
     int64_t labels[POISON_XB * POISON_XS], student_chunks[POISON_XB * POISON_XS];
     int64_t teacher_labels[POISON_XB * POISON_XS], teacher_chunks[POISON_XB * POISON_XT];
     uint8_t mask[POISON_XB * POISON_XS], chunk_mask[2][POISON_XB * POISON_XC];
-    int student_unit[POISON_XB * POISON_XS], teacher_unit[POISON_XB * POISON_XS], slot_unit[POISON_XB * POISON_XC];
+    int student_unit[POISON_XB * POISON_XS], teacher_unit[POISON_XB * POISON_XS],
+        slot_unit[POISON_XB * POISON_XC];
 } poison_xtoken;
 
 /* What release frees. */
@@ -104,7 +117,9 @@ static inline bool poison_xtoken_objects_build(poison_scene *s) {
         weights[2 * v] = exact ? 1.0f : 0.7f;
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
-    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_XV, &o->vocab), XD_OK);
+    CHECK_EQ_INT(
+        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_XV, &o->vocab),
+        XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, POISON_XV, POISON_XU, &o->projection), XD_OK);
     CHECK_EQ_INT(xd_exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
     return true;
@@ -118,8 +133,8 @@ static inline void poison_release_xtoken(poison_scene *s) {
     free(o);
 }
 
-static inline poison_part *poison_xtoken_list(poison_scene *s, const char *name, int64_t rows, const int *unit,
-                                              double middle, double size) {
+static inline poison_part *poison_xtoken_list(poison_scene *s, const char *name, int64_t rows,
+                                              const int *unit, double middle, double size) {
     poison_part *part = poison_matrix(s, name, POISON_IN, XD_DTYPE_F32, rows, 1);
     part->unit = unit;
     poison_fill(part, 31 + (uint64_t)s->part_count, middle, size);
@@ -146,19 +161,27 @@ static inline void poison_xtoken_teacher(poison_scene *s, poison_xtoken *p, int 
     t->weight = 1.0 + 0.5 * index;
     if (v->known) {
         t->logits.rows = rows;
-        t->likelihood.target_log_probs = (const float *)poison_xtoken_list(s, "target_log_probs", rows, p->teacher_unit, -3.0, 1.0)->data;
+        t->likelihood.target_log_probs =
+            (const float *)poison_xtoken_list(s, "target_log_probs", rows, p->teacher_unit, -3.0, 1.0)->data;
     } else {
-        poison_part *logits = poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows, same ? POISON_XV : POISON_XU);
-        poison_fill(logits, 2 + (uint64_t)index + (s->layout == POISON_ROWS_SPLIT ? 100 * (uint64_t)s->rank : 0), 0.0, 3.0);
+        poison_part *logits =
+            poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows, same ? POISON_XV : POISON_XU);
+        poison_fill(logits,
+                    2 + (uint64_t)index + (s->layout == POISON_ROWS_SPLIT ? 100 * (uint64_t)s->rank : 0), 0.0,
+                    3.0);
         logits->unit = p->teacher_unit;
         t->logits = poison_rows(logits);
     }
     if (v->lengths)
-        t->likelihood.chunk_length = (const float *)poison_xtoken_list(s, "chunk_length", POISON_XB * POISON_XC, p->slot_unit, 4.0, 1.0)->data;
+        t->likelihood.chunk_length = (const float *)poison_xtoken_list(
+                                         s, "chunk_length", POISON_XB * POISON_XC, p->slot_unit, 4.0, 1.0)
+                                         ->data;
     if (v->mode == XD_XTOKEN_SELECT || v->score == XD_XTOKEN_SCORE_CE)
-        t->label_weight = (const float *)poison_xtoken_list(s, "label_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
+        t->label_weight =
+            (const float *)poison_xtoken_list(s, "label_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
     else if (v->score != XD_XTOKEN_SCORE_NONE)
-        t->position_weight = (const float *)poison_xtoken_list(s, "position_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
+        t->position_weight =
+            (const float *)poison_xtoken_list(s, "position_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
     poison_one(s, "teacher.weight", POISON_IN | POISON_ONE, &t->weight);
     if (!same) poison_one(s, "teacher.denominator_value", POISON_IN | POISON_ONE, &t->denominator_value);
     poison_one(s, "kd of a teacher", POISON_TOTAL | POISON_SAME, &p->teacher_values[index].kd);
@@ -184,18 +207,22 @@ static inline bool poison_xtoken_build(poison_scene *s) {
     if (!poison_xtoken_objects_build(s)) return false;
     poison_xtoken_units(s, p);
     *d = xd_xtoken_defaults();
-    poison_part *student = poison_shard(s, "student", POISON_IN, XD_DTYPE_F32, POISON_XB * POISON_XS, poison_columns(s), POISON_XV);
+    poison_part *student = poison_shard(s, "student", POISON_IN, XD_DTYPE_F32, POISON_XB * POISON_XS,
+                                        poison_columns(s), POISON_XV);
     student->unit = p->student_unit;
     poison_fill(student, s->layout == POISON_ROWS_SPLIT ? 1 + 100 * (uint64_t)s->rank : 1, 0.0, 3.0);
     d->student = poison_rows(student);
     d->vocab = ((poison_xtoken_objects *)s->objects)->vocab;
     d->sequences = POISON_XB;
-    poison_part *sample = poison_matrix(s, "sample_weight", POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, POISON_XB);
+    poison_part *sample =
+        poison_matrix(s, "sample_weight", POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, POISON_XB);
     poison_fill(sample, 8, 1.0, 0.25);
     d->sample_weight = (const float *)sample->data;
     d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
     d->common.mask = p->mask;
-    d->common.row_weight = (const float *)poison_xtoken_list(s, "row_weight", POISON_XB * POISON_XS, p->student_unit, 1.0, 0.5)->data;
+    d->common.row_weight =
+        (const float *)poison_xtoken_list(s, "row_weight", POISON_XB * POISON_XS, p->student_unit, 1.0, 0.5)
+            ->data;
     d->common.denominator_value = 9.0;
     d->common.comm = s->data;
     d->common.scale = &p->scale;
@@ -210,7 +237,8 @@ static inline bool poison_xtoken_build(poison_scene *s) {
     d->teacher_count = v->teachers;
     d->teacher_values = p->teacher_values;
     for (int i = 0; i < v->teachers; i++) poison_xtoken_teacher(s, p, i);
-    poison_part *gradient = poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_XB * POISON_XS, d->student.cols);
+    poison_part *gradient =
+        poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_XB * POISON_XS, d->student.cols);
     gradient->unit = p->student_unit;
     d->common.gradient = poison_rows(gradient);
     poison_one(s, "scale", POISON_IN | POISON_ONE, &p->scale);
@@ -263,28 +291,127 @@ static inline void poison_xtoken_leave_out(poison_scene *s, int way) {
     }
 }
 
-static inline poison_verdict poison_expect_xtoken(const poison_scene *s, const poison_part *part, double value) {
+static inline poison_verdict poison_expect_xtoken(const poison_scene *s, const poison_part *part,
+                                                  double value) {
     const bool finite = isfinite(value) != 0, weight = finite && value >= 0.0;
     const bool fixed = xd_ctx_settings(s->ctx)->reduction == XD_REDUCTION_INVARIANT;
     if (!strcmp(part->name, "sample_weight"))
         return weight && value < (fixed ? 4194304.0 : 1e30) ? POISON_CALL : POISON_REFUSED;
-    if (strstr(part->name, "denominator_value"))
-        return weight ? POISON_CALL : POISON_REFUSED;
+    if (strstr(part->name, "denominator_value")) return weight ? POISON_CALL : POISON_REFUSED;
     if (!strcmp(part->name, "temperature")) return finite && value > 0.0 ? POISON_CALL : POISON_REFUSED;
     if (!strcmp(part->name, "scale")) return POISON_CALL;
     if (part->role & POISON_ONE) return finite ? POISON_CALL : POISON_REFUSED;
     if (strstr(part->name, "_weight"))
         return weight && value < (fixed ? 4194304.0 : 1e30) ? POISON_EITHER : POISON_REFUSED;
     if (!strcmp(part->name, "chunk_length")) return finite && value > 0.0 ? POISON_EITHER : POISON_REFUSED;
-    if (!strcmp(part->name, "target_log_probs")) return isnan(value) || value > 1.0 ? POISON_FOUND : POISON_EITHER;
+    if (!strcmp(part->name, "target_log_probs"))
+        return isnan(value) || value > 1.0 ? POISON_FOUND : POISON_EITHER;
     if (fabs(value) <= 500.0) return POISON_FINE;
-    if (s->wide && isnan(value) && strstr(part->name, "teacher")) return POISON_EITHER; /* never chosen: not read */
+    if (s->wide && isnan(value) && strstr(part->name, "teacher"))
+        return POISON_EITHER; /* never chosen: not read */
     return finite || value < 0.0 ? POISON_EITHER : POISON_FOUND;
 }
 
 static const poison_family poison_family_xtoken = {
-    "xd_xtoken_loss",   POISON_XTOKEN_VARIANTS,  2,                    { true, true, true },  poison_xtoken_build,
-    poison_xtoken_call, poison_xtoken_leave_out, poison_expect_xtoken, poison_release_xtoken, poison_xtoken_found_way,
+    "xd_xtoken_loss",        POISON_XTOKEN_VARIANTS, 2,
+    { true, true, true },    poison_xtoken_build,    poison_xtoken_call,
+    poison_xtoken_leave_out, poison_expect_xtoken,   poison_release_xtoken,
+    poison_xtoken_found_way,
+};
+
+/* ---- xd_uld_loss: local, and findings are an error ---- */
+
+enum { POISON_ULD_T = 5, POISON_ULD_V = 7 };
+
+typedef struct poison_uld {
+    xd_uld_desc desc;
+    xd_uld_values values;
+    xd_aligned_chunk chunks[POISON_ULD_T - 1];
+    int64_t ids[POISON_ULD_T], matched[2];
+    int teacher_unit[POISON_ULD_T];
+} poison_uld;
+
+static inline poison_part *poison_uld_side(poison_scene *s, const char *name, int64_t vocabulary,
+                                           xd_uld_side *side) {
+    poison_part *logits = poison_matrix(s, name, POISON_IN, XD_DTYPE_F32, POISON_ULD_T, vocabulary);
+    poison_fill(logits, (uint64_t)vocabulary, 0.0, 3.0);
+    side->logits = poison_rows(logits);
+    side->vocabulary = vocabulary;
+    side->ids = ((poison_uld *)s->own)->ids;
+    side->temperature = 1.5;
+    return logits;
+}
+
+/* Token i + 1 of both sides is chunk i, which row i predicts; variants: without and with matched ids. */
+static inline bool poison_uld_build(poison_scene *s) {
+    poison_uld *p = (poison_uld *)(s->own = poison_take(s, sizeof *p));
+    xd_uld_desc *d = &p->desc;
+    for (int i = 0; i < POISON_ULD_T; i++) p->ids[i] = i + 1;
+    for (int i = 0; i + 1 < POISON_ULD_T; i++) {
+        p->chunks[i].student_begin = p->chunks[i].teacher_begin = i + 1;
+        p->chunks[i].student_end = p->chunks[i].teacher_end = i + 2;
+    }
+    p->matched[0] = 0, p->matched[1] = 3;
+    poison_uld_side(s, "student", POISON_ULD_V, &d->student);
+    poison_uld_side(s, "teacher", POISON_ULD_V + 2, &d->teacher);
+    d->chunks = p->chunks;
+    d->chunk_count = POISON_ULD_T - 1;
+    d->matched_student = d->matched_teacher = s->variant ? p->matched : NULL;
+    d->matched_count = s->variant ? 2 : 0;
+    d->matched_weight = d->unmatched_weight = 0.5;
+    d->beta = 0.3;
+    d->denominator = 4.0;
+    d->scale = 1.0;
+    d->gradient =
+        poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_ULD_T, POISON_ULD_V));
+    poison_one(s, "temperature", POISON_IN | POISON_ONE, &d->student.temperature);
+    poison_one(s, "scale", POISON_IN | POISON_ONE, &d->scale);
+    poison_one(s, "denominator", POISON_IN | POISON_ONE, &d->denominator);
+    poison_one(s, "beta", POISON_IN | POISON_ONE, &d->beta);
+    if (s->variant) poison_one(s, "matched_weight", POISON_IN | POISON_ONE, &d->matched_weight);
+    poison_one(s, "loss", POISON_TOTAL, &p->values.loss);
+    poison_one(s, "matched", POISON_TOTAL, &p->values.matched);
+    poison_one(s, "unmatched", POISON_TOTAL, &p->values.unmatched);
+    s->unit = 2;
+    return true;
+}
+
+static inline xd_result poison_uld_call(poison_scene *s) {
+    poison_uld *p = (poison_uld *)s->own;
+    return xd_uld_loss(s->ctx, &p->desc, &p->values);
+}
+
+static inline void poison_uld_leave_out(poison_scene *s, int way) {
+    poison_uld *p = (poison_uld *)s->own;
+    if (way == 0)
+        p->chunks[s->unit].teacher_end = p->chunks[s->unit].teacher_begin;
+    else
+        p->chunks[s->unit].student_end = p->chunks[s->unit].student_begin;
+}
+
+static inline poison_verdict poison_expect_uld(const poison_scene *s, const poison_part *part, double value) {
+    (void)s;
+    if (!strcmp(part->name, "beta")) return value >= 0.0 && value <= 1.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "temperature"))
+        return isfinite(value) && value > 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "denominator"))
+        return isfinite(value) && value >= 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (part->role & POISON_ONE) return isfinite(value) ? POISON_CALL : POISON_REFUSED;
+    if (fabs(value) <= 500.0) return POISON_FINE;
+    return isfinite(value) || value < 0.0 ? POISON_EITHER : POISON_FOUND;
+}
+
+static const poison_family poison_family_uld = {
+    "xd_uld_loss",
+    2,
+    2,
+    { true, false, false },
+    poison_uld_build,
+    poison_uld_call,
+    poison_uld_leave_out,
+    poison_expect_uld,
+    NULL,
+    NULL,
 };
 
 #endif

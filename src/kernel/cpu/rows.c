@@ -89,7 +89,8 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.finding = a->loss_rows[r].finding;
         v.value = a->loss_rows[r].max;
         if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a->positions.labels, r);
-        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
+        if (v.finding == (int)XD_ROW_NOT_FINITE)
+            v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -231,7 +232,8 @@ static bool xdi_rows_are_finite(const xd_rows *x, int64_t r) {
 }
 
 static unsigned char *xdi_rows_start(const xd_rows *x, int64_t r) {
-    return (unsigned char *)x->data + (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
+    return (unsigned char *)x->data +
+           (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
 }
 
 static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
@@ -255,9 +257,9 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
-        xdi_cpu_rows_keep,
+        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
     };
     return &kernels;
 }

@@ -331,7 +331,11 @@ typedef enum xd_file_mode {
  * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
  * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
- * a writer that is aborted leaves its temporary file behind. New entries are added at the end of the table. */
+ * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
+ * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
+ * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ *
+ * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -341,13 +345,27 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address); /* private, read-only */
+    /* Private, read-only. A process that truncates a file while another has it mapped ends that one by SIGBUS: writers of this
+     * library never do, they replace files. Who cannot exclude it opens safetensors with XD_SAFETENSORS_STREAM, and all else
+     * with a map that returns ENOTSUP, so that files are read into memory. */
+    int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);
     int (*make_directory)(void *user, const char *path); /* an existing directory is success */
     int (*sync_directory)(void *user, const char *path);
     void *user;
+    /* Takes the lock of the open file that was opened as `path`, without a wait. *held is a handle: closing it ends the lock,
+     * as does the end of the process; closing `file` does not. EWOULDBLOCK when any other handle in the system holds it,
+     * ESTALE when `path` no longer names this file; every other error says that there are no locks here. */
+    int (*lock)(void *user, const char *path, intptr_t file, intptr_t *held);
+    /* Calls `each` with every name in a directory but "." and "..", in any order; it may remove what it is told. */
+    int (*list)(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                void *argument);
+    int (*exchange)(void *user, const char *one, const char *other); /* two names, in one step */
+    /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
+     * symbolic link, which renaming would replace instead of the file that it points to. */
+    int (*replaceable)(void *user, const char *path);
 } xd_files;
 
 /* >>base/parallel */
@@ -1497,9 +1515,11 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
- * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
- * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
- * it, the same on all ranks. No counted row: everything is zero and status reports it. Without a status the
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a weight or scale that is not
+ * finite, a loss that is infinite or, with its gradient, larger than f32 can hold (3.38e38); in INVARIANT mode also a weight
+ * times a loss of 2^22 and above: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
+ * that status tells is the largest logit of the side that is not finite, else infinity. Rows are apart from each other: what
+ * such a row, or one that does not count, holds changes no bit of any other's results. No counted row: everything is zero and status reports it. Without a status the
  * call returns DATA on every rank; the gradient is still written.
  *
  * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
@@ -1548,6 +1568,8 @@ XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
  * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
  * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
+ * Data errors as xd_loss, and a hidden_gradient that is not finite. Rows that do not count or have a data error add nothing to
+ * weight_gradient and bias_gradient, whatever their hidden states hold.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
@@ -1608,7 +1630,7 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *teacher_mass;                      /* [T] the teacher's; 1 where only logits are known; or NULL */
     float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
@@ -1619,7 +1641,9 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
- * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * a row; a teacher's value or log_normaliser that is no number, or probabilities of the teacher that add up to more than 1.1
+ * (status tells NaN or their sum). A row with a data error has masses 0 and log-probabilities -infinity, as one that does not
+ * count. A row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
@@ -1649,7 +1673,7 @@ XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_value
 
 /* soft_weight times the sum over counted rows of 1 - cos(x, y), divided by the denominator (Liger-Kernel, cosine
  * similarity loss). All else as xd_loss: student and teacher are required, labels only say which rows
- * count. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
+ * count; an infinite logit of either sign is a data error. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
  * Collective over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient
  * have the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
@@ -1715,22 +1739,22 @@ typedef enum xd_kl_estimator {
 typedef struct xd_kl_estimate_desc {
     const float *logprobs;  /* of the student, for the tokens that were sampled */
     const float *reference; /* of the reference, for the same tokens */
-    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
+    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out of both */
     int64_t count;
     xd_kl_estimator kind;
     double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
     double
         output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
                             where the two differ by much */
-    float *values;   /* the estimates, without weight; or NULL */
+    float *values;   /* the estimates, without weight, also of tokens that are left out; or NULL */
     float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
 /* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The
  * arrays are memory of the context's device, *sum is host memory: the call waits for it. Local; memory: 4 KB;
  * computed in double; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
- * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
- * (values and gradient are still written, 0 for such tokens). */
+ * MEMORY; DATA, naming the first token, when a token of weight other than 0 has an estimate, a gradient or a weight that is
+ * not finite or beyond f32. Values and gradient are then still written, 0 for such tokens; *sum is not. */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 
@@ -2070,7 +2094,8 @@ typedef struct xd_votes xd_votes;
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
-/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
+/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary and for a weight that is negative, NaN or above
+ * 3e38, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
 /* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
@@ -2115,7 +2140,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs or a threshold that is not finite, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -2171,7 +2196,7 @@ typedef struct xd_projection_cut_desc {
 } xd_projection_cut_desc;
 
 /* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, and for an entry whose weight is negative, NaN or above 3e38, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
@@ -2186,12 +2211,14 @@ typedef struct xd_similarity_desc {
  *
  *   similarities  [student ids, teacher ids] f32, host memory
  *
- * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, a similarity that is NaN or, by more
+ * than rounding (0.01), outside [-1, 1], a threshold that is not finite; DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time; every
+ * number of the embeddings must be finite.
  *
  *   student  [student ids, width] f32, host memory
  *   teacher  [teacher ids, width] f32, host memory
@@ -2270,7 +2297,7 @@ typedef struct xd_exact_map {
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
  * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict, MEMORY. */
+ * ARGUMENT for fewer than two columns when strict and for weights as xd_projection_rows_cut, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
@@ -2981,7 +3008,7 @@ typedef struct xd_xtoken_teacher {
     double weight;                   /* omega_i, without a score; 0: the teacher is left out */
     xd_ids labels; /* [rows of logits] the teacher's next tokens, for scores; SAME: none -> the student's */
     const float *label_weight;    /* [rows of logits]; NULL -> 1 where the label counts */
-    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1; 0: not scored */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
@@ -3021,8 +3048,8 @@ typedef struct xd_xtoken_desc {
      *   labels       none -> no CE
      *   mask         0 -> the row counts for neither CE nor SAME; chunks have chunk_mask
      *   row_weight   of CE and SAME, includes the sample's
-     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite: a
-     *                finding of row 0, and it counts as 0
+     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite, or with
+     *                the weights and D a factor of the gradient above 1e30: a finding of row 0, and it counts as 0
      *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
      *   comm         data and sequence axes: results are summed over it; NULL -> sequence_comm
      *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
@@ -3091,10 +3118,13 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * statistics take device memory for the call, and lists take host memory; the host reads a cache once per call. Bits on a
  * GPU: in INVARIANT mode the same for every split on GPUs, and equal to those of a CPU up to rounding.
  *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * a teacher without logits. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; its first
- * finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, also for weights of what counts that are negative, not finite or
+ * not below 1e30 (INVARIANT: 2^22), SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of a teacher without logits. Data errors: a
+ * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
+ * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
+ * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
+ * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
+ * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
  * chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
@@ -3153,9 +3183,9 @@ typedef struct xd_uld_values {
  * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
  * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
  * a GPU for as many chunks as 64 MB hold.
- * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
- * written. */
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range; scale and weights with
+ * which the gradient could leave f32), SHAPE, DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity: then the
+ * gradient is still written, 0 for the rows of such chunks, but *out is not. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 #endif
@@ -3517,8 +3547,8 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const cha
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used:
- * the process gets SIGBUS if another one truncates the file while it is mapped. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used: see
+ * map in xd_files about a file that is truncated meanwhile. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
@@ -3582,11 +3612,14 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer);
 
 /* >>io/weights_files */
 
-/* A model directory in the layout of Hugging Face: model.safetensors, or model-00001-of-0000N.safetensors and so on with
- * model.safetensors.index.json, the index, which maps tensors to files. */
+/* A model directory in the layout of Hugging Face: model.safetensors, or shards with model.safetensors.index.json, the index,
+ * which maps tensors to files. Shards are read under any name, and written as model-00001-of-0000N-save-S.safetensors, where S is
+ * one more than the last save of shards in this directory had; a single file keeps the number in its metadata, as
+ * "xdistill.save". So no save writes over a file of the last one, and the same saves give the same bytes. */
 typedef struct xd_weights_files xd_weights_files;
 
-/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files.
+/* Opens the weights of a directory: model.safetensors when it exists, otherwise the index and all its files. When a save
+ * replaces them meanwhile it begins again, so it never returns a mixture.
  *
  *   desc   for every file; NULL -> defaults
  *
@@ -3621,8 +3654,9 @@ typedef struct xd_weights_writer_desc {
 /* A model directory being written. */
 typedef struct xd_weights_writer xd_weights_writer;
 
-/* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
- * the call only. Local. Errors: as xd_safetensors_writer_create. */
+/* Plans the files of a model and starts them under temporary names in an existing directory, and removes those of saves that
+ * were killed. The desc is read during the call only. One save of a directory at a time: model.safetensors.lock is there until
+ * it ends. Local. Errors: as xd_safetensors_writer_create; STATE while another save of any process is in the directory. */
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out);
 
@@ -3631,11 +3665,13 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data);
 
-/* Publishes the files, the index last; removes the single file or the index of an older model in the directory, which
- * would contradict them; frees the writer, whatever the result.
- * Each file is published atomically, but not all of them together: a save that fails here may already have replaced files
- * of an older model in the same directory. Errors: as xd_safetensors_writer_commit; then what was published is removed
- * again. */
+/* Makes the new model the one that readers find, in one step, and frees the writer, whatever the result. All files are synced and
+ * closed under temporary names before. Then the step is the rename of the index over an older one, the removal of an
+ * older model.safetensors, which readers prefer to an index, or the rename of the new model.safetensors. Last it removes what the
+ * older save left: its files, shards that no index names, temporary files of dead writers.
+ * Errors: as xd_safetensors_writer_commit. Before the step the older model is untouched and the new files are removed. After it
+ * the new model is in place: an error then says that the directory could not be synced, so that after a loss of power it may
+ * be the older model that is found, whole; or which older file could not be removed. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Discards the files: nothing is left behind. NULL is fine. */
@@ -3666,7 +3702,7 @@ typedef struct xd_weights_gather_desc {
  * holds the whole model. Partial tensors are reduced.
  *
  * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
- * cannot write, every rank returns an error, and nothing is left behind. */
+ * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
 
@@ -4157,7 +4193,12 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 /* >>base/publish */
 
 /* Atomic publishing of files. A file that is being written has a temporary name and gets its final name only when it is
- * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid. */
+ * complete and on disk, so a reader never sees an incomplete file and a mapping of the old file stays valid.
+ *
+ * This holds for every writer of the library. A path that is no regular file is refused, and so is a symbolic link, which the
+ * rename would replace while its target stays as it was. A writer holds a lock on its temporary file; the next writer of the
+ * same path removes those that nobody holds, whose writers have died. Where the file system has no locks they stay, and the
+ * context warns once. A process that forks while it writes gives its child the locks too. */
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
@@ -4187,6 +4228,26 @@ XD_API xd_result xd_publish_commit(xd_publish *file);
 
 /* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
+
+/* A directory being written under a temporary name beside its own. */
+typedef struct xd_publish_directory xd_publish_directory;
+
+/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
+ * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
+ * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
+ * or a symbolic link; MEMORY; UNSUPPORTED. */
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
+
+/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
+ * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
+ * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
+ * opens several files of a directory by path may meet the older one and the new one.
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
+
+/* Removes the temporary directory and frees the object. NULL is fine. */
+XD_API void xd_publish_directory_abort(xd_publish_directory *directory);
 
 /* >>base/json */
 
@@ -4324,6 +4385,9 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>kernel/fixed */
 
+/* Terms of an xd_fixed are below this. */
+#define XD_FIXED_LARGEST 4194304.0
+
 /* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
  * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
@@ -4341,7 +4405,7 @@ XD_API double xd_fixed_value(xd_fixed sum);
 /* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
-    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;     /* also NaN */
     const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
     const int64_t high = xd_floor_i64(scaled);
     const int64_t next = sum->high + high;
@@ -4486,9 +4550,9 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
-    XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
-    XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or a loss or gradient beyond f32 */
+    XD_ROW_OVERFLOW, /* a term too large for xd_fixed */
+    XD_ROW_LABEL     /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
 
 /* Scalars of one row after combine. */
@@ -4509,6 +4573,7 @@ typedef struct xd_loss_args {
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;
@@ -4669,25 +4734,70 @@ XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int6
         row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* A row with a finding has no loss. */
-XD_SCALAR void xd_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+/* ---- what f32 and xd_fixed can hold ---- */
+
+/* Largest loss of a row and element of its gradient, which callers get as f32 or bf16. */
+#define XD_ROW_LARGEST 3.38e38
+
+/* The row's finding when its loss, or an element of its gradient, which is at most `slope`, is larger. */
+XD_SCALAR int xd_row_judge(double loss, double slope) {
+    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE
+                                                                   : (int)XD_ROW_NOT_FINITE;
 }
 
-/* JSD: from the two sums of mixture over the whole row. */
-XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, double student,
-                                       xd_loss_row *row) {
-    row->mean = student;
-    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
-    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xd_loss_clear_finding(row);
+/* Whether the row's term of a total is one that the total can take. */
+XD_SCALAR bool xd_row_fits(bool fixed, const float *row_weight, int64_t r, double loss) {
+    const double term = xd_mul(row_weight ? (double)row_weight[r] : 1.0, loss);
+    return !fixed || fabs(term) < XD_FIXED_LARGEST;
+}
+
+/* What the status tells of a row whose numbers are not finite: the largest logit of the side where that is the reason, else
+ * infinity, for a loss or a gradient that is too large. */
+XD_SCALAR double xd_row_reason(double student, double teacher) {
+    return !isfinite(student) ? student : !isfinite(teacher) ? teacher : (double)INFINITY;
 }
 
 /* The loss of a row that callers see, from its two losses and their weights. */
 XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
     return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+}
+
+/* Bounds the gradient of row r from its losses: a probability is at most 1, and p ln(p/q) at most the divergence and 1/e. */
+XD_SCALAR double xd_loss_slope(const xd_loss_args *a, int64_t r, const xd_loss_row *row) {
+    const double hard = xd_mul(3.0, fabs(a->hard_weight));
+    const double soft =
+        xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
+    return xd_mul(fabs(a->row_scale[r]), xd_add(hard, soft));
+}
+
+/* Judges row r once its losses are known. A row with a finding has no loss. */
+XD_SCALAR void xd_loss_settle(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE)
+        row->finding = xd_row_judge(xd_loss_of_row(a->hard_weight, row->hard, a->soft_weight, row->soft),
+                                    xd_loss_slope(a, r, row));
+    if (row->finding == (int)XD_ROW_FINE && !(xd_row_fits(a->fixed, a->row_weight, r, row->hard) &&
+                                              xd_row_fits(a->fixed, a->row_weight, r, row->soft)))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* A finding that was made after the row's loss. */
+XD_SCALAR void xd_loss_reject(xd_loss_row *row) {
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = (double)INFINITY;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* JSD: from the two sums of mixture over the whole row. */
+XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, int64_t r, double teacher, double student,
+                                       xd_loss_row *row) {
+    row->mean = student;
+    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_loss_settle(a, r, row);
 }
 
 /* ---- the gradient at one column, whose logits are x and y ---- */
@@ -4729,8 +4839,9 @@ enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS 
 
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
-    double max, outside, entropy; /* reference and the two sums relative to it */
-    int finding;                  /* xd_row_finding */
+    double max, outside,
+        entropy; /* reference, NaN when a logit is not finite, and the two sums relative to it */
+    int finding; /* xd_row_finding */
 } xd_topk_side;
 
 /* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
@@ -4770,12 +4881,15 @@ typedef struct xd_topk_kl_args {
     xd_vocab_shard vocab;
     double temperature;
     const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight;          /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
+    bool unnormalised;          /* teacher_values are logits, of which the sum is not known */
+    bool fixed;                 /* losses are added to an xd_fixed */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
@@ -4884,7 +4998,7 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
         t.whole = xd_add(max, log(total));
         outside = side->outside / total;
     }
-    t.mass = exp(xd_sub(sum, t.whole));
+    t.mass = isfinite(t.whole) ? exp(xd_sub(sum, t.whole)) : (double)NAN;
     if (!side) outside = -expm1(xd_sub(sum, t.whole));
     t.tail = log(outside < xd_topk_floor() ? xd_topk_floor() : outside);
     return t;
@@ -4941,12 +5055,44 @@ XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_t
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
 }
 
-XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, double max, xd_topk_row *row) {
-    row->max = max;
+/* Log-probabilities that were rounded may add up to more than 1, but not to more than this. */
+#define XD_TOPK_MOST 1.1
+
+/* The masses of row r, which has entries. `teacher_mass` is NaN when one of the teacher's values is no number. */
+XD_SCALAR void xd_topk_close(const xd_topk_kl_args *a, int64_t r, const xd_topk_masses *m,
+                             double teacher_mass, xd_topk_row *row) {
+    row->max = a->side[r].max;
     row->log = m->log;
     row->student_mass = m->inside;
-    row->teacher_mass = teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    row->teacher_mass = a->unnormalised ? 1.0 : teacher_mass;
+    if (!isnan(teacher_mass) && row->teacher_mass <= XD_TOPK_MOST) return;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = teacher_mass;
+}
+
+/* What the status tells of row r before its entries are looked at. */
+XD_SCALAR double xd_topk_reason(const xd_topk_kl_args *a, int64_t r) {
+    return xd_row_reason(a->side[r].max, a->teacher_side ? a->teacher_side[r].max : 0.0);
+}
+
+/* Bounds the gradient of row r from its loss: as xd_loss_slope, with 100 for a term of ZERO_OUTSIDE. */
+XD_SCALAR double xd_topk_slope(const xd_topk_kl_args *a, int64_t r, const xd_topk_row *row) {
+    const double bound = xd_add(256.0, xd_mul(2.0, fabs(row->loss)));
+    return xd_mul(xd_mul(fabs(a->row_scale[r]), fabs(a->weight) / a->temperature), bound);
+}
+
+/* Judges row r once its loss is known. A row with a finding has neither loss nor masses. */
+XD_SCALAR void xd_topk_settle(const xd_topk_kl_args *a, int64_t r, xd_topk_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) {
+        row->finding = xd_row_judge(xd_mul(a->weight, row->loss), xd_topk_slope(a, r, row));
+        if (row->finding != (int)XD_ROW_FINE) row->max = (double)INFINITY;
+    }
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->loss))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->loss = 0.0;
+    row->student_mass = 0.0;
+    row->teacher_mass = 0.0;
 }
 
 /* >>kernel/mft */
@@ -4986,6 +5132,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */
@@ -5022,11 +5169,13 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
 /* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
  * formulas. */
 
-/* A loss that is not finite becomes 0, with a finding. */
-XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
+/* Judges row r once its loss is known; `slope` bounds its gradient where the row's factor is 1. A loss with a finding is 0. */
+XD_SCALAR void xd_mft_settle(const xd_mft_args *a, int64_t r, double slope, xd_loss_row *row) {
+    const double factor = fabs(xd_mul(a->row_scale[r], a->weight));
+    row->finding = xd_row_judge(xd_mul(a->weight, row->soft), xd_mul(factor, slope));
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->soft))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding != (int)XD_ROW_FINE) row->soft = 0.0;
 }
 
 /* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
@@ -5056,7 +5205,8 @@ XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
 
 /* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
  *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
-XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool right, xd_loss_row *row) {
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, int64_t r, double x, double y, bool right,
+                              xd_loss_row *row) {
     const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
     const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
     const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
@@ -5066,7 +5216,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
                        xd_mul(xd_mft_entropy(rest), xd_sub(1.0, label)));
     row->soft = xd_add(row->soft, xd_mft_entropy(xd_add(xd_mul(rest, label), mu)));
     row->soft = xd_sub(row->soft, xd_mul(mu, log_p));
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / a->temperature, row);
 }
 
 /* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
@@ -5091,14 +5241,15 @@ XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
 }
 
 /* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
-XD_SCALAR void xd_cosine_row(const double *sums, const int *exponents, bool fits, xd_loss_row *row) {
+XD_SCALAR void xd_cosine_row(const xd_mft_args *a, int64_t r, const double *sums, const int *exponents,
+                             bool fits, xd_loss_row *row) {
     const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
     const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
     row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);
     row->teacher_max = ldexp(sqrt(sums[XD_COSINE_TEACHER]), y);
     row->mean = both / xd_mul(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST));
     row->soft = fits ? xd_sub(1.0, row->mean) : (double)NAN;
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / fmax(row->max, XD_COSINE_LEAST), row);
 }
 
 /* What x and y are multiplied by in the gradient, d cos / d x = (y/|y| - cos x/|x|) / |x|; nothing where x has no
@@ -5151,6 +5302,14 @@ typedef struct xd_row_args {
     xd_loss_values *values;
 } xd_row_args;
 
+/* Rows that a loss goes on with: they count and have no finding. The others become zero, whatever they hold. */
+typedef struct xd_kept_rows {
+    xd_rows from, to;        /* of one shape and dtype; may be the same memory */
+    const double *row_scale; /* [rows] 0 -> the row does not count */
+    xd_loss_row *row;        /* [rows] */
+    bool judge;              /* an element that is not finite is a finding of its row */
+} xd_kept_rows;
+
 /* Row entries of the kernel table. */
 typedef struct xd_row_kernels {
     /* adds positions to part[XD_COUNT_WORDS], which the caller has set to zero; a negative count is refused */
@@ -5171,6 +5330,7 @@ typedef struct xd_row_kernels {
                                int64_t columns, float *maxima);
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
+    xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -6115,7 +6275,7 @@ typedef struct xd_uld_kernels {
     /* sorted and the matched ids -> matched, unmatched, mean and slope. An empty list is not compared with the
      * other: unmatched is then 0. */
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
-    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
+    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk, or with one that is not finite */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
     /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
@@ -6174,13 +6334,14 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
         value = value > 0.0 ? a->output_clamp : -a->output_clamp;
         slope = 0.0;
     }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value = xd_add(sum->value, xd_mul(weight, value));
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+    const double term = xd_mul(weight, value), gradient = xd_mul(weight, slope);
+    const bool fine =
+        fabs(value) <= XD_ROW_LARGEST && fabs(term) <= XD_ROW_LARGEST && fabs(gradient) <= XD_ROW_LARGEST;
+    const bool counts = weight != 0.0; /* NaN counts */
+    if (counts && !fine && sum->bad < 0) sum->bad = i;
+    if (counts && fine) sum->value = xd_add(sum->value, term);
+    if (a->values) a->values[i] = (counts ? fine : fabs(value) <= XD_ROW_LARGEST) ? (float)value : 0.0f;
+    if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 
 /* >>kernel/kernels */
@@ -6544,6 +6705,44 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* file.c: fills in the POSIX entries where the caller gave none. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
+/* lock.c: the folder of a path, "." for none; `folder` has room for the path and two more. */
+XD_PRIVATE void xdi_path_folder(const char *path, char *folder);
+
+/* lock.c: removes a temporary file unless its writer lives; and all whose names are path, suffix and a number. Where there are no
+ * locks they stay, with one warning a context. */
+XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path);
+XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix);
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error); /* context.c */
+
+/* lock.c: one writer at a time. The file `path` exists while the lock is held, or its holder died. Errors: STATE when another
+ * writer of any process has it; IO. Where there are no locks nothing is taken. */
+typedef struct xdi_lock {
+    intptr_t file, held;
+    bool taken;
+} xdi_lock;
+XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
+XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
+
+/* publish.c: opens a file to be read: in its directory, or when that is missing, in the older one that a writer of the directory
+ * put aside. */
+#define XDI_DIRECTORY_OLD ".old-0"
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
+
+/* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
+
+/* file.c: why a file could not be opened. */
+XD_PRIVATE const char *xdi_open_error(int error);
+
+/* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;
+ * and the parts of xd_publish_commit: everything up to the rename, and the rename. xd_publish_abort ends both. */
+struct xd_publish;
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, struct xd_publish **out);
+XD_PRIVATE xd_result xdi_publish_close(struct xd_publish *file);
+XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
+XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
@@ -6824,12 +7023,19 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 /* The file callbacks on POSIX. Reads and writes are complete or fail: a short read is EIO, because every caller knows
  * the file's size. */
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
+#    include <sys/syscall.h>
+#endif
 
 /* The flag of open that bypasses the page cache; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
 #if defined(O_DIRECT)
@@ -6848,8 +7054,15 @@ static void xdi_file_set_direct(int descriptor, bool direct) {
         (void)fcntl(descriptor, F_SETFL, direct ? flags | XDI_FILE_DIRECT : flags & ~XDI_FILE_DIRECT);
 }
 
+/* 0 for a regular file, otherwise what open says about any other. */
+static int xdi_file_kind(const struct stat *status) {
+    if (S_ISREG(status->st_mode)) return 0;
+    return S_ISDIR(status->st_mode) ? EISDIR : ENXIO;
+}
+
 static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *file) {
     (void)user;
+    struct stat status;
     int flags = O_RDWR;
     switch (mode & ~(unsigned)XD_FILE_DIRECT) {
     case XD_FILE_READ: flags = O_RDONLY; break;
@@ -6857,8 +7070,14 @@ static int xdi_file_open(void *user, const char *path, unsigned mode, intptr_t *
     case XD_FILE_EXISTING: break;
     default: return EINVAL;
     }
-    const int descriptor = open(path, flags | O_CLOEXEC, 0666);
+    /* A FIFO would wait for its other end; for a regular file O_NONBLOCK means nothing. */
+    const int descriptor = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
     if (descriptor < 0) return errno;
+    const int error = fstat(descriptor, &status) == 0 ? xdi_file_kind(&status) : errno;
+    if (error != 0) {
+        close(descriptor);
+        return error;
+    }
     if (mode & (unsigned)XD_FILE_DIRECT) xdi_file_set_direct(descriptor, true);
     *file = (intptr_t)descriptor;
     return 0;
@@ -6962,11 +7181,67 @@ static int xdi_file_make_directory(void *user, const char *path) {
 
 static int xdi_file_sync_directory(void *user, const char *path) {
     (void)user;
-    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (descriptor < 0) return errno;
     const int result = fsync(descriptor) == 0 ? 0 : errno;
     close(descriptor);
     return result;
+}
+
+/* flock and not fcntl: the lock belongs to the open file, so it also tells two writers of one process apart, and no close
+ * of another descriptor ends it. The locks of open files that fcntl has do the same, but not on every system of POSIX. */
+static int xdi_file_lock(void *user, const char *path, intptr_t file, intptr_t *held) {
+    (void)user;
+    struct stat opened, named;
+    const int descriptor = fcntl((int)file, F_DUPFD_CLOEXEC, 0);
+    if (descriptor < 0) return errno;
+    int error = flock(descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (error == 0 && fstat(descriptor, &opened) != 0) error = errno;
+    if (error == 0 &&
+        (stat(path, &named) != 0 || named.st_dev != opened.st_dev || named.st_ino != opened.st_ino))
+        error = ESTALE;
+    if (error != 0) {
+        if (error != EWOULDBLOCK) (void)flock(descriptor, LOCK_UN);
+        close(descriptor);
+        return error;
+    }
+    *held = (intptr_t)descriptor;
+    return 0;
+}
+
+static int xdi_file_list(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                         void *argument) {
+    (void)user;
+    DIR *names = opendir(directory);
+    if (!names) return errno;
+    errno = 0;
+    for (const struct dirent *entry = readdir(names); entry; entry = readdir(names)) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            each(argument, entry->d_name);
+        errno = 0;
+    }
+    const int error = errno;
+    closedir(names);
+    return error;
+}
+
+static int xdi_file_exchange(void *user, const char *one, const char *other) {
+    (void)user;
+#if defined(SYS_renameat2)
+    enum { XDI_RENAME_EXCHANGE = 2 };
+    return syscall(SYS_renameat2, AT_FDCWD, one, AT_FDCWD, other, XDI_RENAME_EXCHANGE) == 0 ? 0 : errno;
+#else
+    (void)one;
+    (void)other;
+    return ENOSYS;
+#endif
+}
+
+static int xdi_file_replaceable(void *user, const char *path) {
+    (void)user;
+    struct stat status;
+    if (lstat(path, &status) != 0) return errno == ENOENT ? 0 : errno;
+    return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
@@ -6985,6 +7260,16 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->remove) files->remove = xdi_file_remove;
     if (!files->make_directory) files->make_directory = xdi_file_make_directory;
     if (!files->sync_directory) files->sync_directory = xdi_file_sync_directory;
+    if (!files->lock) files->lock = xdi_file_lock;
+    if (!files->list) files->list = xdi_file_list;
+    if (!files->exchange) files->exchange = xdi_file_exchange;
+    if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+}
+
+XD_PRIVATE const char *xdi_open_error(int error) {
+    if (error == ENXIO) return "a FIFO, a socket or a device, no regular file";
+    if (error == ELOOP) return "a symbolic link: write to the file that it points to, or remove it";
+    return strerror(error);
 }
 
 /* >>base/parallel.c */
@@ -7257,6 +7542,7 @@ struct xd_ctx {
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
+    bool told_of_locks;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
 };
@@ -7476,6 +7762,13 @@ static xd_result xdi_ctx_fault(xd_ctx *ctx, const xdi_pool_fault *f) {
                "parallel_for asked for piece %lld of %lld", (long long)f->piece, (long long)f->pieces);
     return XD_FAIL(ctx, XD_ERROR_STATE, "parallel_for ran piece %lld of %lld %d times instead of once",
                    (long long)f->piece, (long long)f->pieces, f->runs);
+}
+
+XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error) {
+    if (!ctx->told_of_locks)
+        xd_log(ctx, XD_LOG_WARN, "%s: no locks here (%s): what writers that died have left stays", path,
+               strerror(error));
+    ctx->told_of_locks = true;
 }
 
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
@@ -7783,6 +8076,118 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
     xdi_philox_fill(p, first, count, out, xdi_philox_normal_block);
 }
 
+/* >>base/lock.c */
+
+/* What writers that died have left: told by locks that only the living hold. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+XD_PRIVATE void xdi_path_folder(const char *path, char *folder) {
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) : 0;
+    memcpy(folder, path, length);
+    folder[length] = '\0';
+    if (length == 0) strcpy(folder, slash ? "/" : ".");
+}
+
+XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file, held;
+    bool removed = false;
+    if (!files->remove || files->open(files->user, path, XD_FILE_EXISTING, &file) != 0) return false;
+    const int error = files->lock ? files->lock(files->user, path, file, &held) : ENOSYS;
+    if (error == 0) {
+        removed = files->remove(files->user, path) == 0;
+        files->close(files->user, held);
+    } else if (error != EWOULDBLOCK && error != ESTALE) {
+        xdi_ctx_warn_of_locks(ctx, path, error);
+    }
+    files->close(files->user, file); /* nothing was written */
+    return removed;
+}
+
+typedef struct xdi_abandoned {
+    xd_ctx *ctx;
+    char *path;       /* the start of every name meant; digits are added */
+    const char *base; /* its last part */
+    size_t length;
+} xdi_abandoned;
+
+enum { XDI_ABANDONED_DIGITS = 12 };
+
+static void xdi_abandoned_each(void *argument, const char *name) {
+    xdi_abandoned *a = (xdi_abandoned *)argument;
+    const size_t base = strlen(a->base);
+    if (strncmp(name, a->base, base) != 0) return;
+    const size_t digits = strlen(name + base);
+    if (digits == 0 || digits >= XDI_ABANDONED_DIGITS || strspn(name + base, "0123456789") != digits) return;
+    memcpy(a->path + a->length, name + base, digits + 1);
+    (void)xdi_abandoned_remove(a->ctx, a->path);
+    a->path[a->length] = '\0';
+}
+
+XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const size_t length = strlen(path) + strlen(suffix), room = length + XDI_ABANDONED_DIGITS + 1;
+    char *memory = files->list ? (char *)xd_allocate(ctx, room + length + 2) : NULL;
+    if (!memory) return; /* what stays does no harm but take its room */
+    xdi_abandoned a;
+    a.ctx = ctx;
+    a.path = memory;
+    a.length = length;
+    snprintf(a.path, room, "%s%s", path, suffix);
+    const char *slash = strrchr(a.path, '/');
+    char *folder = memory + room;
+    a.base = slash ? slash + 1 : a.path;
+    xdi_path_folder(path, folder);
+    (void)files->list(files->user, folder, xdi_abandoned_each, &a);
+    xd_release(ctx, memory);
+}
+
+/* Opens the lock's file, made where there is none, and takes the lock. ESTALE: its last holder removed it meanwhile. */
+static int xdi_lock_try(xd_ctx *ctx, xdi_lock *lock, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    int error = files->open(files->user, path, XD_FILE_NEW, &lock->file);
+    if (error == EEXIST) {
+        error = files->open(files->user, path, XD_FILE_EXISTING, &lock->file);
+        if (error == ENOENT) return ESTALE;
+    }
+    if (error != 0) return error;
+    error = files->lock(files->user, path, lock->file, &lock->held);
+    if (error == 0)
+        lock->taken = true;
+    else
+        files->close(files->user, lock->file);
+    if (error == 0 || error == EWOULDBLOCK || error == ESTALE) return error;
+    xdi_ctx_warn_of_locks(ctx, path, error);
+    if (files->remove) files->remove(files->user, path);
+    return 0;
+}
+
+XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock) {
+    enum { TRIES = 100 };
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    lock->taken = false;
+    if (!files->lock || !files->remove) return XD_OK;
+    int error = ESTALE;
+    for (int i = 0; i < TRIES && error == ESTALE; i++) error = xdi_lock_try(ctx, lock, path);
+    XD_REQUIRE(ctx, error != EWOULDBLOCK, XD_ERROR_STATE, "%s: another writer holds this lock", path);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (!lock->taken) return;
+    lock->taken = false;
+    files->remove(files->user,
+                  path); /* before the lock ends: who takes it later finds that the name is gone */
+    files->close(files->user, lock->held);
+    files->close(files->user, lock->file);
+}
+
 /* >>base/publish.c */
 
 /* A file that appears under its name only when it is complete. */
@@ -7793,21 +8198,58 @@ XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t cou
 
 struct xd_publish {
     xd_ctx *ctx;
-    intptr_t file;
-    bool open;
+    intptr_t file, held; /* held: the lock of the temporary file */
+    bool open, locked, renamed;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
 
-enum { XDI_PUBLISH_SUFFIX = 24, XDI_PUBLISH_TRIES = 1000 };
+#define XDI_PUBLISH_SUFFIX ".tmp-"
+
+enum { XDI_PUBLISH_ROOM = 24, XDI_PUBLISH_TRIES = 1000000 };
+
+/* The same file in the directory that was put aside; false when neither directory has it. */
+static bool xdi_file_open_old(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const char *name = strrchr(path, '/');
+    if (!name || name == path) return false;
+    const size_t room = strlen(path) + sizeof XDI_DIRECTORY_OLD;
+    char *old = (char *)xd_allocate(ctx, room);
+    if (!old) return false;
+    memcpy(old, path, (size_t)(name - path));
+    bool found = false;
+    const int folder = files->open(files->user, old, XD_FILE_READ, file);
+    if (folder == 0) files->close(files->user, *file);
+    if (folder == ENOENT) {
+        snprintf(old + (name - path), room - (size_t)(name - path), "%s%s", XDI_DIRECTORY_OLD, name);
+        found = files->open(files->user, old, XD_FILE_READ, file) == 0 ||
+                files->open(files->user, path, XD_FILE_READ, file) == 0; /* the new one has come meanwhile */
+    }
+    xd_release(ctx, old);
+    return found;
+}
+
+XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const int error = files->open(files->user, path, XD_FILE_READ, file);
+    return error == ENOENT && xdi_file_open_old(ctx, path, file) ? 0 : error;
+}
+
+XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file;
+    const int error = xdi_file_open_read(ctx, path, &file);
+    if (error == 0) files->close(files->user, file);
+    return error;
+}
 
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
     intptr_t file;
     uint64_t size = 0;
-    const int refused = files->open(files->user, path, XD_FILE_READ, &file);
-    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, strerror(refused));
+    const int refused = xdi_file_open_read(ctx, path, &file);
+    XD_REQUIRE(ctx, refused == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(refused));
     int error = files->size(files->user, file, &size);
     const bool fits = error == 0 && size <= limit && size < SIZE_MAX;
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
@@ -7834,39 +8276,58 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
-/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... A crash may have left some. */
-static int xdi_publish_open(xd_publish *p) {
+/* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
+static int xdi_publish_lock(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->lock(files->user, p->temporary, p->file, &p->held);
+    p->locked = error == 0;
+    if (error != EWOULDBLOCK && error != ESTALE) return 0; /* without locks too */
+    files->close(files->user, p->file);
+    return EEXIST;
+}
+
+/* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... after those of dead writers are removed. */
+static int xdi_publish_open(xd_publish *p, bool locked) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const size_t length = strlen(p->path);
     int error = EEXIST;
+    if (locked) xdi_abandoned_sweep(p->ctx, p->path, XDI_PUBLISH_SUFFIX);
     memcpy(p->temporary, p->path, length);
     for (int i = 0; i < XDI_PUBLISH_TRIES && error == EEXIST; i++) {
-        snprintf(p->temporary + length, XDI_PUBLISH_SUFFIX, ".tmp-%d", i);
+        snprintf(p->temporary + length, XDI_PUBLISH_ROOM, "%s%d", XDI_PUBLISH_SUFFIX, i);
         error = files->open(files->user, p->temporary, XD_FILE_NEW, &p->file);
+        if (error == EEXIST && locked && xdi_abandoned_remove(p->ctx, p->temporary)) i--;
+        if (error == 0 && locked && files->lock) error = xdi_publish_lock(p);
     }
     p->open = error == 0;
     return error;
 }
 
-XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, xd_publish **out) {
     const size_t length = strlen(path);
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
     XD_REQUIRE(ctx, files->write && files->rename, XD_ERROR_UNSUPPORTED,
                "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
-    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_SUFFIX);
+    int error = files->replaceable ? files->replaceable(files->user, path) : 0;
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
-    const int error = xdi_publish_open(p);
+    error = xdi_publish_open(p, locked);
     if (error == 0) {
         *out = p;
         return XD_OK;
     }
     xd_release(ctx, p);
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+}
+
+XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+    return xdi_publish_start(ctx, path, true, out);
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
@@ -7887,40 +8348,44 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-/* Syncs the directory of the published file, the current one for a path without a separator. */
-static int xdi_publish_sync_directory(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (!files->sync_directory) return XD_OK;
+    char *folder = (char *)xd_allocate(ctx, strlen(path) + 2);
+    XD_REQUIRE(ctx, folder, XD_ERROR_MEMORY, "%s: no room for the name of its directory", path);
+    xdi_path_folder(path, folder);
+    const int error = files->sync_directory(files->user, folder);
+    xd_release(ctx, folder);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: sync of the directory: %s", path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_close(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
-    char *slash = strrchr(p->path, '/');
-    if (!files->sync_directory) return 0;
-    if (!slash) return files->sync_directory(files->user, ".");
-    if (slash == p->path) return files->sync_directory(files->user, "/");
-    *slash = '\0';
-    const int error = files->sync_directory(files->user, p->path);
-    *slash = '/';
-    return error;
+    int error = files->sync ? files->sync(files->user, p->file) : 0;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", p->path, strerror(error));
+    error = files->close(files->user, p->file);
+    p->open = false;
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: close: %s", p->path, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_publish_rename(xd_publish *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    const int error = files->rename(files->user, p->temporary, p->path);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", p->path, strerror(error));
+    p->renamed = true; /* nothing to remove */
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
+    return xdi_file_probe(p->ctx, p->temporary) == 0;
 }
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
-    xd_ctx *ctx = p->ctx;
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    const char *step = "sync";
-    int error = files->sync ? files->sync(files->user, p->file) : 0;
-    if (error == 0) {
-        step = "close";
-        error = files->close(files->user, p->file);
-        p->open = false;
-    }
-    if (error == 0) {
-        step = "rename";
-        error = files->rename(files->user, p->temporary, p->path);
-    }
-    if (error == 0) {
-        step = "sync of the directory";
-        error = xdi_publish_sync_directory(p);
-        p->temporary[0] = '\0'; /* renamed: nothing to remove */
-    }
-    const xd_result result =
-        error == 0 ? XD_OK : XD_FAIL(ctx, XD_ERROR_IO, "%s: %s: %s", p->path, step, strerror(error));
+    xd_result result = xdi_publish_close(p);
+    if (result == XD_OK) result = xdi_publish_rename(p);
+    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -7929,8 +8394,209 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (p->temporary[0] && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
+}
+
+/* >>base/directory.c */
+
+/* A directory that appears under its name when all of its files are there. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { XDI_DIRECTORY_ROOM = 32, XDI_DIRECTORY_TRIES = 1000, XDI_TREE_DEPTH = 16, XDI_TREE_NAME = 1024 };
+
+struct xd_publish_directory {
+    xd_ctx *ctx;
+    char *path, *temporary, *old, *lock_path; /* after the struct in the same allocation */
+    xdi_lock lock;
+    bool made, renamed;
+};
+
+/* ---- removing ---- */
+
+typedef struct xdi_tree {
+    const xd_files *files;
+    char *path;
+    size_t length, room;
+    int depth, error;
+} xdi_tree;
+
+static void xdi_tree_remove(xdi_tree *t);
+
+static void xdi_tree_each(void *argument, const char *name) {
+    xdi_tree *t = (xdi_tree *)argument;
+    const size_t length = t->length, more = strlen(name) + 1;
+    if (length + more >= t->room) {
+        t->error = ENAMETOOLONG;
+        return;
+    }
+    snprintf(t->path + length, t->room - length, "/%s", name);
+    t->length += more;
+    t->depth++;
+    xdi_tree_remove(t);
+    t->depth--;
+    t->length = length;
+    t->path[length] = '\0';
+}
+
+/* Looks into a directory only when remove says that it is one with names in it: never through a symbolic link. */
+static void xdi_tree_remove(xdi_tree *t) {
+    int error = t->files->remove(t->files->user, t->path);
+    if ((error == ENOTEMPTY || error == EEXIST) && t->files->list && t->depth < XDI_TREE_DEPTH) {
+        error = t->files->list(t->files->user, t->path, xdi_tree_each, t);
+        if (error == 0) error = t->files->remove(t->files->user, t->path);
+    }
+    if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
+}
+
+/* Removes a directory with all that is in it; 0 also when there is none. */
+static int xdi_directory_remove(xd_ctx *ctx, const char *path) {
+    xdi_tree t;
+    memset(&t, 0, sizeof t);
+    t.files = &xd_ctx_settings(ctx)->files;
+    if (!t.files->remove) return ENOSYS;
+    t.length = strlen(path);
+    t.room = t.length + XDI_TREE_DEPTH * XDI_TREE_NAME;
+    t.path = (char *)xd_allocate(ctx, t.room);
+    if (!t.path) return ENOMEM;
+    memcpy(t.path, path, t.length);
+    xdi_tree_remove(&t);
+    xd_release(ctx, t.path);
+    return t.error;
+}
+
+/* ---- writing ---- */
+
+static int xdi_directory_rename(const xd_publish_directory *d, const char *from, const char *to) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    return files->rename(files->user, from, to);
+}
+
+/* What an earlier writer left: its old directory is the one to have when it died between two renames. */
+static xd_result xdi_directory_recover(xd_publish_directory *d) {
+    const bool there = xdi_file_probe(d->ctx, d->path) == EISDIR;
+    int error = 0;
+    if (xdi_file_probe(d->ctx, d->old) == EISDIR)
+        error = there ? xdi_directory_remove(d->ctx, d->old) : xdi_directory_rename(d, d->old, d->path);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: %s: %s", d->old, there ? "remove" : "rename",
+               strerror(error));
+    return XD_OK;
+}
+
+/* Makes the temporary directory; without a lock, those of others stay. */
+static xd_result xdi_directory_make(xd_publish_directory *d) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    int error = EISDIR;
+    for (int i = 0; i < XDI_DIRECTORY_TRIES && error == EISDIR; i++) {
+        snprintf(d->temporary + strlen(d->path), XDI_DIRECTORY_ROOM, ".tmp-%d", i);
+        if (d->lock.taken) (void)xdi_directory_remove(d->ctx, d->temporary);
+        error = xdi_file_probe(d->ctx, d->temporary);
+    }
+    XD_REQUIRE(d->ctx, error == ENOENT, XD_ERROR_IO, "%s: make: %s", d->temporary, strerror(error));
+    error = files->make_directory(files->user, d->temporary);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: make: %s", d->temporary, strerror(error));
+    d->made = true;
+    return XD_OK;
+}
+
+static xd_result xdi_directory_start(xd_publish_directory *d) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    XD_REQUIRE(d->ctx, files->make_directory && files->rename, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no %s", d->path,
+               files->rename ? "make_directory" : "rename");
+    int error = files->replaceable ? files->replaceable(files->user, d->path) : EISDIR;
+    if (error == 0 && xdi_file_probe(d->ctx, d->path) != ENOENT) error = ENOTDIR;
+    XD_REQUIRE(d->ctx, error == 0 || error == EISDIR, XD_ERROR_IO, "%s: replace: %s", d->path,
+               xdi_open_error(error));
+    XD_TRY(xdi_lock_take(d->ctx, d->lock_path, &d->lock));
+    XD_TRY(xdi_directory_recover(d));
+    return xdi_directory_make(d);
+}
+
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    const size_t room = length + XDI_DIRECTORY_ROOM;
+    XD_REQUIRE(ctx, length > 0 && strcmp(path, "/") != 0 && strcmp(path, ".") != 0, XD_ERROR_ARGUMENT,
+               "\"%s\" is no directory that could be replaced", path);
+    xd_publish_directory *d = (xd_publish_directory *)xd_allocate(ctx, sizeof *d + 4 * room);
+    XD_REQUIRE(ctx, d, XD_ERROR_MEMORY, "%s: no room for a directory object", path);
+    d->ctx = ctx;
+    d->path = (char *)(d + 1);
+    d->temporary = d->path + room;
+    d->old = d->temporary + room;
+    d->lock_path = d->old + room;
+    memcpy(d->path, path, length);
+    memcpy(d->temporary, path, length);
+    memcpy(d->old, path, length);
+    strcpy(d->old + length, XDI_DIRECTORY_OLD);
+    memcpy(d->lock_path, path, length);
+    strcpy(d->lock_path + length, ".lock");
+    const xd_result result = xdi_directory_start(d);
+    if (result == XD_OK)
+        *out = d;
+    else
+        xd_publish_directory_abort(d);
+    return result;
+}
+
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *d) {
+    return d->temporary;
+}
+
+/* Where names cannot be exchanged: the older directory goes aside first, and openers look for it there. */
+static xd_result xdi_directory_put_aside(xd_publish_directory *d) {
+    int error = xdi_directory_rename(d, d->path, d->old);
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: rename to %s: %s", d->path, d->old, strerror(error));
+    xd_result result = xdi_publish_sync_folder(d->ctx, d->path);
+    error = result == XD_OK ? xdi_directory_rename(d, d->temporary, d->path) : 0;
+    if (error != 0)
+        result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: rename to %s: %s", d->temporary, d->path, strerror(error));
+    if (result != XD_OK)
+        (void)xdi_directory_rename(d, d->old, d->path);
+    else
+        d->renamed = true;
+    return result;
+}
+
+static xd_result xdi_directory_switch(xd_publish_directory *d, const char **older) {
+    const xd_files *files = &xd_ctx_settings(d->ctx)->files;
+    int error = files->sync_directory ? files->sync_directory(files->user, d->temporary) : 0;
+    XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", d->temporary, strerror(error));
+    if (xdi_file_probe(d->ctx, d->path) == ENOENT) {
+        error = xdi_directory_rename(d, d->temporary, d->path);
+        XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", d->path, strerror(error));
+        d->renamed = true;
+    } else if (files->exchange && files->exchange(files->user, d->temporary, d->path) == 0) {
+        d->renamed = true;
+        *older = d->temporary;
+    } else {
+        XD_TRY(xdi_directory_put_aside(d));
+        *older = d->old;
+    }
+    return xdi_publish_sync_folder(d->ctx, d->path);
+}
+
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    const char *older = NULL;
+    xd_result result = xdi_directory_switch(d, &older);
+    const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;
+    if (error != 0)
+        result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: the new directory is complete, but %s stays: %s", d->path,
+                         older, strerror(error));
+    xd_publish_directory_abort(d);
+    return result;
+}
+
+XD_API void xd_publish_directory_abort(xd_publish_directory *d) {
+    if (!d) return;
+    if (d->made && !d->renamed) (void)xdi_directory_remove(d->ctx, d->temporary);
+    xdi_lock_drop(d->ctx, d->lock_path, &d->lock);
+    xd_release(d->ctx, d);
 }
 
 /* >>base/json.c */
@@ -9634,7 +10300,7 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xd_loss_clear_finding(row);
+        xd_loss_settle(a, r, row);
     }
     return XD_OK;
 }
@@ -9718,7 +10384,7 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+        xd_loss_mixture_scalars(a, r, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                 xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;
@@ -9913,6 +10579,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = NAN;
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
@@ -10072,7 +10739,7 @@ static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_top
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
+    xd_topk_close(a, r, &e->at, e->teacher_mass, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
@@ -10100,9 +10767,11 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
         for (int64_t j = 0; j <= a->k; j++) e.s[j] = -INFINITY;
         row->finding = a->side[r].finding;
         if (a->teacher_side && row->finding == (int)XD_ROW_FINE) row->finding = a->teacher_side[r].finding;
+        if (row->finding == (int)XD_ROW_NOT_FINITE) row->max = xd_topk_reason(a, r);
         if (a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE && xdi_topk_has_entries(e.ids, a->k))
             xdi_topk_divergence_row(a, r, &e, row);
-        if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
+        if (a->row_scale[r] != 0.0) xd_topk_settle(a, r, row);
+        for (int64_t j = 0; j < a->k && row->finding != (int)XD_ROW_FINE; j++) e.s[j] = -INFINITY;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
         for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }
@@ -10312,8 +10981,10 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value =
-            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
+        v.value = a->loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a->positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE)
+            v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -10446,10 +11117,43 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
+/* ---- rows that are kept ---- */
+
+static bool xdi_rows_are_finite(const xd_rows *x, int64_t r) {
+    for (int64_t c = 0; c < x->cols; c++)
+        if (!isfinite(xdi_loss_load(x, r, c))) return false;
+    return true;
+}
+
+static unsigned char *xdi_rows_start(const xd_rows *x, int64_t r) {
+    return (unsigned char *)x->data +
+           (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
+}
+
+static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    const size_t bytes = (size_t)a->from.cols * xd_dtype_size(a->from.dtype);
+    (void)launch;
+    for (int64_t r = 0; r < a->from.rows; r++) {
+        unsigned char *to = xdi_rows_start(&a->to, r);
+        const unsigned char *from = xdi_rows_start(&a->from, r);
+        bool kept = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        if (kept && a->judge && !xdi_rows_are_finite(&a->from, r)) {
+            xd_loss_reject(&a->row[r]);
+            kept = false;
+        }
+        if (!kept)
+            memset(to, 0, bytes);
+        else if (to != from)
+            memcpy(to, from, bytes);
+    }
+    return XD_OK;
+}
+
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
     };
     return &kernels;
 }
@@ -10958,10 +11662,10 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     const double sum = xdi_cells_value(a->fixed, a->cells, 1);
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
-    a->chunk->value = value;
+    a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 
@@ -12114,8 +12818,7 @@ static void xdi_uld_gradient_pieces(const xd_launch *launch, const void *args, i
     const xd_uld_args *a = w->args;
     (void)slot;
     for (int64_t row = a->row + begin; row < a->row + end; row++) {
-        const bool owned = a->owner[row] >= 0;
-        if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
+        const bool owned = a->owner[row] >= 0 && a->chunks[a->owner[row] - a->first].finite;
         if (owned) w->write(launch, a, row);
         xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
     }
@@ -12222,7 +12925,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(a, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
+    xd_mft_correct(a, r, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -12365,7 +13068,7 @@ static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
     const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
+    xd_cosine_row(a, r, sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
@@ -16140,6 +16843,7 @@ static xd_loss_args xdi_simd_row_args(const xd_loss_args *a, int64_t r) {
     one.teacher = xdi_simd_one_row(a->teacher, r);
     one.gradient = xdi_simd_one_row(a->gradient, r);
     one.row_scale = a->row_scale + r;
+    if (a->row_weight) one.row_weight = a->row_weight + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
@@ -24159,6 +24863,21 @@ XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetenso
 /* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
 XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
 
+/* safetensors.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
+ * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out);
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer);
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer);
+
+/* weights_files.c: directory/name in new memory, NULL when there is no room, which the caller reports; and whether a name is
+ * one of the directory itself. */
+#define XDI_WEIGHTS_SINGLE "model.safetensors"
+#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
+XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
+XD_PRIVATE bool xdi_weights_is_basename(const char *name);
+
 /* >>io/safetensors.c */
 
 /* The safetensors format: reading, and writing at offsets known beforehand. */
@@ -24409,8 +25128,8 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
 
 static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
-    int error = files->open(files->user, f->path, XD_FILE_READ, &f->file);
-    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, strerror(error));
+    int error = xdi_file_open_read(f->ctx, f->path, &f->file);
+    XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
@@ -24660,6 +25379,7 @@ struct xd_safetensors_writer {
     xdi_safetensors_plan_item *items; /* [count], the caller's order */
     int64_t count;
     uint64_t data; /* where the data area starts */
+    bool locked;   /* the temporary file has a lock of its own */
 };
 
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
@@ -24792,13 +25512,13 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
     XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
     XD_TRY(xd_json_writer_text(header, &text, &bytes));
     XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XD_TRY(xd_publish_create(writer->ctx, path, &writer->file));
+    XD_TRY(xdi_publish_start(writer->ctx, path, writer->locked, &writer->file));
     return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
 }
 
-XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
-                                              const xd_safetensors_writer_desc *desc,
-                                              xd_safetensors_writer **out) {
+XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
+                                                  const xd_safetensors_writer_desc *desc, bool locked,
+                                                  xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
@@ -24806,6 +25526,7 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = n;
+    writer->locked = locked;
     writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
     const void **order = (const void **)xd_allocate(ctx, (size_t)n * sizeof *order);
     xd_json_writer header = xd_json_writer_create(ctx);
@@ -24821,6 +25542,12 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
     else
         xd_safetensors_writer_abort(writer);
     return result;
+}
+
+XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                              const xd_safetensors_writer_desc *desc,
+                                              xd_safetensors_writer **out) {
+    return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
@@ -24843,15 +25570,27 @@ XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int6
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
-XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
-    xd_result result = XD_OK;
-    for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
+static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
+    for (int64_t i = 0; i < writer->count; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
-        if (item->written != item->end - item->begin)
-            result = XD_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                             (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                             (long long)i);
+        XD_REQUIRE(writer->ctx, item->written == item->end - item->begin, XD_ERROR_STATE,
+                   "%llu of the %llu bytes of tensor %lld are written", (unsigned long long)item->written,
+                   (unsigned long long)(item->end - item->begin), (long long)i);
     }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer) {
+    XD_TRY(xdi_safetensors_check_complete(writer));
+    return xdi_publish_close(writer->file);
+}
+
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer) {
+    return xdi_publish_rename(writer->file);
+}
+
+XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;
@@ -24871,13 +25610,9 @@ XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
 
 /* A model's directory: one file or several with an index. */
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-#define XDI_WEIGHTS_SINGLE "model.safetensors"
-#define XDI_WEIGHTS_INDEX "model.safetensors.index.json"
-
-enum { XDI_WEIGHTS_NAME = 64 }; /* larger than any file name that is written here */
 
 struct xd_weights_files {
     xd_ctx *ctx;
@@ -24886,10 +25621,12 @@ struct xd_weights_files {
     const char **names;    /* [count], of the files, ascending; in the index's memory */
     xd_safetensors **files;
     int64_t count;
+    bool single;   /* there was a model.safetensors */
+    uint32_t seen; /* checksum of the index as it was read */
 };
 
 /* directory/name in new memory; NULL when there is no room, which the caller reports. */
-static char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name) {
+XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name) {
     const size_t bytes = strlen(directory) + 1 + strlen(name) + 1;
     char *path = (char *)xd_allocate(ctx, bytes);
     if (path) snprintf(path, bytes, "%s/%s", directory, name);
@@ -24898,15 +25635,7 @@ static char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *na
 
 /* ---- reading ---- */
 
-static bool xdi_weights_exists(xd_ctx *ctx, const char *path) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file;
-    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
-    files->close(files->user, file);
-    return true;
-}
-
-static bool xdi_weights_is_basename(const char *name) {
+XD_PRIVATE bool xdi_weights_is_basename(const char *name) {
     return *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\:");
 }
 
@@ -24982,12 +25711,23 @@ static xd_result xdi_weights_check(const xd_weights_files *m) {
     return XD_OK;
 }
 
-static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
-    char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+static xd_result xdi_weights_load_index(xd_weights_files *m) {
+    char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
+    size_t bytes = 0;
     XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, XDI_WEIGHTS_INDEX);
-    const xd_result result = xd_json_load(m->ctx, NULL, path, &m->index);
+    xd_result result = xd_file_load(m->ctx, path, 0, &text, &bytes);
     xd_release(m->ctx, path);
     XD_TRY(result);
+    m->seen = xd_crc32c(0, text, bytes);
+    result = xd_json_load_memory(m->ctx, NULL, text, bytes, &m->index);
+    xd_release(m->ctx, text);
+    XD_REQUIRE(m->ctx, result == XD_OK, result, "%s/%s: %s", m->directory, XDI_WEIGHTS_INDEX,
+               xd_last_error(m->ctx)->message);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    XD_TRY(xdi_weights_load_index(m));
     XD_TRY(xdi_weights_collect(m));
     m->files = (xd_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
@@ -25003,23 +25743,74 @@ static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
     return xd_safetensors_open(m->ctx, path, desc, m->files);
 }
 
+static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
+    char *path = xdi_weights_path(m->ctx, m->directory, name);
+    const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
+    xd_release(m->ctx, path);
+    return error;
+}
+
+/* Looks again when there is neither: between the two looks a save may have replaced one by the other. */
+static bool xdi_weights_is_single(const xd_weights_files *m) {
+    enum { LOOKS = 4 };
+    for (int i = 0; i < LOOKS; i++) {
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE) != ENOENT) return true;
+        if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) != ENOENT) return false;
+    }
+    return false;
+}
+
+static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors_desc *desc) {
+    m->single = xdi_weights_is_single(m);
+    if (!m->single) return xdi_weights_open_index(m, desc);
+    char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
+    XD_REQUIRE(m->ctx, single, XD_ERROR_MEMORY, "%s: no room for a path", m->directory);
+    const xd_result result = xdi_weights_open_single(m, single, desc);
+    xd_release(m->ctx, single);
+    return result;
+}
+
+/* Whether a save may have switched the directory to another model since this one was begun to be read. No two indices are
+ * equal, because the names of shards are not; a single file may have gone and come again. */
+static bool xdi_weights_has_moved(const xd_weights_files *m, int tries) {
+    enum { AGAIN = 3 };
+    char *text = NULL;
+    size_t bytes = 0;
+    const int single = xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE);
+    if (m->single) return single == ENOENT || (single == 0 && tries < AGAIN);
+    if (single != ENOENT) return true;
+    if (xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) == ENOENT) return m->seen != 0 || xdi_weights_is_single(m);
+    char *index = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX);
+    const bool read = index && xd_file_load(m->ctx, index, 0, &text, &bytes) == XD_OK;
+    const bool moved = index && (!read || xd_crc32c(0, text, bytes) != m->seen);
+    xd_release(m->ctx, text);
+    xd_release(m->ctx, index);
+    return moved;
+}
+
+static void xdi_weights_close_all(xd_weights_files *m) {
+    if (m->files)
+        for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
+    xd_release(m->ctx, m->files);
+    xd_release(m->ctx, m->names);
+    xd_json_destroy(m->ctx, m->index);
+}
+
+/* A save removes the older model's files: a reader that was just opening them begins again. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out) {
-    char *single = xdi_weights_path(ctx, directory, XDI_WEIGHTS_SINGLE);
+    enum { TRIES = 100 };
     xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
-    xd_result result;
-    if (!single || !m) {
-        xd_release(ctx, single);
-        xd_release(ctx, m);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+    XD_REQUIRE(ctx, m, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+    xd_result result = XD_ERROR_IO;
+    for (int i = 0; i < TRIES && result == XD_ERROR_IO; i++) {
+        if (i > 0) xdi_weights_close_all(m);
+        memset(m, 0, sizeof *m);
+        m->ctx = ctx;
+        m->directory = directory;
+        result = xdi_weights_open_once(m, desc);
+        if (result == XD_ERROR_IO && !xdi_weights_has_moved(m, i)) break;
     }
-    m->ctx = ctx;
-    m->directory = directory;
-    if (xdi_weights_exists(ctx, single))
-        result = xdi_weights_open_single(m, single, desc);
-    else
-        result = xdi_weights_open_index(m, desc);
-    xd_release(ctx, single);
     if (result == XD_OK)
         *out = m;
     else
@@ -25029,11 +25820,7 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
 
 XD_API void xd_weights_files_close(xd_weights_files *m) {
     if (!m) return;
-    if (m->files)
-        for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
-    xd_release(m->ctx, m->files);
-    xd_release(m->ctx, m->names);
-    xd_json_destroy(m->ctx, m->index);
+    xdi_weights_close_all(m);
     xd_release(m->ctx, m);
 }
 
@@ -25056,25 +25843,230 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
     return XD_OK;
 }
 
-/* ---- writing ---- */
+/* >>io/weights_writer.c */
+
+/* A save of a model's directory: everything under other names first, then one rename or one removal that decides. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XDI_WEIGHTS_LOCK "model.safetensors.lock"
+#define XDI_WEIGHTS_SAVE \
+    "xdistill.save" /* in the metadata of a single file: the last save of shards before it */
+
+enum { XDI_WEIGHTS_NAME = 112 }; /* larger than any file name that is written here */
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory;                 /* after the struct in the same block */
+    char *directory, *lock_path;     /* after the struct in the same block */
+    xdi_lock lock;                   /* held from the beginning to the end: one save at a time */
     xd_safetensors_writer **writers; /* [shards] */
     int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
     uint64_t total_bytes;
-    xd_json_writer index; /* text of the index */
+    uint64_t save; /* of shards: one more than the last; of a single file: the last */
+    xd_json_writer index;
+    xd_publish *index_file;
+    xd_json *older;                  /* the index that was there */
+    bool over_single;                /* a model.safetensors was there */
+    bool switched;                   /* readers see the new model */
+    char leftover[XDI_WEIGHTS_NAME]; /* the first file of the older save that could not be removed */
+    int leftover_error;
 };
 
-static void xdi_weights_shard_name(char name[XDI_WEIGHTS_NAME], int64_t shard, int64_t shards) {
-    if (shards == 1)
+/* ---- names ---- */
+
+static void xdi_weights_shard_name(char name[XDI_WEIGHTS_NAME], int64_t shard, int64_t shards,
+                                   uint64_t save) {
+    snprintf(name, XDI_WEIGHTS_NAME, "model-%05lld-of-%05lld-save-%llu.safetensors", (long long)shard + 1,
+             (long long)shards, (unsigned long long)save);
+}
+
+/* Whether a name begins as the function above writes it; *end: the length of that. */
+static bool xdi_weights_is_shard(const char *name, int64_t *shards, uint64_t *save, size_t *end) {
+    char again[XDI_WEIGHTS_NAME];
+    long long shard, count;
+    unsigned long long number;
+    if (sscanf(name, "model-%lld-of-%lld-save-%llu.", &shard, &count, &number) != 3) return false;
+    xdi_weights_shard_name(again, shard - 1, count, number);
+    *shards = count;
+    *save = number;
+    *end = strlen(again);
+    return strncmp(name, again, *end) == 0;
+}
+
+static void xdi_weights_name(const xd_weights_writer *w, int64_t shard, char name[XDI_WEIGHTS_NAME]) {
+    if (w->shards == 1)
         snprintf(name, XDI_WEIGHTS_NAME, "%s", XDI_WEIGHTS_SINGLE);
     else
-        snprintf(name, XDI_WEIGHTS_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
-                 (long long)shards);
+        xdi_weights_shard_name(name, shard, w->shards, w->save);
 }
+
+static xd_result xdi_weights_join(const xd_weights_writer *w, const char *name, char **path) {
+    *path = xdi_weights_path(w->ctx, w->directory, name);
+    XD_REQUIRE(w->ctx, *path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_probe(const xd_weights_writer *w, const char *name, int *error) {
+    char *path;
+    XD_TRY(xdi_weights_join(w, name, &path));
+    *error = xdi_file_probe(w->ctx, path);
+    xd_release(w->ctx, path);
+    return XD_OK;
+}
+
+/* Removes a file of the directory: 0 also when there was none. */
+static int xdi_weights_remove(xd_weights_writer *w, const char *name) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    char *path = xdi_weights_path(w->ctx, w->directory, name);
+    int error = ENOMEM;
+    if (path) error = files->remove ? files->remove(files->user, path) : ENOSYS;
+    xd_release(w->ctx, path);
+    return error == ENOENT ? 0 : error;
+}
+
+/* ---- what is there ---- */
+
+/* The number of the last save of shards, from what readers of the directory may have seen. What cannot be read counts as
+ * nothing: the save replaces it. */
+static xd_result xdi_weights_read_single(xd_weights_writer *w, const char *path) {
+    xd_safetensors_desc desc;
+    xd_safetensors *file = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.mode = XD_SAFETENSORS_STREAM;
+    desc.skip_unknown = true;
+    const xd_result result = xd_safetensors_open(w->ctx, path, &desc, &file);
+    if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
+    const char *save = xd_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
+    const uint64_t number = save ? strtoull(save, NULL, 10) : 0;
+    if (number > w->save) w->save = number;
+    xd_safetensors_close(file);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_read_index(xd_weights_writer *w, const char *path) {
+    const xd_result result = xd_json_load(w->ctx, NULL, path, &w->older);
+    if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
+    const xd_json *map = xd_json_find(w->older, "weight_map");
+    for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
+        const char *name = xd_json_string(entry, NULL);
+        int64_t shards;
+        uint64_t save;
+        size_t end;
+        if (name && xdi_weights_is_shard(name, &shards, &save, &end) && save > w->save) w->save = save;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_weights_read_one(xd_weights_writer *w, const char *name, bool *there,
+                                      xd_result (*read)(xd_weights_writer *w, const char *path)) {
+    char *path;
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    XD_TRY(xdi_weights_join(w, name, &path));
+    const int error = files->replaceable ? files->replaceable(files->user, path) : 0;
+    xd_result result =
+        error == 0 ? XD_OK : XD_FAIL(w->ctx, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
+    *there = result == XD_OK && xdi_file_probe(w->ctx, path) != ENOENT;
+    if (*there) result = read(w, path);
+    xd_release(w->ctx, path);
+    return result;
+}
+
+/* A directory that is written to replace another goes on with that one's numbers: a reader in between may open files of both. */
+static void xdi_weights_read_replaced(xd_weights_writer *w) {
+    char *end = strstr(w->directory, ".tmp-"), *single, *index;
+    for (char *next = end; next; next = strstr(next + 1, ".tmp-")) end = next;
+    if (!end || end[5] == '\0' || end[5 + strspn(end + 5, "0123456789")] != '\0') return;
+    *end = '\0';
+    single = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_SINGLE);
+    index = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    *end = '.';
+    if (single && xdi_file_probe(w->ctx, single) == 0) (void)xdi_weights_read_single(w, single);
+    if (index && xdi_file_probe(w->ctx, index) == 0) (void)xdi_weights_read_index(w, index);
+    xd_json_destroy(w->ctx, w->older); /* these files are not this writer's to remove */
+    w->older = NULL;
+    xd_release(w->ctx, single);
+    xd_release(w->ctx, index);
+}
+
+static xd_result xdi_weights_read_older(xd_weights_writer *w) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    bool has_index;
+    xdi_weights_read_replaced(w);
+    XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_SINGLE, &w->over_single, xdi_weights_read_single));
+    XD_TRY(xdi_weights_read_one(w, XDI_WEIGHTS_INDEX, &has_index, xdi_weights_read_index));
+    XD_REQUIRE(w->ctx, w->shards == 1 || !w->over_single || files->remove, XD_ERROR_UNSUPPORTED,
+               "%s/%s: the files of this context offer no remove", w->directory, XDI_WEIGHTS_SINGLE);
+    if (w->shards > 1) w->save++;
+    return XD_OK;
+}
+
+/* ---- what is left ---- */
+
+static void xdi_weights_discard(xd_weights_writer *w, const char *name) {
+    const int error = xdi_weights_remove(w, name);
+    if (error == 0 || w->leftover_error) return;
+    w->leftover_error = error;
+    snprintf(w->leftover, sizeof w->leftover, "%.100s", name);
+}
+
+static bool xdi_weights_ends(const char *name, const char *end) {
+    const size_t length = strlen(name), tail = strlen(end);
+    return length >= tail && strcmp(name + length - tail, end) == 0;
+}
+
+/* Temporary files of dead saves, and after the switch all shards that are not of this save. This one's own temporary files
+ * are gone by then, and before it there are none. */
+static void xdi_weights_sweep_each(void *argument, const char *name) {
+    xd_weights_writer *w = (xd_weights_writer *)argument;
+    int64_t shards;
+    uint64_t save;
+    size_t end;
+    if (!xdi_weights_is_shard(name, &shards, &save, &end)) return;
+    if (name[end] == '\0') {
+        if (w->switched && (w->shards == 1 || shards != w->shards || save != w->save))
+            xdi_weights_discard(w, name);
+    } else if (strncmp(name + end, ".tmp-", 5) == 0 && w->lock.taken) {
+        char *path = xdi_weights_path(w->ctx, w->directory, name);
+        if (path) (void)xdi_abandoned_remove(w->ctx, path);
+        xd_release(w->ctx, path);
+    }
+}
+
+static void xdi_weights_sweep(xd_weights_writer *w) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    if (files->list) (void)files->list(files->user, w->directory, xdi_weights_sweep_each, w);
+}
+
+/* After the switch: what the older save left, and the temporary files of dead saves of the other kind. */
+static void xdi_weights_remove_older(xd_weights_writer *w) {
+    const char *before = "";
+    char *index = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
+    char *single = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_SINGLE);
+    if (w->shards == 1) xdi_weights_discard(w, XDI_WEIGHTS_INDEX);
+    const xd_json *map = xd_json_find(w->older, "weight_map");
+    for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
+        const char *name = xd_json_string(entry, NULL);
+        int64_t shards;
+        uint64_t save;
+        size_t end;
+        if (!name || strcmp(name, before) == 0 || !xdi_weights_is_basename(name)) continue;
+        if (!xdi_weights_ends(name, ".safetensors") || strcmp(name, XDI_WEIGHTS_SINGLE) == 0) continue;
+        before = name;
+        if (!xdi_weights_is_shard(name, &shards, &save, &end) || save != w->save || w->shards == 1)
+            xdi_weights_discard(w, name);
+    }
+    xdi_weights_sweep(w);
+    if (index) xdi_abandoned_sweep(w->ctx, index, ".tmp-");
+    if (single) xdi_abandoned_sweep(w->ctx, single, ".tmp-");
+    xd_release(w->ctx, index);
+    xd_release(w->ctx, single);
+}
+
+/* ---- starting ---- */
 
 /* Fills files greedily in the order of the entries. */
 static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer_desc *d) {
@@ -25108,7 +26100,7 @@ static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_write
     xd_json_write_object(json);
     for (int64_t s = 0; s < w->shards; s++) {
         char name[XDI_WEIGHTS_NAME];
-        xdi_weights_shard_name(name, s, w->shards);
+        xdi_weights_name(w, s, name);
         for (int64_t i = w->first[s]; i < w->first[s + 1]; i++) {
             xd_json_write_key(json, d->entries[i].name);
             xd_json_write_string(json, name);
@@ -25119,19 +26111,43 @@ static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_write
 }
 
 static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_writer_desc *d,
+                                         const xd_safetensors_pair *metadata, int64_t metadata_count,
                                          int64_t shard) {
-    char name[XDI_WEIGHTS_NAME];
+    char name[XDI_WEIGHTS_NAME], *path;
     xd_safetensors_writer_desc file;
     memset(&file, 0, sizeof file);
     file.entries = d->entries + w->first[shard];
     file.entry_count = w->first[shard + 1] - w->first[shard];
-    file.metadata = d->metadata;
-    file.metadata_count = d->metadata_count;
-    xdi_weights_shard_name(name, shard, w->shards);
-    char *path = xdi_weights_path(w->ctx, w->directory, name);
-    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, name);
-    const xd_result result = xd_safetensors_writer_create(w->ctx, path, &file, &w->writers[shard]);
+    file.metadata = metadata;
+    file.metadata_count = metadata_count;
+    xdi_weights_name(w, shard, name);
+    XD_TRY(xdi_weights_join(w, name, &path));
+    /* Shards are protected by the lock of the save: with one each, every shard would be open twice. */
+    const bool locked = w->shards == 1 || !w->lock.taken;
+    const xd_result result = xdi_safetensors_writer_start(w->ctx, path, &file, locked, &w->writers[shard]);
     xd_release(w->ctx, path);
+    return result;
+}
+
+/* All files, under their temporary names. A single file carries the number of the last save of shards. */
+static xd_result xdi_weights_start_files(xd_weights_writer *w, const xd_weights_writer_desc *d) {
+    char save[24];
+    int64_t count = 0;
+    xd_result result = XD_OK;
+    xd_safetensors_pair *metadata =
+        (xd_safetensors_pair *)xd_allocate(w->ctx, ((size_t)d->metadata_count + 1) * sizeof *metadata);
+    XD_REQUIRE(w->ctx, metadata, XD_ERROR_MEMORY, "no room for %lld pairs", (long long)d->metadata_count);
+    for (int64_t i = 0; i < d->metadata_count; i++) /* a caller may hand on what a file that was read had */
+        if (!d->metadata[i].key || strcmp(d->metadata[i].key, XDI_WEIGHTS_SAVE) != 0)
+            metadata[count++] = d->metadata[i];
+    if (w->shards == 1 && w->save > 0) {
+        snprintf(save, sizeof save, "%llu", (unsigned long long)w->save);
+        metadata[count].key = XDI_WEIGHTS_SAVE;
+        metadata[count++].value = save;
+    }
+    for (int64_t s = 0; s < w->shards && result == XD_OK; s++)
+        result = xdi_weights_start_shard(w, d, metadata, count, s);
+    xd_release(w->ctx, metadata);
     return result;
 }
 
@@ -25139,6 +26155,9 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     w->first = (int64_t *)xd_allocate(w->ctx, ((size_t)d->entry_count + 2) * sizeof *w->first);
     XD_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
     XD_TRY(xdi_weights_split(w, d));
+    XD_TRY(xdi_lock_take(w->ctx, w->lock_path, &w->lock));
+    XD_TRY(xdi_weights_read_older(w));
+    xdi_weights_sweep(w);
     const char *text;
     size_t bytes;
     xdi_weights_write_index(w, d);
@@ -25146,20 +26165,21 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
-    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_weights_start_shard(w, d, s));
-    return XD_OK;
+    return xdi_weights_start_files(w, d);
 }
 
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
-    const size_t length = strlen(directory) + 1;
-    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length);
+    const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
+    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
     w->ctx = ctx;
     w->directory = (char *)(w + 1);
+    w->lock_path = w->directory + length;
     memcpy(w->directory, directory, length);
+    snprintf(w->lock_path, lock, "%s/%s", directory, XDI_WEIGHTS_LOCK);
     w->index = xd_json_writer_create(ctx);
     const xd_result result = xdi_weights_start(w, desc);
     if (result == XD_OK)
@@ -25184,40 +26204,73 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
     return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
-/* Removes a file of the directory. The save does not fail when the file does not exist, or without memory for its path. */
-static void xdi_weights_remove(xd_weights_writer *w, const char *name) {
-    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
-    char *path = xdi_weights_path(w->ctx, w->directory, name);
-    if (path && files->remove) files->remove(files->user, path);
+/* ---- the end ---- */
+
+/* Syncs and closes everything under its temporary name. */
+static xd_result xdi_weights_close_files(xd_weights_writer *w) {
+    const char *text;
+    char *path;
+    size_t bytes;
+    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_safetensors_writer_close(w->writers[s]));
+    if (w->shards == 1) return XD_OK;
+    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
+    XD_TRY(xdi_weights_join(w, XDI_WEIGHTS_INDEX, &path));
+    const xd_result result = xd_publish_create(w->ctx, path, &w->index_file);
     xd_release(w->ctx, path);
+    XD_TRY(result);
+    XD_TRY(xd_publish_write(w->index_file, text, bytes, 0));
+    return xdi_publish_close(w->index_file);
 }
 
-static xd_result xdi_weights_save_index(xd_weights_writer *w) {
-    const char *text;
-    size_t bytes;
-    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    char *path = xdi_weights_path(w->ctx, w->directory, XDI_WEIGHTS_INDEX);
-    XD_REQUIRE(w->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", w->directory, XDI_WEIGHTS_INDEX);
-    const xd_result result = xd_file_save(w->ctx, path, text, bytes);
-    xd_release(w->ctx, path);
-    return result;
+/* Over a single file, which readers prefer to an index, its removal is the switch. */
+static xd_result xdi_weights_remove_single(xd_weights_writer *w) {
+    const int error = xdi_weights_remove(w, XDI_WEIGHTS_SINGLE);
+    int left = 0;
+    if (error != 0) XD_TRY(xdi_weights_probe(w, XDI_WEIGHTS_SINGLE, &left));
+    w->switched = error == 0 || left == ENOENT; /* a file server may fail after it has done it */
+    XD_REQUIRE(w->ctx, w->switched, XD_ERROR_IO, "%s/%s: remove: %s", w->directory, XDI_WEIGHTS_SINGLE,
+               strerror(error));
+    return XD_OK;
+}
+
+/* Gives the files their names. Each step is on disk before the next: after a loss of power readers find the older model or
+ * the new one. */
+static xd_result xdi_weights_switch(xd_weights_writer *w) {
+    for (int64_t s = 0; s < w->shards; s++) XD_TRY(xdi_safetensors_writer_rename(w->writers[s]));
+    if (w->shards == 1) w->switched = true;
+    XD_TRY(xdi_publish_sync_folder(w->ctx, w->lock_path));
+    if (w->shards == 1) return XD_OK;
+    XD_TRY(xdi_publish_rename(w->index_file));
+    w->switched = !w->over_single;
+    XD_TRY(xdi_publish_sync_folder(w->ctx, w->lock_path));
+    if (!w->over_single) return XD_OK;
+    XD_TRY(xdi_weights_remove_single(w));
+    return xdi_publish_sync_folder(w->ctx, w->lock_path);
+}
+
+/* Before the switch: the older model stays, and what was renamed goes. An index under its final name goes first; one that has
+ * lost its temporary name although the rename failed may be what readers see: then the shards stay for the next save. */
+static void xdi_weights_undo(xd_weights_writer *w) {
+    char name[XDI_WEIGHTS_NAME];
+    if (w->shards == 1 || !w->index_file) return;
+    if (!xdi_publish_is_waiting(w->index_file) &&
+        (!w->over_single || xdi_weights_remove(w, XDI_WEIGHTS_INDEX) != 0))
+        return;
+    for (int64_t s = 0; s < w->shards; s++) {
+        xdi_weights_shard_name(name, s, w->shards, w->save);
+        (void)xdi_weights_remove(w, name);
+    }
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
-    xd_result result = XD_OK;
-    int64_t published = 0;
-    while (published < w->shards && result == XD_OK) {
-        result = xd_safetensors_writer_commit(w->writers[published]);
-        w->writers[published] = NULL;
-        if (result == XD_OK) published++;
-    }
-    if (result == XD_OK && w->shards > 1) result = xdi_weights_save_index(w);
-    char name[XDI_WEIGHTS_NAME];
-    for (int64_t s = 0; s < published && result != XD_OK; s++) {
-        xdi_weights_shard_name(name, s, w->shards);
-        xdi_weights_remove(w, name);
-    }
-    if (result == XD_OK) xdi_weights_remove(w, w->shards > 1 ? XDI_WEIGHTS_SINGLE : XDI_WEIGHTS_INDEX);
+    xd_result result = xdi_weights_close_files(w);
+    if (result == XD_OK) result = xdi_weights_switch(w);
+    if (result != XD_OK && !w->switched) xdi_weights_undo(w);
+    if (result == XD_OK) xdi_weights_remove_older(w);
+    if (w->leftover_error)
+        result =
+            XD_FAIL(w->ctx, XD_ERROR_IO, "%s: the new model is complete, but %s of the older one stays: %s",
+                    w->directory, w->leftover, strerror(w->leftover_error));
     xd_weights_writer_abort(w);
     return result;
 }
@@ -25226,7 +26279,10 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
     if (!w) return;
     if (w->writers)
         for (int64_t s = 0; s < w->shards; s++) xd_safetensors_writer_abort(w->writers[s]);
+    xd_publish_abort(w->index_file);
+    xdi_lock_drop(w->ctx, w->lock_path, &w->lock);
     xd_json_writer_destroy(&w->index);
+    xd_json_destroy(w->ctx, w->older);
     xd_release(w->ctx, w->writers);
     xd_release(w->ctx, w->first);
     xd_release(w->ctx, w);
@@ -32132,6 +33188,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
+    a->row_weight = d->common.row_weight;
     a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;
@@ -32317,7 +33374,7 @@ typedef struct xdi_head_plan {
     xdi_loss_plan loss;
     int64_t rows, columns, width, chunk;
     float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
-    float *hidden;            /* [chunk, width] gradient */
+    float *hidden;            /* [chunk, width] gradient, then the hidden states of rows that are kept */
     float *tile;              /* INVARIANT: the same of one tile */
     float *one;               /* the number 1, by which rows are repeated or added up */
     void *product;            /* workspace of the matrix product */
@@ -32427,10 +33484,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
-    const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
-                              hidden,        invariant ? hidden : 0,
-                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    const size_t states = chunk * (size_t)p->width * sizeof(float),
+                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t sizes[6] = { logits,
+                              p->d->teacher.hidden.data ? logits : 0,
+                              p->d->weight_gradient ? states : hidden,
+                              invariant ? hidden : 0,
+                              sizeof(float),
+                              XD_MATMUL_WORKSPACE_BYTES };
     void *at[6];
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
@@ -32558,6 +33619,18 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
+/* Rows of the chunk that begins at `row`, zero where they do not count or have a finding: zero times NaN is NaN. */
+static xd_result xdi_head_keep(const xd_launch *launch, xdi_head_plan *p, int64_t row, xd_rows from, void *to,
+                               bool judge) {
+    xd_kept_rows a;
+    a.from = from;
+    a.to = xd_rows_of(to, from.dtype, from.rows, from.cols);
+    a.row_scale = p->loss.row_scale + row;
+    a.row = p->loss.rows + row;
+    a.judge = judge;
+    return p->loss.kernels->rows.keep(launch, &a);
+}
+
 /* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
  * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -32571,20 +33644,29 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
+    XD_TRY(
+        xdi_head_keep(launch, p, row, xd_rows_of(p->hidden, XD_DTYPE_F32, rows, p->width), p->hidden, true));
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
 
+/* First the gradient of the hidden states: rows where it is not finite take no part in the others. */
 static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
-    if (p->d->weight_gradient)
-        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
-    if (p->d->bias_gradient) {
-        const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XD_TRY(p->loss.kernels->matmul(launch, &sum));
+    if (p->d->hidden_gradient.data) {
+        XD_TRY(xdi_head_hidden(launch, p, row, rows));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns),
+                             p->student, false));
     }
-    return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
+    if (p->d->weight_gradient) {
+        const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);
+        XD_TRY(xdi_head_keep(launch, p, row, hidden, p->hidden, false));
+        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&kept), p->d->weight_gradient, true));
+    }
+    if (!p->d->bias_gradient) return XD_OK;
+    const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+    return p->loss.kernels->matmul(launch, &sum);
 }
 
 /* Points the loss at the chunk's rows. */
@@ -32601,6 +33683,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
+    if (p->loss.d.common.row_weight) a->row_weight = p->loss.d.common.row_weight + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }
@@ -32658,6 +33741,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
+    a.row_weight = plan->d.common.row_weight;
     a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;
@@ -32804,7 +33888,8 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);
-    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA,
+               "the estimate of token %lld, or its weight, is not finite or too large for f32",
                (long long)total.bad);
     *sum = total.value;
     return XD_OK;
@@ -33068,6 +34153,9 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
+    a->unnormalised = !d->teacher.data && d->values_kind == XD_TOPK_LOGITS && !d->log_normaliser;
+    a->fixed = plan->student.fixed;
+    a->row_weight = d->common.row_weight;
 }
 
 /* What both sides send is one block, sums before values; the other blocks are shared by both sides. */
@@ -33247,6 +34335,10 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
+
+/* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows);
 
 /* project.c: a projection as kernels take it. */
 XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m);
@@ -33620,8 +34712,23 @@ static xd_result xdi_votes_grow(xd_votes *v) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id) {
+    XD_REQUIRE(ctx, weight >= 0.0 && weight <= 3e38, XD_ERROR_ARGUMENT,
+               "weight %g of ids %lld and %lld is negative or not finite", weight, (long long)student_id,
+               (long long)teacher_id);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    for (int64_t i = 0; i < rows->rows * rows->k; i++)
+        if (rows->ids[i] >= 0)
+            XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
+    return XD_OK;
+}
+
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));
     if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
     xd_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;
@@ -33751,6 +34858,7 @@ XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *
 
 /* Pairs of special tokens of two vocabularies, by role and by likeness of their names. */
 
+#include <math.h>
 #include <string.h>
 
 /* ---- the Ratcliff-Obershelp ratio: twice the characters in common over all characters ---- */
@@ -33885,6 +34993,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
     const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;
@@ -33913,6 +35022,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
 
 /* Rows of a projection: the k best of each, from votes, similarities or transport. */
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -34136,6 +35246,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
@@ -34143,6 +35254,25 @@ XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *r
 }
 
 /* ---- similarities ---- */
+
+/* Rounded cosines may be a little above 1. */
+#define XDI_MAPPING_MOST 1.01
+
+static xd_result xdi_mapping_check_numbers(xd_ctx *ctx, const xd_rows *x, double most, const char *name) {
+    const int64_t stride = x->stride ? x->stride : x->cols;
+    for (int64_t r = 0; r < x->rows; r++)
+        for (int64_t c = 0; c < x->cols; c++) {
+            const double value = (double)((const float *)x->data)[r * stride + c];
+            XD_REQUIRE(ctx, fabs(value) <= most, XD_ERROR_ARGUMENT, "%s: %g in row %lld, column %lld", name,
+                       value, (long long)r, (long long)c);
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_mapping_check_threshold(xd_ctx *ctx, double threshold) {
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
+    return XD_OK;
+}
 
 static double xdi_mapping_magnitude(float similarity) {
     const double value = fabs((double)similarity);
@@ -34210,6 +35340,8 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows simil
     xd_projection_rows made;
     xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
     XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &similarities, XDI_MAPPING_MOST, "similarities"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
     XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
     const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
@@ -34254,6 +35386,9 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student
                "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
                (long long)teacher.cols);
     XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &student, FLT_MAX, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &teacher, FLT_MAX, "the teacher's embeddings"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
     xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);
@@ -34334,9 +35469,7 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
-        XD_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
-                   "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
-                   (int)cells[i].student_id, (int)cells[i].teacher_id);
+        XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
@@ -34422,6 +35555,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -35133,6 +36267,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
 
 /* A projection from two tokenizers: every token's bytes are encoded by the other tokenizer. */
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -35432,19 +36567,10 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-/* Checked before reading, so that a missing file is not logged as an error. */
-static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file;
-    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
-    files->close(files->user, file);
-    return true;
-}
-
 static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
                                   const xd_projection_origin *origin, xd_projection *out, bool *built) {
     xd_projection made;
-    if (xdi_build_is_file(ctx, path)) {
+    if (xdi_file_probe(ctx, path) != ENOENT) { /* a missing file is not logged as an error */
         const xd_result read = xd_projection_load(ctx, path, origin, out);
         if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
     }
@@ -35850,8 +36976,8 @@ static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_tea
 static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin *expected) {
     const xd_files *files = &xd_ctx_settings(c->ctx)->files;
     const void *address = NULL;
-    int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
-    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    int error = xdi_file_open_read(c->ctx, c->path, &c->handle);
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, xdi_open_error(error));
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
@@ -38299,8 +39425,10 @@ struct xdi_xtoken {
 
 /* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* A log-probability that was rounded may be above 0, but not above this. */
+#define XDI_XTOKEN_LOG_MOST 0.1
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
- * none. */
+ * none; NaN for a number that none can be. */
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
 /* V_t, the size of J, and entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
@@ -38367,6 +39495,15 @@ XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xto
 /* The number of the tile's first chunk among term->chunks and term->order. */
 XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
 
+/* Factors of gradients are at most this, and weights below it: beyond, gradients could leave f32. */
+#define XDI_XTOKEN_MOST 1e30
+/* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value);
+/* 0 in place of a factor that is too large. */
+XD_PRIVATE double xdi_xtoken_bounded(double factor);
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
 /* The contribution of a chunk to the sums. */
@@ -38439,8 +39576,8 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
  * which take part: scores [teacher_count][2], summed over comm, become means. */
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell);
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
 /* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if
@@ -38459,8 +39596,10 @@ XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
 }
 
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs)
-        return (double)t->likelihood.target_log_probs[row];
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs) {
+        const double given = (double)t->likelihood.target_log_probs[row];
+        return given > XDI_XTOKEN_LOG_MOST ? (double)NAN : given;
+    }
     return t->cached.positions[row] < 0 ? -INFINITY
                                         : xdi_cache_next(t->cached.cache, t->cached.positions[row]);
 }
@@ -38616,7 +39755,8 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.compared = true;
     chunk.student = (double)term->student_sizes[at] + epsilon;
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
-    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    chunk.factor =
+        xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
     return chunk;
 }
 
@@ -38739,6 +39879,20 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* ---- results of chunks ---- */
 
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term) {
+    return isfinite(term) && (!x->fixed || fabs(term) < XD_FIXED_LARGEST);
+}
+
+XD_PRIVATE double xdi_xtoken_bounded(double factor) {
+    return fabs(factor) <= XDI_XTOKEN_MOST ? factor : 0.0;
+}
+
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value) {
+    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+           fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
+}
+
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
     x->found.first_row = row;
@@ -38748,7 +39902,7 @@ XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
-    const bool good = isfinite(chunk->value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
     double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
@@ -39390,7 +40544,7 @@ static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
-    const bool good = isfinite(value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value);
     double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
     xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
@@ -39473,7 +40627,8 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     xd_xtoken_chunk chunk;
     memset(&chunk, 0, sizeof chunk);
     chunk.compared = true;
-    chunk.factor = x->host.row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
+    chunk.factor =
+        xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
     return chunk;
 }
 
@@ -39570,7 +40725,7 @@ static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
-        const bool good = isfinite(chunk->value) != 0;
+        const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
@@ -40005,11 +41160,15 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
     XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
-    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++) {
+        const bool counts = (!t->chunk_mask || t->chunk_mask[i]) &&
+                            (d->compat || !d->sample_weight || d->sample_weight[i / t->chunks] != 0.0f);
+        if (!counts) continue;
         XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
                    XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
                    (long long)(i % t->chunks), (long long)(i / t->chunks),
                    (double)t->likelihood.chunk_length[i]);
+    }
     return XD_OK;
 }
 
@@ -40090,9 +41249,11 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
     if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
-    const bool good = isfinite(value) && isfinite(slope);
-    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
-    *l_t = isfinite(slope) ? value : slope;
+    const double gradient = weight * xdi_xtoken_factor(x, term) * slope / length;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value) && fabs(gradient) <= XDI_XTOKEN_MOST;
+    *l_s = good ? gradient : 0.0;
+    *l_t = isfinite(slope) || !isfinite(value) ? value : slope;
+    if (!good && isfinite(*l_t)) *l_t = (double)INFINITY;
 }
 
 /* ---- a pass ---- */
@@ -40338,6 +41499,35 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
     return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
+/* Sums of INVARIANT mode take no term above XD_FIXED_LARGEST. */
+static xd_result xdi_xtoken_check_weight(xd_ctx *ctx, const char *what, float weight, int64_t at) {
+    const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    const double most = fixed ? XD_FIXED_LARGEST : XDI_XTOKEN_MOST;
+    XD_REQUIRE(ctx, weight >= 0.0f && (double)weight < most, XD_ERROR_ARGUMENT,
+               "%s %g at %lld is negative, not finite or not below %g", what, (double)weight, (long long)at,
+               most);
+    return XD_OK;
+}
+
+static bool xdi_xtoken_row_counts(const xd_loss_common *c, int64_t row) {
+    if (c->mask && !c->mask[row]) return false;
+    return !c->labels.data || xd_id_at(c->labels, row) != c->ignore_index;
+}
+
+/* The weights by which a teacher is scored; those of rows that have no label are not read. */
+static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_desc *d,
+                                                const xd_xtoken_teacher *t) {
+    const bool labels = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    const float *weights = labels ? t->label_weight : t->position_weight;
+    if (!labels && d->score == XD_XTOKEN_SCORE_NONE) return XD_OK;
+    for (int64_t i = 0; i < t->logits.rows && weights; i++) {
+        const bool ignored = labels && t->labels.data && xd_id_at(t->labels, i) == d->common.ignore_index;
+        if (!ignored)
+            XD_TRY(xdi_xtoken_check_weight(ctx, labels ? "label weight" : "position weight", weights[i], i));
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xdi_xtoken_kind *kind = xdi_xtoken_kind_of(t->kind);
@@ -40349,6 +41539,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
                t->denominator_value);
     XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XD_TRY(xdi_xtoken_check_score_weights(ctx, d, t));
     if (!(kind->traits & XDI_KIND_POSITIONS)) XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     return kind->check(ctx, d, index, size);
 }
@@ -40371,13 +41562,10 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
     XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
-        XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
-                   (long long)b);
+        XD_TRY(xdi_xtoken_check_weight(ctx, "sample weight", d->sample_weight[b], b));
     for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
-                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
-                   (double)d->common.row_weight[i], (long long)i);
+        if (xdi_xtoken_row_counts(&d->common, i))
+            XD_TRY(xdi_xtoken_check_weight(ctx, "row weight", d->common.row_weight[i], i));
     return XD_OK;
 }
 
@@ -40665,7 +41853,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_xtoken_teacher *t = term->teacher;
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
     if (!term->reads) {
-        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        if (xdi_xtoken_known(t, row) == -INFINITY) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
     if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
@@ -40681,8 +41869,8 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
     return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
 }
 
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell) {
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
     xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
@@ -40697,6 +41885,10 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         if (weight == 0.0) continue;
         const double value = term->reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         if (term->reads) moments += XD_XTOKEN_MOMENTS;
+        if (!xdi_xtoken_sums_take(x, weight * value)) {
+            xdi_xtoken_found(x, row, value);
+            continue;
+        }
         xdi_xtoken_add(x, x->host.sums, cell, weight * value);
         xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
     }
@@ -40716,10 +41908,14 @@ static void xdi_score_lengths(xdi_xtoken *x) {
 static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < x->d.teacher_count; i++) {
-        x->terms[i].weight = x->d.alpha * score[2 * i] * x->terms[i].length;
+        x->terms[i].weight =
+            score[2 * i] > -INFINITY ? x->d.alpha * score[2 * i] * x->terms[i].length : -INFINITY;
         if (x->terms[i].weight > max) max = x->terms[i].weight;
     }
+    if (max == -INFINITY) max = 0.0; /* no teacher has a score */
     for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = exp(x->terms[i].weight - max);
+    if (sum == 0.0)
+        for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = 1.0;
     for (int i = 0; i < x->d.teacher_count; i++) x->terms[i].weight /= sum;
 }
 
@@ -40727,7 +41923,10 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
     int best = 0;
     xdi_score_lengths(x);
     for (int i = 0; i < x->d.teacher_count; i++) {
-        scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        if (scores[2 * i + 1] > 0.0)
+            scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        else
+            scores[2 * i] = -INFINITY; /* nothing was scored: behind every teacher that was */
         if (scores[2 * i] > scores[2 * best]) best = i;
         x->terms[i].active = true;
     }
@@ -40806,7 +42005,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
         if (!x->d.common.labels.data || weight == 0.0) continue;
-        if (isfinite(h->log_probs[row]))
+        if (xdi_xtoken_sums_take(x, h->log_probs[row]) && xdi_xtoken_sums_take(x, weight * h->log_probs[row]))
             h->ce_factor[row] = weight;
         else
             xdi_xtoken_found(x, row, h->log_probs[row]);
@@ -40903,6 +42102,17 @@ static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
     return XD_OK;
 }
 
+/* A scale, weights or a D with which gradients would leave f32 are a finding, the same on every rank; loss and gradient are
+ * then 0, as with a scale that is not finite. */
+static void xdi_xtoken_bound(xdi_xtoken *x) {
+    double most = x->token_denominator > 0.0 ? fabs(x->factor * x->ce_weight / x->token_denominator) : 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        most = fmax(most, fabs(xdi_xtoken_factor(x, &x->terms[i])) * fmax(1.0, 1.0 / x->d.temperature));
+    if (most <= XDI_XTOKEN_MOST) return;
+    if (x->owner) xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -40924,11 +42134,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         all += x->host.sums[1 + i];
     }
     if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
+    xdi_xtoken_bound(x);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         double *factor = &x->host.ce_factor[row];
         *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+        if (fabs(*factor * x->factor * x->ce_weight) <= XDI_XTOKEN_MOST) continue;
+        xdi_xtoken_found(x, row, x->host.row_weight[row]);
+        *factor = 0.0;
     }
-    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
 
@@ -41165,6 +42379,17 @@ static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_
     return XD_OK;
 }
 
+/* Gradients are at most the factor times a few: f32 must hold them. */
+static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
+    const double below = d->denominator > 0.0 ? d->denominator : 1.0;
+    const double weight = d->matched_count > 0 ? fabs(d->matched_weight) + fabs(d->unmatched_weight) : 1.0;
+    const double least = fmin(1.0, d->student.temperature);
+    XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
+               "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
+               d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_TRY(xdi_uld_check_side(ctx, "student", &d->student));
     XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
@@ -41179,6 +42404,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
+    XD_TRY(xdi_uld_check_factor(ctx, d));
     for (int64_t i = 0; i < d->matched_count; i++)
         XD_REQUIRE(ctx,
                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
@@ -42315,6 +43541,8 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 
 /* Divergences and denominators of other trainers. */
 
+#include <math.h>
+
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -42331,7 +43559,8 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     xd_jsd_args a;
     xd_uld_sum sum;
     XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
-    XD_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XD_REQUIRE(ctx, denominator > 0.0 && isfinite(denominator), XD_ERROR_ARGUMENT,
+               "denominator %g is not positive and finite", denominator);
     XD_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XD_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XD_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
@@ -43957,4 +45186,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a54750fab494678a02eafeda3b92da9979deb873e60da09179e5693f2420185c */
+/* xdistill sha256 40a758fa1bb69fb7978add7f59817662eea1b50e42b933cb7e2bd590c7e9229b */

@@ -3066,7 +3066,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        xd_loss_settle(&a, r, &row);
     }
     a.row[r] = row;
 }
@@ -3199,7 +3199,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, r, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 
@@ -3454,8 +3454,10 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     if (xdi_cuda_team_thread<TEAM>() == 0) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
-        if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        if (counts) {
+            xdi_cuda_loss_scalars(a, r, ref, total, &row);
+            xd_loss_settle(&a, r, &row);
+        }
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -3465,7 +3467,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }
@@ -3788,12 +3790,12 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xd_loss_clear_finding(row);
+    xd_loss_settle(&a, r, row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
 template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
+static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
                                                        const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
                                                        xdi_cuda_cluster_memory *memory) {
     const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
@@ -3817,7 +3819,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();
@@ -3903,7 +3905,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     __syncthreads();
     counts = counts && memory.row.finding == (int)XD_ROW_FINE;
     if (counts && s.y && a.divergence == XD_JSD) {
-        xdi_cuda_cluster_mixture(a, s, blocks, &memory);
+        xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
         counts = memory.row.finding == (int)XD_ROW_FINE;
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
@@ -4194,7 +4196,9 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
+        v.value = a.loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a.positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a.loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -4368,6 +4372,30 @@ static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, i
                            ids, count);
 }
 
+/* ---- rows that are kept: a block each ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_keep_kernel(const __grid_constant__ xd_kept_rows a) {
+    const int64_t r = (int64_t)blockIdx.x, columns = a.from.cols;
+    bool kept = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+    if (kept && a.judge) {
+        int bad = 0;
+        for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+            if (!isfinite(xdi_cuda_element(a.from, r, c))) bad = 1;
+        kept = __syncthreads_or(bad) == 0;
+        if (!kept && threadIdx.x == 0) xd_loss_reject(a.row + r);
+    }
+    if (kept && a.to.data == a.from.data) return;
+    for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_set_element(a.to, r, c, kept ? xdi_cuda_element(a.from, r, c) : 0.0f);
+}
+
+static xd_result xdi_cuda_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->from.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->from.rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_keep_kernel, *a);
+}
+
 /* ---- table ---- */
 
 static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
@@ -4379,6 +4407,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
 
@@ -4392,6 +4421,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
+    kernels.keep = xdi_cuda_rows_keep;
     return kernels;
 }
 
@@ -4433,7 +4463,7 @@ static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r,
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(&a, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
+    xd_mft_correct(&a, r, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -4682,7 +4712,7 @@ static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, 
     const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
+    xd_cosine_row(&a, r, sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -5191,6 +5221,7 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (max > side->max) side->max = max;
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = (double)NAN;
     for (int i = 0; i < a.vocab.shards; i++) {
         xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
                         xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
@@ -5379,7 +5410,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
+    xd_topk_close(&a, r, &e->at, e->teacher_mass, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
@@ -5409,10 +5440,12 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     row.finding = a.side[r].finding;
     if (a.teacher_side && row.finding == (int)XD_ROW_FINE) row.finding = a.teacher_side[r].finding;
     const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    if (row.finding == (int)XD_ROW_NOT_FINITE) row.max = xd_topk_reason(&a, r);
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
-    if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
+    if (a.row_scale[r] != 0.0) xd_topk_settle(&a, r, &row);
+    const bool fine = row.finding == (int)XD_ROW_FINE;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = (float)e.s[j];
+        a.log_probs[r * a.k + j] = fine ? (float)e.s[j] : -INFINITY;
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 
@@ -6254,10 +6287,10 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
     if (i > 0) return;
-    a.chunk->value = kl;
+    a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
@@ -7492,9 +7525,8 @@ xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t part
         ((int64_t)blockIdx.x % parts * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
     xdi_cuda_eight out = {};
     if (c >= a.gradient.cols) return;
-    if (a.owner[row] >= 0) {
+    if (a.owner[row] >= 0 && a.chunks[i].finite) {
         const xd_uld_chunk &chunk = a.chunks[i];
-        if (!chunk.finite) return;
         const bool base = row == chunk.base[XD_ULD_STUDENT];
         const double mean = base ? chunk.mean : side.scores[row], factor = chunk.factor[XD_ULD_STUDENT];
         const double along = base ? factor : mean > XD_ULD_FLOOR ? factor * chunk.mean / mean : 0.0;
@@ -7766,4 +7798,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d74b488ed5c6b5baf1f190091d55645c22b27b931a472e6527596401a0c6554f */
+/* xdistill sha256 da0a1d7386d63c39cc012160b5675e3d0ad38425d2424920f7daa22953d7a416 */

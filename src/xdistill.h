@@ -176,7 +176,9 @@
 #include "base/half.c"
 #include "base/sort.c"
 #include "base/philox.c"
+#include "base/lock.c"
 #include "base/publish.c"
+#include "base/directory.c"
 #include "base/json.c"
 #include "base/crc.c"
 
@@ -259,6 +261,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/weights_files.c"
+#include "io/weights_writer.c"
 #include "io/gather.c"
 
 #ifndef XDISTILL_NO_TEXT

@@ -13,6 +13,10 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
+/* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows);
+
 /* project.c: a projection as kernels take it. */
 XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m);
 

@@ -1,6 +1,6 @@
 /* The sparse projection matrix, from rows or from votes, and the map of exact pairs. */
 
-#include "align/projection.h"
+#include "align/internal.h"
 #include "base/extend.h"
 
 #include <math.h>
@@ -65,9 +65,7 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     xd_votes *votes = NULL;
     int64_t entries = 0;
     for (int64_t i = 0; i < count; i++) {
-        XD_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
-                   "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
-                   (int)cells[i].student_id, (int)cells[i].teacher_id);
+        XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
@@ -153,6 +151,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);

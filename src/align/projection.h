@@ -18,7 +18,8 @@ typedef struct xd_votes xd_votes;
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
-/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
+/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary and for a weight that is negative, NaN or above
+ * 3e38, MEMORY. */
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
 
 /* A token of one vocabulary, and its pieces: the tokens of the other vocabulary that spell its text. */
@@ -63,7 +64,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs, MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative max_pairs or a threshold that is not finite, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -119,7 +120,7 @@ typedef struct xd_projection_cut_desc {
 } xd_projection_cut_desc;
 
 /* The k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
- * id or weight are dropped. Errors: ARGUMENT for k < 1, MEMORY. */
+ * id or weight are dropped. Errors: ARGUMENT for k < 1, and for an entry whose weight is negative, NaN or above 3e38, MEMORY. */
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out);
 
@@ -134,12 +135,14 @@ typedef struct xd_similarity_desc {
  *
  *   similarities  [student ids, teacher ids] f32, host memory
  *
- * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, DTYPE, SHAPE, MEMORY. */
+ * On the threads of the context; the same bits for any number. Errors: ARGUMENT for k < 1, a similarity that is NaN or, by more
+ * than rounding (0.01), outside [-1, 1], a threshold that is not finite; DTYPE, SHAPE, MEMORY. */
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out);
 
-/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time.
+/* As xd_projection_rows_from_similarities, with the cosine similarities of two sets of embeddings, a row at a time; every
+ * number of the embeddings must be finite.
  *
  *   student  [student ids, width] f32, host memory
  *   teacher  [teacher ids, width] f32, host memory
@@ -218,7 +221,7 @@ typedef struct xd_exact_map {
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
  * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict, MEMORY. */
+ * ARGUMENT for fewer than two columns when strict and for weights as xd_projection_rows_cut, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);

@@ -4,6 +4,7 @@
 #include "base/half.h"
 #include "base/internal.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -227,6 +228,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
+    XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
     for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
@@ -234,6 +236,25 @@ XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *r
 }
 
 /* ---- similarities ---- */
+
+/* Rounded cosines may be a little above 1. */
+#define XDI_MAPPING_MOST 1.01
+
+static xd_result xdi_mapping_check_numbers(xd_ctx *ctx, const xd_rows *x, double most, const char *name) {
+    const int64_t stride = x->stride ? x->stride : x->cols;
+    for (int64_t r = 0; r < x->rows; r++)
+        for (int64_t c = 0; c < x->cols; c++) {
+            const double value = (double)((const float *)x->data)[r * stride + c];
+            XD_REQUIRE(ctx, fabs(value) <= most, XD_ERROR_ARGUMENT, "%s: %g in row %lld, column %lld", name,
+                       value, (long long)r, (long long)c);
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_mapping_check_threshold(xd_ctx *ctx, double threshold) {
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
+    return XD_OK;
+}
 
 static double xdi_mapping_magnitude(float similarity) {
     const double value = fabs((double)similarity);
@@ -301,6 +322,8 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows simil
     xd_projection_rows made;
     xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
     XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &similarities, XDI_MAPPING_MOST, "similarities"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     XD_TRY(xdi_mapping_check_columns(ctx, similarities.cols));
     XD_TRY(xdi_mapping_create(ctx, similarities.rows, desc->k, &made));
     const xd_result result = xdi_parallel_range(ctx, similarities.rows, 1, xdi_mapping_similar_rows, &m);
@@ -345,6 +368,9 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student
                "embeddings of %lld numbers for the student and %lld for the teacher", (long long)student.cols,
                (long long)teacher.cols);
     XD_TRY(xdi_mapping_check_columns(ctx, teacher.rows));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &student, FLT_MAX, "the student's embeddings"));
+    XD_TRY(xdi_mapping_check_numbers(ctx, &teacher, FLT_MAX, "the teacher's embeddings"));
+    XD_TRY(xdi_mapping_check_threshold(ctx, desc->threshold));
     m.cosines = (float *)xd_allocate(ctx, room * sizeof *m.cosines);
     XD_REQUIRE(ctx, m.cosines, XD_ERROR_MEMORY, "no room for %zu similarities", room);
     xd_result result = xdi_mapping_create(ctx, student.rows, desc->k, &made);

@@ -3,6 +3,7 @@
 #include "align/projection.h"
 #include "base/extend.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- the Ratcliff-Obershelp ratio: twice the characters in common over all characters ---- */
@@ -137,6 +138,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
+    XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
     const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
     if (most > teachers) most = teachers;

@@ -67,8 +67,23 @@ static xd_result xdi_votes_grow(xd_votes *v) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id) {
+    XD_REQUIRE(ctx, weight >= 0.0 && weight <= 3e38, XD_ERROR_ARGUMENT,
+               "weight %g of ids %lld and %lld is negative or not finite", weight, (long long)student_id,
+               (long long)teacher_id);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    for (int64_t i = 0; i < rows->rows * rows->k; i++)
+        if (rows->ids[i] >= 0)
+            XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
+    return XD_OK;
+}
+
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));
     if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
     xd_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;

@@ -4,6 +4,8 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
+#include <math.h>
+
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -20,7 +22,8 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     xd_jsd_args a;
     xd_uld_sum sum;
     XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
-    XD_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XD_REQUIRE(ctx, denominator > 0.0 && isfinite(denominator), XD_ERROR_ARGUMENT,
+               "denominator %g is not positive and finite", denominator);
     XD_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XD_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XD_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));

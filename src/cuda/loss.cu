@@ -283,7 +283,7 @@ xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
         else
             xdi_cuda_loss_total_plain(a, r, ref, total);
         xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        xd_loss_settle(&a, r, &row);
     }
     a.row[r] = row;
 }
@@ -416,7 +416,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_flat_index();
     if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
-    xd_loss_mixture_scalars(&a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+    xd_loss_mixture_scalars(&a, r, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                   xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
 }
 

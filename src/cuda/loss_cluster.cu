@@ -247,12 +247,12 @@ static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, in
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
     xdi_cuda_loss_scalars(a, r, ref, total, row);
-    xd_loss_clear_finding(row);
+    xd_loss_settle(&a, r, row);
 }
 
 /* JSD: the second exchange, of a row without a finding. */
 template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
+static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
                                                        const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
                                                        xdi_cuda_cluster_memory *memory) {
     const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
@@ -276,7 +276,7 @@ static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
             const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
             for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
         }
-        xd_loss_mixture_scalars(&a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
                                       &memory->row);
     }
     __syncthreads();
@@ -362,7 +362,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     __syncthreads();
     counts = counts && memory.row.finding == (int)XD_ROW_FINE;
     if (counts && s.y && a.divergence == XD_JSD) {
-        xdi_cuda_cluster_mixture(a, s, blocks, &memory);
+        xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
         counts = memory.row.finding == (int)XD_ROW_FINE;
     }
     if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;

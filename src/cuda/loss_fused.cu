@@ -112,8 +112,10 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     if (xdi_cuda_team_thread<TEAM>() == 0) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
-        if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
-        xd_loss_clear_finding(&row);
+        if (counts) {
+            xdi_cuda_loss_scalars(a, r, ref, total, &row);
+            xd_loss_settle(&a, r, &row);
+        }
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
@@ -123,7 +125,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
-        xd_loss_mixture_scalars(&a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+        xd_loss_mixture_scalars(&a, r, totals.sum[XD_LOSS_TEACHER_MIXTURE],
                                       totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
     xdi_cuda_team_sync<TEAM>();
 }

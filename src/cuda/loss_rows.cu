@@ -142,7 +142,9 @@ static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_arg
         v.hard = a.loss_rows[r].hard;
         v.soft = a.loss_rows[r].soft;
         v.finding = a.loss_rows[r].finding;
-        v.value = v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a.positions.labels, r) : a.loss_rows[r].max;
+        v.value = a.loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a.positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE) v.value = xd_row_reason(v.value, a.loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -316,6 +318,30 @@ static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, i
                            ids, count);
 }
 
+/* ---- rows that are kept: a block each ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_keep_kernel(const __grid_constant__ xd_kept_rows a) {
+    const int64_t r = (int64_t)blockIdx.x, columns = a.from.cols;
+    bool kept = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+    if (kept && a.judge) {
+        int bad = 0;
+        for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+            if (!isfinite(xdi_cuda_element(a.from, r, c))) bad = 1;
+        kept = __syncthreads_or(bad) == 0;
+        if (!kept && threadIdx.x == 0) xd_loss_reject(a.row + r);
+    }
+    if (kept && a.to.data == a.from.data) return;
+    for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_set_element(a.to, r, c, kept ? xdi_cuda_element(a.from, r, c) : 0.0f);
+}
+
+static xd_result xdi_cuda_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->from.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->from.rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_keep_kernel, *a);
+}
+
 /* ---- table ---- */
 
 static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
@@ -327,6 +353,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
 
@@ -340,5 +367,6 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
+    kernels.keep = xdi_cuda_rows_keep;
     return kernels;
 }

@@ -34,7 +34,7 @@ static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r,
         x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(&a, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
+    xd_mft_correct(&a, r, x, y, row->argmax == (double)xd_id_at(a.labels, r), row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL
@@ -283,7 +283,7 @@ static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, 
     const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cuda_mft_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, row);
+    xd_cosine_row(&a, r, sums, exponents, x_fits && y_fits, row);
 }
 
 static __global__ void XDI_CUDA_WIDE_KERNEL

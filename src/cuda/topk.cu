@@ -149,6 +149,7 @@ static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, i
         if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (max > side->max) side->max = max;
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = (double)NAN;
     for (int i = 0; i < a.vocab.shards; i++) {
         xd_topk_rescale(side, a.temperature, xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX),
                         xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE),
@@ -337,7 +338,7 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
         if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a.side[r].max, row);
+    xd_topk_close(&a, r, &e->at, e->teacher_mass, row);
 }
 
 static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
@@ -367,10 +368,12 @@ xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_kl_args a) {
     row.finding = a.side[r].finding;
     if (a.teacher_side && row.finding == (int)XD_ROW_FINE) row.finding = a.teacher_side[r].finding;
     const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    if (row.finding == (int)XD_ROW_NOT_FINITE) row.max = xd_topk_reason(&a, r);
     if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
-    if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
+    if (a.row_scale[r] != 0.0) xd_topk_settle(&a, r, &row);
+    const bool fine = row.finding == (int)XD_ROW_FINE;
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
-        a.log_probs[r * a.k + j] = (float)e.s[j];
+        a.log_probs[r * a.k + j] = fine ? (float)e.s[j] : -INFINITY;
     if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
 }
 

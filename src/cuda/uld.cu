@@ -295,9 +295,8 @@ xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t part
         ((int64_t)blockIdx.x % parts * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
     xdi_cuda_eight out = {};
     if (c >= a.gradient.cols) return;
-    if (a.owner[row] >= 0) {
+    if (a.owner[row] >= 0 && a.chunks[i].finite) {
         const xd_uld_chunk &chunk = a.chunks[i];
-        if (!chunk.finite) return;
         const bool base = row == chunk.base[XD_ULD_STUDENT];
         const double mean = base ? chunk.mean : side.scores[row], factor = chunk.factor[XD_ULD_STUDENT];
         const double along = base ? factor : mean > XD_ULD_FLOOR ? factor * chunk.mean / mean : 0.0;

@@ -502,10 +502,10 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
     if (i > 0) return;
-    a.chunk->value = kl;
+    a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {

@@ -3,6 +3,9 @@
 
 #include "base/scalar.h"
 
+/* Terms of an xd_fixed are below this. */
+#define XD_FIXED_LARGEST 4194304.0
+
 /* A sum that does not depend on the order of its terms or on how they are split over ranks: every term is
  * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
  * combined by adding the limbs, so any integer all-reduce combines them too. Limits: 2^22 for a term, 2^21 terms
@@ -20,7 +23,7 @@ XD_API double xd_fixed_value(xd_fixed sum);
 /* ---- the same as inline functions ---- */
 
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
-    if (!(fabs(term) < 4194304.0)) return false;            /* also NaN */
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;     /* also NaN */
     const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
     const int64_t high = xd_floor_i64(scaled);
     const int64_t next = sum->high + high;

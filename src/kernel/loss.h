@@ -43,9 +43,9 @@ enum { XD_LOSS_TEACHER_MIXTURE, XD_LOSS_STUDENT_MIXTURE, XD_LOSS_MIXTURES };
 /* Why a row is left out. */
 typedef enum xd_row_finding {
     XD_ROW_FINE = 0,
-    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or an infinite loss */
-    XD_ROW_OVERFLOW,   /* a term too large for xd_fixed */
-    XD_ROW_LABEL       /* a label or id outside the vocabulary, or an id twice */
+    XD_ROW_NOT_FINITE, /* NaN or +infinity in the row, nothing but -infinity, or a loss or gradient beyond f32 */
+    XD_ROW_OVERFLOW, /* a term too large for xd_fixed */
+    XD_ROW_LABEL     /* a label or id outside the vocabulary, or an id twice */
 } xd_row_finding;
 
 /* Scalars of one row after combine. */
@@ -66,6 +66,7 @@ typedef struct xd_loss_args {
     xd_rows teacher;         /* data NULL -> hard loss only */
     xd_ids labels;           /* [rows] global; none -> soft loss only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     xd_divergence divergence;

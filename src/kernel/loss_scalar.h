@@ -123,25 +123,70 @@ XD_SCALAR void xd_loss_scalars(const xd_loss_args *a, bool hard, bool soft, int6
         row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
-/* A row with a finding has no loss. */
-XD_SCALAR void xd_loss_clear_finding(xd_loss_row *row) {
-    if (row->finding == (int)XD_ROW_FINE) return;
-    row->hard = 0.0;
-    row->soft = 0.0;
+/* ---- what f32 and xd_fixed can hold ---- */
+
+/* Largest loss of a row and element of its gradient, which callers get as f32 or bf16. */
+#define XD_ROW_LARGEST 3.38e38
+
+/* The row's finding when its loss, or an element of its gradient, which is at most `slope`, is larger. */
+XD_SCALAR int xd_row_judge(double loss, double slope) {
+    return fabs(loss) <= XD_ROW_LARGEST && slope <= XD_ROW_LARGEST ? (int)XD_ROW_FINE
+                                                                   : (int)XD_ROW_NOT_FINITE;
 }
 
-/* JSD: from the two sums of mixture over the whole row. */
-XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, double teacher, double student,
-                                       xd_loss_row *row) {
-    row->mean = student;
-    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
-    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
-    xd_loss_clear_finding(row);
+/* Whether the row's term of a total is one that the total can take. */
+XD_SCALAR bool xd_row_fits(bool fixed, const float *row_weight, int64_t r, double loss) {
+    const double term = xd_mul(row_weight ? (double)row_weight[r] : 1.0, loss);
+    return !fixed || fabs(term) < XD_FIXED_LARGEST;
+}
+
+/* What the status tells of a row whose numbers are not finite: the largest logit of the side where that is the reason, else
+ * infinity, for a loss or a gradient that is too large. */
+XD_SCALAR double xd_row_reason(double student, double teacher) {
+    return !isfinite(student) ? student : !isfinite(teacher) ? teacher : (double)INFINITY;
 }
 
 /* The loss of a row that callers see, from its two losses and their weights. */
 XD_SCALAR double xd_loss_of_row(double hard_weight, double hard, double soft_weight, double soft) {
     return xd_add(xd_mul(hard_weight, hard), xd_mul(soft_weight, soft));
+}
+
+/* Bounds the gradient of row r from its losses: a probability is at most 1, and p ln(p/q) at most the divergence and 1/e. */
+XD_SCALAR double xd_loss_slope(const xd_loss_args *a, int64_t r, const xd_loss_row *row) {
+    const double hard = xd_mul(3.0, fabs(a->hard_weight));
+    const double soft =
+        xd_mul(fabs(a->soft_weight) / a->temperature, xd_add(2.0, xd_mul(2.0, fabs(row->soft))));
+    return xd_mul(fabs(a->row_scale[r]), xd_add(hard, soft));
+}
+
+/* Judges row r once its losses are known. A row with a finding has no loss. */
+XD_SCALAR void xd_loss_settle(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE)
+        row->finding = xd_row_judge(xd_loss_of_row(a->hard_weight, row->hard, a->soft_weight, row->soft),
+                                    xd_loss_slope(a, r, row));
+    if (row->finding == (int)XD_ROW_FINE && !(xd_row_fits(a->fixed, a->row_weight, r, row->hard) &&
+                                              xd_row_fits(a->fixed, a->row_weight, r, row->soft)))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* A finding that was made after the row's loss. */
+XD_SCALAR void xd_loss_reject(xd_loss_row *row) {
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = (double)INFINITY;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+/* JSD: from the two sums of mixture over the whole row. */
+XD_SCALAR void xd_loss_mixture_scalars(const xd_loss_args *a, int64_t r, double teacher, double student,
+                                       xd_loss_row *row) {
+    row->mean = student;
+    row->soft = xd_add(xd_mul(a->beta, teacher), xd_mul(xd_sub(1.0, a->beta), xd_add(student, row->top)));
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xd_loss_settle(a, r, row);
 }
 
 /* ---- the gradient at one column, whose logits are x and y ---- */

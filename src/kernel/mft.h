@@ -39,6 +39,7 @@ typedef struct xd_mft_args {
     xd_rows student, teacher;
     xd_ids labels;           /* [rows] global; minimal fine-tuning only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight; /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     xd_vocab_shard vocab;
     double temperature;
     double threshold;        /* of minimal fine-tuning */

@@ -1,17 +1,19 @@
 #ifndef XDI_KERNEL_MFT_SCALAR_H
 #define XDI_KERNEL_MFT_SCALAR_H
 
-#include "base/scalar.h"
+#include "kernel/loss_scalar.h"
 #include "kernel/mft.h"
 
 /* What minimal fine-tuning and the cosine compute from the few values of a row, in double; kernel/mft.h has the
  * formulas. */
 
-/* A loss that is not finite becomes 0, with a finding. */
-XD_SCALAR void xd_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
+/* Judges row r once its loss is known; `slope` bounds its gradient where the row's factor is 1. A loss with a finding is 0. */
+XD_SCALAR void xd_mft_settle(const xd_mft_args *a, int64_t r, double slope, xd_loss_row *row) {
+    const double factor = fabs(xd_mul(a->row_scale[r], a->weight));
+    row->finding = xd_row_judge(xd_mul(a->weight, row->soft), xd_mul(factor, slope));
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->soft))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding != (int)XD_ROW_FINE) row->soft = 0.0;
 }
 
 /* How far the teacher is moved towards the label: until the label's probability is above the favourite's (the largest
@@ -41,7 +43,8 @@ XD_SCALAR void xd_mft_change_sides(xd_loss_row *row) {
 
 /* The row from the logits x and y at the label l, `right` where that is the teacher's favourite:
  *   sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu) + q_l ln q_l - mu ln p_l. */
-XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool right, xd_loss_row *row) {
+XD_SCALAR void xd_mft_correct(const xd_mft_args *a, int64_t r, double x, double y, bool right,
+                              xd_loss_row *row) {
     const double log_p = xd_sub(xd_sub(x, row->max) / a->temperature, row->soft_log);
     const double label = exp(xd_sub(xd_sub(y, row->teacher_max) / a->temperature, row->teacher_log));
     const double mu = xd_mft_share(exp(-row->teacher_log), label, right, a->threshold),
@@ -51,7 +54,7 @@ XD_SCALAR void xd_mft_correct(const xd_mft_args *a, double x, double y, bool rig
                        xd_mul(xd_mft_entropy(rest), xd_sub(1.0, label)));
     row->soft = xd_add(row->soft, xd_mft_entropy(xd_add(xd_mul(rest, label), mu)));
     row->soft = xd_sub(row->soft, xd_mul(mu, log_p));
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / a->temperature, row);
 }
 
 /* The term and the gradient of the column whose logits are x and y; `label`: it is the label's. */
@@ -76,14 +79,15 @@ XD_SCALAR bool xd_cosine_exponent(double largest, int *exponent) {
 }
 
 /* The row from its sums, by XD_COSINE_STUDENT and so on, of sides over 2^exponents; `fits`: these are finite. */
-XD_SCALAR void xd_cosine_row(const double *sums, const int *exponents, bool fits, xd_loss_row *row) {
+XD_SCALAR void xd_cosine_row(const xd_mft_args *a, int64_t r, const double *sums, const int *exponents,
+                             bool fits, xd_loss_row *row) {
     const int x = exponents[XD_MFT_STUDENT], y = exponents[XD_MFT_TEACHER];
     const double both = ldexp(sums[XD_COSINE_BOTH], x + y);
     row->max = ldexp(sqrt(sums[XD_COSINE_STUDENT]), x);
     row->teacher_max = ldexp(sqrt(sums[XD_COSINE_TEACHER]), y);
     row->mean = both / xd_mul(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST));
     row->soft = fits ? xd_sub(1.0, row->mean) : (double)NAN;
-    xd_mft_judge(row);
+    xd_mft_settle(a, r, 3.0 / fmax(row->max, XD_COSINE_LEAST), row);
 }
 
 /* What x and y are multiplied by in the gradient, d cos / d x = (y/|y| - cos x/|x|) / |x|; nothing where x has no

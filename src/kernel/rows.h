@@ -42,6 +42,14 @@ typedef struct xd_row_args {
     xd_loss_values *values;
 } xd_row_args;
 
+/* Rows that a loss goes on with: they count and have no finding. The others become zero, whatever they hold. */
+typedef struct xd_kept_rows {
+    xd_rows from, to;        /* of one shape and dtype; may be the same memory */
+    const double *row_scale; /* [rows] 0 -> the row does not count */
+    xd_loss_row *row;        /* [rows] */
+    bool judge;              /* an element that is not finite is a finding of its row */
+} xd_kept_rows;
+
 /* Row entries of the kernel table. */
 typedef struct xd_row_kernels {
     /* adds positions to part[XD_COUNT_WORDS], which the caller has set to zero; a negative count is refused */
@@ -62,6 +70,7 @@ typedef struct xd_row_kernels {
                                int64_t columns, float *maxima);
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
+    xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

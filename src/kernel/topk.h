@@ -13,8 +13,9 @@ enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS 
 
 /* One side, student or teacher, of one row after the merge. */
 typedef struct xd_topk_side {
-    double max, outside, entropy; /* reference and the two sums relative to it */
-    int finding;                  /* xd_row_finding */
+    double max, outside,
+        entropy; /* reference, NaN when a logit is not finite, and the two sums relative to it */
+    int finding; /* xd_row_finding */
 } xd_topk_side;
 
 /* The gradient of one row: at an id the value in its slot; at a column v outside, p_v (outside + entropy ln p_v)
@@ -54,12 +55,15 @@ typedef struct xd_topk_kl_args {
     xd_vocab_shard vocab;
     double temperature;
     const double *row_scale;          /* [rows] factor of the row's gradient; 0 -> the row is skipped */
+    const float *row_weight;          /* [rows] what multiplies the row's loss in the total; NULL -> 1 */
     const double *values;             /* [rows, k] logits */
     const xd_topk_side *side;         /* [rows] */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
     const double *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
     double teacher_temperature; /* divides teacher_values; 1 for log-probabilities */
+    bool unnormalised;          /* teacher_values are logits, of which the sum is not known */
+    bool fixed;                 /* losses are added to an xd_fixed */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;

@@ -61,7 +61,7 @@ XD_SCALAR xd_topk_teacher xd_topk_teacher_masses(double sum, const xd_topk_side 
         t.whole = xd_add(max, log(total));
         outside = side->outside / total;
     }
-    t.mass = exp(xd_sub(sum, t.whole));
+    t.mass = isfinite(t.whole) ? exp(xd_sub(sum, t.whole)) : (double)NAN;
     if (!side) outside = -expm1(xd_sub(sum, t.whole));
     t.tail = log(outside < xd_topk_floor() ? xd_topk_floor() : outside);
     return t;
@@ -118,12 +118,44 @@ XD_SCALAR void xd_topk_zero_outside(const xd_topk_masses *m, double weight, xd_t
     row->loss = xd_add(row->loss, xd_mul(weight, xd_add(m->outside_entropy, xd_mul(100.0, m->outside_mass))));
 }
 
-XD_SCALAR void xd_topk_close(const xd_topk_masses *m, double teacher_mass, double max, xd_topk_row *row) {
-    row->max = max;
+/* Log-probabilities that were rounded may add up to more than 1, but not to more than this. */
+#define XD_TOPK_MOST 1.1
+
+/* The masses of row r, which has entries. `teacher_mass` is NaN when one of the teacher's values is no number. */
+XD_SCALAR void xd_topk_close(const xd_topk_kl_args *a, int64_t r, const xd_topk_masses *m,
+                             double teacher_mass, xd_topk_row *row) {
+    row->max = a->side[r].max;
     row->log = m->log;
     row->student_mass = m->inside;
-    row->teacher_mass = teacher_mass;
-    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+    row->teacher_mass = a->unnormalised ? 1.0 : teacher_mass;
+    if (!isnan(teacher_mass) && row->teacher_mass <= XD_TOPK_MOST) return;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+    row->max = teacher_mass;
+}
+
+/* What the status tells of row r before its entries are looked at. */
+XD_SCALAR double xd_topk_reason(const xd_topk_kl_args *a, int64_t r) {
+    return xd_row_reason(a->side[r].max, a->teacher_side ? a->teacher_side[r].max : 0.0);
+}
+
+/* Bounds the gradient of row r from its loss: as xd_loss_slope, with 100 for a term of ZERO_OUTSIDE. */
+XD_SCALAR double xd_topk_slope(const xd_topk_kl_args *a, int64_t r, const xd_topk_row *row) {
+    const double bound = xd_add(256.0, xd_mul(2.0, fabs(row->loss)));
+    return xd_mul(xd_mul(fabs(a->row_scale[r]), fabs(a->weight) / a->temperature), bound);
+}
+
+/* Judges row r once its loss is known. A row with a finding has neither loss nor masses. */
+XD_SCALAR void xd_topk_settle(const xd_topk_kl_args *a, int64_t r, xd_topk_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) {
+        row->finding = xd_row_judge(xd_mul(a->weight, row->loss), xd_topk_slope(a, r, row));
+        if (row->finding != (int)XD_ROW_FINE) row->max = (double)INFINITY;
+    }
+    if (row->finding == (int)XD_ROW_FINE && !xd_row_fits(a->fixed, a->row_weight, r, row->loss))
+        row->finding = (int)XD_ROW_OVERFLOW;
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->loss = 0.0;
+    row->student_mass = 0.0;
+    row->teacher_mass = 0.0;
 }
 
 #endif

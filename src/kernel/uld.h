@@ -98,7 +98,7 @@ typedef struct xd_uld_kernels {
     /* sorted and the matched ids -> matched, unmatched, mean and slope. An empty list is not compared with the
      * other: unmatched is then 0. */
     xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
-    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
+    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk, or with one that is not finite */
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
     /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);

@@ -49,13 +49,14 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
         value = value > 0.0 ? a->output_clamp : -a->output_clamp;
         slope = 0.0;
     }
-    if (!isfinite(value)) {
-        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
-        value = slope = 0.0;
-    }
-    sum->value = xd_add(sum->value, xd_mul(weight, value));
-    if (a->values) a->values[i] = (float)value;
-    if (a->gradient) a->gradient[i] = (float)xd_mul(weight, slope);
+    const double term = xd_mul(weight, value), gradient = xd_mul(weight, slope);
+    const bool fine =
+        fabs(value) <= XD_ROW_LARGEST && fabs(term) <= XD_ROW_LARGEST && fabs(gradient) <= XD_ROW_LARGEST;
+    const bool counts = weight != 0.0; /* NaN counts */
+    if (counts && !fine && sum->bad < 0) sum->bad = i;
+    if (counts && fine) sum->value = xd_add(sum->value, term);
+    if (a->values) a->values[i] = (counts ? fine : fabs(value) <= XD_ROW_LARGEST) ? (float)value : 0.0f;
+    if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 
 #endif

@@ -37,7 +37,8 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);
-    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+    XD_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA,
+               "the estimate of token %lld, or its weight, is not finite or too large for f32",
                (long long)total.bad);
     *sum = total.value;
     return XD_OK;

@@ -16,7 +16,7 @@ typedef struct xdi_head_plan {
     xdi_loss_plan loss;
     int64_t rows, columns, width, chunk;
     float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
-    float *hidden;            /* [chunk, width] gradient */
+    float *hidden;            /* [chunk, width] gradient, then the hidden states of rows that are kept */
     float *tile;              /* INVARIANT: the same of one tile */
     float *one;               /* the number 1, by which rows are repeated or added up */
     void *product;            /* workspace of the matrix product */
@@ -126,10 +126,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
-    const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
-                              hidden,        invariant ? hidden : 0,
-                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    const size_t states = chunk * (size_t)p->width * sizeof(float),
+                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t sizes[6] = { logits,
+                              p->d->teacher.hidden.data ? logits : 0,
+                              p->d->weight_gradient ? states : hidden,
+                              invariant ? hidden : 0,
+                              sizeof(float),
+                              XD_MATMUL_WORKSPACE_BYTES };
     void *at[6];
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
@@ -257,6 +261,18 @@ static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vo
     return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
 }
 
+/* Rows of the chunk that begins at `row`, zero where they do not count or have a finding: zero times NaN is NaN. */
+static xd_result xdi_head_keep(const xd_launch *launch, xdi_head_plan *p, int64_t row, xd_rows from, void *to,
+                               bool judge) {
+    xd_kept_rows a;
+    a.from = from;
+    a.to = xd_rows_of(to, from.dtype, from.rows, from.cols);
+    a.row_scale = p->loss.row_scale + row;
+    a.row = p->loss.rows + row;
+    a.judge = judge;
+    return p->loss.kernels->rows.keep(launch, &a);
+}
+
 /* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the dtype asked
  * for. */
 static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
@@ -270,20 +286,29 @@ static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int6
                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
         if (v.tp) XD_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
     }
+    XD_TRY(
+        xdi_head_keep(launch, p, row, xd_rows_of(p->hidden, XD_DTYPE_F32, rows, p->width), p->hidden, true));
     const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
     return p->loss.kernels->optimizer.cast(launch, &cast, 1);
 }
 
+/* First the gradient of the hidden states: rows where it is not finite take no part in the others. */
 static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
     const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
-    if (p->d->weight_gradient)
-        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
-    if (p->d->bias_gradient) {
-        const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
-        XD_TRY(p->loss.kernels->matmul(launch, &sum));
+    if (p->d->hidden_gradient.data) {
+        XD_TRY(xdi_head_hidden(launch, p, row, rows));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns),
+                             p->student, false));
     }
-    return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
+    if (p->d->weight_gradient) {
+        const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);
+        XD_TRY(xdi_head_keep(launch, p, row, hidden, p->hidden, false));
+        XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&kept), p->d->weight_gradient, true));
+    }
+    if (!p->d->bias_gradient) return XD_OK;
+    const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+    return p->loss.kernels->matmul(launch, &sum);
 }
 
 /* Points the loss at the chunk's rows. */
@@ -300,6 +325,7 @@ static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
     if (p->loss.d.common.gradient.data) a->gradient = a->student;
     if (p->loss.d.common.labels.data) a->labels = xdi_ids_from(p->loss.d.common.labels, row);
     a->row_scale = p->loss.row_scale + row;
+    if (p->loss.d.common.row_weight) a->row_weight = p->loss.d.common.row_weight + row;
     a->row = p->loss.rows + row;
     a->sums = a->references + rows * XD_LOSS_REFERENCES; /* one block, so that one exchange carries both */
 }

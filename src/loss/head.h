@@ -43,6 +43,8 @@ XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
  * last bits where cuBLASLt multiplies (xd_cuda_desc.cublas). In INVARIANT mode
  * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
  * for every split at a multiple of XD_HEAD_TILE. Other splits, and a GPU, are UNSUPPORTED in that mode.
+ * Data errors as xd_loss, and a hidden_gradient that is not finite. Rows that do not count or have a data error add nothing to
+ * weight_gradient and bias_gradient, whatever their hidden states hold.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);

@@ -77,6 +77,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->common.labels;
+    a->row_weight = d->common.row_weight;
     a->vocab = xdi_vocab_shard(d->vocab);
     a->temperature = d->temperature;
     a->divergence = d->divergence;

@@ -15,6 +15,7 @@ static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
     a.gradient = plan->d.common.gradient;
     a.labels = plan->d.common.labels;
     a.row_scale = plan->row_scale;
+    a.row_weight = plan->d.common.row_weight;
     a.vocab = from->vocab;
     a.temperature = from->temperature;
     a.weight = plan->reduction.soft_weight;

@@ -58,7 +58,7 @@ typedef struct xd_topk_desc {
     double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
     float *student_mass;                      /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;      /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    float *teacher_mass;                      /* [T] the teacher's; 1 where only logits are known; or NULL */
     float *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_loss_common common;    /* labels only say which rows count; row_loss has the temperature factor */
 } xd_topk_desc;
@@ -69,7 +69,9 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
- * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * a row; a teacher's value or log_normaliser that is no number, or probabilities of the teacher that add up to more than 1.1
+ * (status tells NaN or their sum). A row with a data error has masses 0 and log-probabilities -infinity, as one that does not
+ * count. A row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);

@@ -112,6 +112,9 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->gradient = d->common.gradient;
     a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
     a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
+    a->unnormalised = !d->teacher.data && d->values_kind == XD_TOPK_LOGITS && !d->log_normaliser;
+    a->fixed = plan->student.fixed;
+    a->row_weight = d->common.row_weight;
 }
 
 /* What both sides send is one block, sums before values; the other blocks are shared by both sides. */

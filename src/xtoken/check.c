@@ -149,6 +149,35 @@ static xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, in
     return t->cached.cache ? xdi_xtoken_check_cache(ctx, t, index) : XD_OK;
 }
 
+/* Sums of INVARIANT mode take no term above XD_FIXED_LARGEST. */
+static xd_result xdi_xtoken_check_weight(xd_ctx *ctx, const char *what, float weight, int64_t at) {
+    const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    const double most = fixed ? XD_FIXED_LARGEST : XDI_XTOKEN_MOST;
+    XD_REQUIRE(ctx, weight >= 0.0f && (double)weight < most, XD_ERROR_ARGUMENT,
+               "%s %g at %lld is negative, not finite or not below %g", what, (double)weight, (long long)at,
+               most);
+    return XD_OK;
+}
+
+static bool xdi_xtoken_row_counts(const xd_loss_common *c, int64_t row) {
+    if (c->mask && !c->mask[row]) return false;
+    return !c->labels.data || xd_id_at(c->labels, row) != c->ignore_index;
+}
+
+/* The weights by which a teacher is scored; those of rows that have no label are not read. */
+static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_desc *d,
+                                                const xd_xtoken_teacher *t) {
+    const bool labels = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    const float *weights = labels ? t->label_weight : t->position_weight;
+    if (!labels && d->score == XD_XTOKEN_SCORE_NONE) return XD_OK;
+    for (int64_t i = 0; i < t->logits.rows && weights; i++) {
+        const bool ignored = labels && t->labels.data && xd_id_at(t->labels, i) == d->common.ignore_index;
+        if (!ignored)
+            XD_TRY(xdi_xtoken_check_weight(ctx, labels ? "label weight" : "position weight", weights[i], i));
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xdi_xtoken_kind *kind = xdi_xtoken_kind_of(t->kind);
@@ -160,6 +189,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
                t->denominator_value);
     XD_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XD_TRY(xdi_xtoken_check_score_weights(ctx, d, t));
     if (!(kind->traits & XDI_KIND_POSITIONS)) XD_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     return kind->check(ctx, d, index, size);
 }
@@ -182,13 +212,10 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
     XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
     for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
-        XD_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
-                   "sample weight %g of sequence %lld is negative or not finite", (double)d->sample_weight[b],
-                   (long long)b);
+        XD_TRY(xdi_xtoken_check_weight(ctx, "sample weight", d->sample_weight[b], b));
     for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
-        XD_REQUIRE(ctx, isfinite(d->common.row_weight[i]) && d->common.row_weight[i] >= 0.0f,
-                   XD_ERROR_ARGUMENT, "weight %g of row %lld is negative or not finite",
-                   (double)d->common.row_weight[i], (long long)i);
+        if (xdi_xtoken_row_counts(&d->common, i))
+            XD_TRY(xdi_xtoken_check_weight(ctx, "row weight", d->common.row_weight[i], i));
     return XD_OK;
 }
 

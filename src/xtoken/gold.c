@@ -251,7 +251,7 @@ static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
-    const bool good = isfinite(value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value);
     double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
     xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);

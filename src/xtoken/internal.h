@@ -189,8 +189,10 @@ struct xdi_xtoken {
 
 /* Does the teacher have logits? Else it has log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* A log-probability that was rounded may be above 0, but not above this. */
+#define XDI_XTOKEN_LOG_MOST 0.1
 /* Log-probability, at temperature 1, of the token that a row of such a teacher predicts; -infinity where there is
- * none. */
+ * none; NaN for a number that none can be. */
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
 /* V_t, the size of J, and entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
@@ -257,6 +259,15 @@ XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xto
 /* The number of the tile's first chunk among term->chunks and term->order. */
 XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
 
+/* Factors of gradients are at most this, and weights below it: beyond, gradients could leave f32. */
+#define XDI_XTOKEN_MOST 1e30
+/* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value);
+/* 0 in place of a factor that is too large. */
+XD_PRIVATE double xdi_xtoken_bounded(double factor);
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
 /* The contribution of a chunk to the sums. */
@@ -329,8 +340,8 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result);
 
 /* score.c: adds numerator and denominator of a teacher's score on this rank to two cells; omega of every teacher, and
  * which take part: scores [teacher_count][2], summed over comm, become means. */
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell);
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell);
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
 
 /* rows.c: statistics of rows: which count, and the factors of their cross entropy; the host waits for them if

@@ -28,11 +28,15 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
     XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
-    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++)
+    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++) {
+        const bool counts = (!t->chunk_mask || t->chunk_mask[i]) &&
+                            (d->compat || !d->sample_weight || d->sample_weight[i / t->chunks] != 0.0f);
+        if (!counts) continue;
         XD_REQUIRE(ctx, t->likelihood.chunk_length[i] > 0.0f && isfinite(t->likelihood.chunk_length[i]),
                    XD_ERROR_ARGUMENT, "teacher %d: chunk %lld of sequence %lld has length %g", index,
                    (long long)(i % t->chunks), (long long)(i / t->chunks),
                    (double)t->likelihood.chunk_length[i]);
+    }
     return XD_OK;
 }
 
@@ -113,9 +117,11 @@ static void xdi_likelihood_chunk(const xdi_xtoken *x, const xdi_xtoken_term *ter
     const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = *l_t / length;
     double slope = 2.0 * (s - target), value = (s - target) * (s - target);
     if (t->likelihood.form == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
-    const bool good = isfinite(value) && isfinite(slope);
-    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
-    *l_t = isfinite(slope) ? value : slope;
+    const double gradient = weight * xdi_xtoken_factor(x, term) * slope / length;
+    const bool good = xdi_xtoken_is_good(x, term, weight, value) && fabs(gradient) <= XDI_XTOKEN_MOST;
+    *l_s = good ? gradient : 0.0;
+    *l_t = isfinite(slope) || !isfinite(value) ? value : slope;
+    if (!good && isfinite(*l_t)) *l_t = (double)INFINITY;
 }
 
 /* ---- a pass ---- */

@@ -65,7 +65,7 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
         const double weight = h->row_weight[row] = xdi_xrows_weight(x, row);
         h->ce_factor[row] = 0.0;
         if (!x->d.common.labels.data || weight == 0.0) continue;
-        if (isfinite(h->log_probs[row]))
+        if (xdi_xtoken_sums_take(x, h->log_probs[row]) && xdi_xtoken_sums_take(x, weight * h->log_probs[row]))
             h->ce_factor[row] = weight;
         else
             xdi_xtoken_found(x, row, h->log_probs[row]);

@@ -52,7 +52,8 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     xd_xtoken_chunk chunk;
     memset(&chunk, 0, sizeof chunk);
     chunk.compared = true;
-    chunk.factor = x->host.row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
+    chunk.factor =
+        xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
     return chunk;
 }
 
@@ -149,7 +150,7 @@ static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
-        const bool good = isfinite(chunk->value) != 0;
+        const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
         xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);

@@ -10,7 +10,7 @@ static double xdi_score_weight(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_xtoken_teacher *t = term->teacher;
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
     if (!term->reads) {
-        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        if (xdi_xtoken_known(t, row) == -INFINITY) return 0.0;
         return t->label_weight ? (double)t->label_weight[row] : 1.0;
     }
     if (!t->labels.data) return x->host.row_weight[row]; /* one tokenizer: the student's */
@@ -26,8 +26,8 @@ static double xdi_score_of(const double *m, xd_xtoken_score score) {
     return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
 }
 
-XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                           xd_xtoken_score score, int64_t cell) {
+XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                           int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
     xd_ids labels = t->labels.data ? t->labels : x->d.common.labels;
     const double *moments = x->host.moments;
@@ -42,6 +42,10 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         if (weight == 0.0) continue;
         const double value = term->reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         if (term->reads) moments += XD_XTOKEN_MOMENTS;
+        if (!xdi_xtoken_sums_take(x, weight * value)) {
+            xdi_xtoken_found(x, row, value);
+            continue;
+        }
         xdi_xtoken_add(x, x->host.sums, cell, weight * value);
         xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
     }
@@ -61,10 +65,14 @@ static void xdi_score_lengths(xdi_xtoken *x) {
 static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
     double max = -INFINITY, sum = 0.0;
     for (int i = 0; i < x->d.teacher_count; i++) {
-        x->terms[i].weight = x->d.alpha * score[2 * i] * x->terms[i].length;
+        x->terms[i].weight =
+            score[2 * i] > -INFINITY ? x->d.alpha * score[2 * i] * x->terms[i].length : -INFINITY;
         if (x->terms[i].weight > max) max = x->terms[i].weight;
     }
+    if (max == -INFINITY) max = 0.0; /* no teacher has a score */
     for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = exp(x->terms[i].weight - max);
+    if (sum == 0.0)
+        for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = 1.0;
     for (int i = 0; i < x->d.teacher_count; i++) x->terms[i].weight /= sum;
 }
 
@@ -72,7 +80,10 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
     int best = 0;
     xdi_score_lengths(x);
     for (int i = 0; i < x->d.teacher_count; i++) {
-        scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        if (scores[2 * i + 1] > 0.0)
+            scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        else
+            scores[2 * i] = -INFINITY; /* nothing was scored: behind every teacher that was */
         if (scores[2 * i] > scores[2 * best]) best = i;
         x->terms[i].active = true;
     }

@@ -64,7 +64,8 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.compared = true;
     chunk.student = (double)term->student_sizes[at] + epsilon;
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
-    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    chunk.factor =
+        xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
     return chunk;
 }
 
@@ -187,6 +188,20 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 
 /* ---- results of chunks ---- */
 
+XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term) {
+    return isfinite(term) && (!x->fixed || fabs(term) < XD_FIXED_LARGEST);
+}
+
+XD_PRIVATE double xdi_xtoken_bounded(double factor) {
+    return fabs(factor) <= XDI_XTOKEN_MOST ? factor : 0.0;
+}
+
+XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
+                                   double value) {
+    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+           fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
+}
+
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
     x->found.first_row = row;
@@ -196,7 +211,7 @@ XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
 XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
-    const bool good = isfinite(chunk->value) != 0;
+    const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
     double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);

@@ -11,8 +11,10 @@ XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
 }
 
 XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
-    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs)
-        return (double)t->likelihood.target_log_probs[row];
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->likelihood.target_log_probs) {
+        const double given = (double)t->likelihood.target_log_probs[row];
+        return given > XDI_XTOKEN_LOG_MOST ? (double)NAN : given;
+    }
     return t->cached.positions[row] < 0 ? -INFINITY
                                         : xdi_cache_next(t->cached.cache, t->cached.positions[row]);
 }

@@ -61,6 +61,17 @@ static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_
     return XD_OK;
 }
 
+/* Gradients are at most the factor times a few: f32 must hold them. */
+static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
+    const double below = d->denominator > 0.0 ? d->denominator : 1.0;
+    const double weight = d->matched_count > 0 ? fabs(d->matched_weight) + fabs(d->unmatched_weight) : 1.0;
+    const double least = fmin(1.0, d->student.temperature);
+    XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
+               "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
+               d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_TRY(xdi_uld_check_side(ctx, "student", &d->student));
     XD_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
@@ -75,6 +86,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
+    XD_TRY(xdi_uld_check_factor(ctx, d));
     for (int64_t i = 0; i < d->matched_count; i++)
         XD_REQUIRE(ctx,
                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&

@@ -57,9 +57,9 @@ typedef struct xd_uld_values {
  * same bits on every run; probabilities are f32, except at the plain CPU level, where they are double; sums are double.
  * Memory: between 20 and 30 bytes for each id of both vocabularies, on a CPU for one chunk per thread of the context, on
  * a GPU for as many chunks as 64 MB hold.
- * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
- * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; in that case the gradient is partly
- * written. */
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range; scale and weights with
+ * which the gradient could leave f32), SHAPE, DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity: then the
+ * gradient is still written, 0 for the rows of such chunks, but *out is not. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 #endif

@@ -88,6 +88,17 @@ static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
     return XD_OK;
 }
 
+/* A scale, weights or a D with which gradients would leave f32 are a finding, the same on every rank; loss and gradient are
+ * then 0, as with a scale that is not finite. */
+static void xdi_xtoken_bound(xdi_xtoken *x) {
+    double most = x->token_denominator > 0.0 ? fabs(x->factor * x->ce_weight / x->token_denominator) : 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        most = fmax(most, fabs(xdi_xtoken_factor(x, &x->terms[i])) * fmax(1.0, 1.0 / x->d.temperature));
+    if (most <= XDI_XTOKEN_MOST) return;
+    if (x->owner) xdi_xtoken_found(x, 0, x->factor);
+    x->factor = 0.0;
+}
+
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
 static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
@@ -109,11 +120,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         all += x->host.sums[1 + i];
     }
     if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
+    xdi_xtoken_bound(x);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         double *factor = &x->host.ce_factor[row];
         *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
+        if (fabs(*factor * x->factor * x->ce_weight) <= XDI_XTOKEN_MOST) continue;
+        xdi_xtoken_found(x, row, x->host.row_weight[row]);
+        *factor = 0.0;
     }
-    xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     return XD_OK;
 }
 

@@ -118,7 +118,7 @@ typedef struct xd_xtoken_teacher {
     double weight;                   /* omega_i, without a score; 0: the teacher is left out */
     xd_ids labels; /* [rows of logits] the teacher's next tokens, for scores; SAME: none -> the student's */
     const float *label_weight;    /* [rows of logits]; NULL -> 1 where the label counts */
-    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1; 0: not scored */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
@@ -158,8 +158,8 @@ typedef struct xd_xtoken_desc {
      *   labels       none -> no CE
      *   mask         0 -> the row counts for neither CE nor SAME; chunks have chunk_mask
      *   row_weight   of CE and SAME, includes the sample's
-     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite: a
-     *                finding of row 0, and it counts as 0
+     *   scale        multiplies loss, gradient, kd and ce, also those of each teacher, but not the sums. Not finite, or with
+     *                the weights and D a factor of the gradient above 1e30: a finding of row 0, and it counts as 0
      *   denominator, denominator_value   D of CE and SAME; 0 -> counted weights, not rows, of this call
      *   comm         data and sequence axes: results are summed over it; NULL -> sequence_comm
      *   gradient     with one teacher it may be the student's memory, with several it is separate and f32; data NULL ->
@@ -228,10 +228,13 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * statistics take device memory for the call, and lists take host memory; the host reads a cache once per call. Bits on a
  * GPU: in INVARIANT mode the same for every split on GPUs, and equal to those of a CPU up to rounding.
  *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
- * a teacher without logits. Data errors: a label outside the vocabulary, and chunks or positions whose
- * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; its first
- * finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, also for weights of what counts that are negative, not finite or
+ * not below 1e30 (INVARIANT: 2^22), SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of a teacher without logits. Data errors: a
+ * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
+ * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
+ * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
+ * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
+ * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
  * chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 

@@ -17,7 +17,7 @@ private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that nam
 # What several steps link is compiled once. `build` comes first and alone; the rest begins with what is quickly told and goes
 # on with the longest, so that the two that run at a time end together.
 steps() {
-    echo build amalgamate format layout fastmath tools api
+    echo build amalgamate format layout fastmath tools api poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile_c tests:hostile_cxx tests:thread levels options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
@@ -114,6 +114,14 @@ step_tools() { need python3; python3 tests/build/test_amalgamate.py; }
 step_api() {
     need python3 cc
     python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py
+}
+
+# Every case of tests/test_poison.c, and that every call which takes numbers is in its table.
+step_poison() {
+    need gcc python3
+    gcc -std=c99 -O2 -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION tests/test_poison.c -o "$dir/test_poison" -lm -lpthread &&
+    XDISTILL_POISON=all "$dir/test_poison" && python3 tools/api.py --build "$dir" &&
+    python3 tests/build/test_poison_table.py "$dir/api.json"
 }
 
 # Projections to PyTorch's files and back; TORCH_PYTHON is a python that has it.

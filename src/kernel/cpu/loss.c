@@ -224,7 +224,7 @@ static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_arg
         memset(row, 0, sizeof *row);
         if (a->row_scale[r] == 0.0) continue;
         xdi_loss_combine_row(a, r, row);
-        xd_loss_clear_finding(row);
+        xd_loss_settle(a, r, row);
     }
     return XD_OK;
 }
@@ -308,7 +308,7 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_row *row = a->row + r;
         if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
-        xd_loss_mixture_scalars(a, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+        xd_loss_mixture_scalars(a, r, xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
                                 xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), row);
     }
     return XD_OK;

@@ -50,7 +50,7 @@ static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
         x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
         y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
     }
-    xd_mft_correct(a, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
+    xd_mft_correct(a, r, x, y, row->argmax == (double)xd_id_at(a->labels, r), row);
 }
 
 static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
@@ -193,7 +193,7 @@ static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
     const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &exponents[XD_MFT_STUDENT]);
     const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &exponents[XD_MFT_TEACHER]);
     for (int i = 0; i < XD_COSINE_SUMS; i++) sums[i] = xdi_cosine_total(a, r, i);
-    xd_cosine_row(sums, exponents, x_fits && y_fits, a->row + r);
+    xd_cosine_row(a, r, sums, exponents, x_fits && y_fits, a->row + r);
 }
 
 static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {

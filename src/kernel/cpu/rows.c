@@ -87,8 +87,10 @@ static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
         v.hard = a->loss_rows[r].hard;
         v.soft = a->loss_rows[r].soft;
         v.finding = a->loss_rows[r].finding;
-        v.value =
-            v.finding == (int)XD_ROW_LABEL ? (double)xd_id_at(a->positions.labels, r) : a->loss_rows[r].max;
+        v.value = a->loss_rows[r].max;
+        if (v.finding == (int)XD_ROW_LABEL) v.value = (double)xd_id_at(a->positions.labels, r);
+        if (v.finding == (int)XD_ROW_NOT_FINITE)
+            v.value = xd_row_reason(v.value, a->loss_rows[r].teacher_max);
     }
     return v;
 }
@@ -221,10 +223,43 @@ static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, in
     return XD_OK;
 }
 
+/* ---- rows that are kept ---- */
+
+static bool xdi_rows_are_finite(const xd_rows *x, int64_t r) {
+    for (int64_t c = 0; c < x->cols; c++)
+        if (!isfinite(xdi_loss_load(x, r, c))) return false;
+    return true;
+}
+
+static unsigned char *xdi_rows_start(const xd_rows *x, int64_t r) {
+    return (unsigned char *)x->data +
+           (size_t)(r * (x->stride ? x->stride : x->cols)) * xd_dtype_size(x->dtype);
+}
+
+static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *a) {
+    const size_t bytes = (size_t)a->from.cols * xd_dtype_size(a->from.dtype);
+    (void)launch;
+    for (int64_t r = 0; r < a->from.rows; r++) {
+        unsigned char *to = xdi_rows_start(&a->to, r);
+        const unsigned char *from = xdi_rows_start(&a->from, r);
+        bool kept = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        if (kept && a->judge && !xdi_rows_are_finite(&a->from, r)) {
+            xd_loss_reject(&a->row[r]);
+            kept = false;
+        }
+        if (!kept)
+            memset(to, 0, bytes);
+        else if (to != from)
+            memcpy(to, from, bytes);
+    }
+    return XD_OK;
+}
+
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
     };
     return &kernels;
 }

@@ -147,6 +147,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
+    if (side->finding != (int)XD_ROW_FINE) side->max = NAN;
     for (int i = 0; i < a->vocab.shards; i++) {
         const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         xd_topk_rescale(side, a->temperature, part[XD_TOPK_MAX], part[XD_TOPK_OUTSIDE],
@@ -306,7 +307,7 @@ static void xdi_topk_divergence_row(const xd_topk_kl_args *a, int64_t r, xdi_top
         if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
     }
     if (renormalised) row->outside = 0.0;
-    xd_topk_close(&e->at, e->teacher_mass, a->side[r].max, row);
+    xd_topk_close(a, r, &e->at, e->teacher_mass, row);
 }
 
 static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
@@ -334,9 +335,11 @@ static void xdi_cpu_topk_divergence_rows(const xd_launch *launch, const void *ar
         for (int64_t j = 0; j <= a->k; j++) e.s[j] = -INFINITY;
         row->finding = a->side[r].finding;
         if (a->teacher_side && row->finding == (int)XD_ROW_FINE) row->finding = a->teacher_side[r].finding;
+        if (row->finding == (int)XD_ROW_NOT_FINITE) row->max = xd_topk_reason(a, r);
         if (a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE && xdi_topk_has_entries(e.ids, a->k))
             xdi_topk_divergence_row(a, r, &e, row);
-        if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
+        if (a->row_scale[r] != 0.0) xd_topk_settle(a, r, row);
+        for (int64_t j = 0; j < a->k && row->finding != (int)XD_ROW_FINE; j++) e.s[j] = -INFINITY;
         memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
         for (int64_t j = 0; a->log_probs && j < a->k; j++) a->log_probs[r * a->k + j] = (float)e.s[j];
     }

@@ -224,8 +224,7 @@ static void xdi_uld_gradient_pieces(const xd_launch *launch, const void *args, i
     const xd_uld_args *a = w->args;
     (void)slot;
     for (int64_t row = a->row + begin; row < a->row + end; row++) {
-        const bool owned = a->owner[row] >= 0;
-        if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
+        const bool owned = a->owner[row] >= 0 && a->chunks[a->owner[row] - a->first].finite;
         if (owned) w->write(launch, a, row);
         xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
     }

@@ -164,10 +164,10 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     const double sum = xdi_cells_value(a->fixed, a->cells, 1);
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
-    a->chunk->value = value;
+    a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 

@@ -25,6 +25,7 @@ static xd_loss_args xdi_simd_row_args(const xd_loss_args *a, int64_t r) {
     one.teacher = xdi_simd_one_row(a->teacher, r);
     one.gradient = xdi_simd_one_row(a->gradient, r);
     one.row_scale = a->row_scale + r;
+    if (a->row_weight) one.row_weight = a->row_weight + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
     if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;

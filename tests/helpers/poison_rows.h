@@ -1,0 +1,220 @@
+/* poison_rows.h - families of softmax pieces and selections. They report nothing: NaN and infinity go into the results of
+ * their row, and no further. */
+#ifndef XD_POISON_ROWS_H
+#define XD_POISON_ROWS_H
+
+#include "poison_loss.h"
+
+typedef struct poison_softmax {
+    xd_rows logits, weight, gradient;
+    xd_positions positions;
+    xd_project_desc project;
+    double temperature, accuracy;
+    const double *project_weight;
+    double *lse, *projected;
+    int64_t *argmax, *ids;
+    float *values, *row_weight;
+    int64_t labels[POISON_T];
+    uint8_t mask[POISON_T];
+} poison_softmax;
+
+typedef struct poison_softmax_objects {
+    xd_vocab *vocab; /* first */
+    xd_projection projection;
+} poison_softmax_objects;
+
+static inline bool poison_softmax_is(const poison_scene *s, const char *name) {
+    return !strcmp(s->family->name, name);
+}
+
+static inline void poison_softmax_outputs(poison_scene *s, poison_softmax *p) {
+    const xd_interval columns = poison_columns(s);
+    const int64_t held = columns.end - columns.begin;
+    const bool backward = strstr(s->family->name, "backward") || poison_softmax_is(s, "xd_log_softmax");
+    if (backward)
+        p->gradient = poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_T, held));
+    if (poison_softmax_is(s, "xd_log_softmax_backward")) {
+        poison_part *weight = poison_shard(s, "weight", POISON_IN, XD_DTYPE_F32, POISON_T, columns, POISON_V);
+        poison_fill(weight, 5, 0.0, 1.0);
+        p->weight = poison_rows(weight);
+    }
+    poison_part *row_weight = NULL;
+    if (poison_softmax_is(s, "xd_target_log_probs_backward") || poison_softmax_is(s, "xd_accuracy"))
+        row_weight = poison_matrix(s, "row weight", POISON_IN, XD_DTYPE_F32, POISON_T, 1);
+    if (row_weight) {
+        poison_fill(row_weight, 6, 1.0, 0.5);
+        p->row_weight = (float *)row_weight->data;
+    }
+    if (poison_softmax_is(s, "xd_row_stats")) {
+        p->lse =
+            (double *)poison_matrix(s, "log_sum_exp", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 1)
+                ->data;
+        p->argmax =
+            (int64_t *)poison_matrix(s, "argmax", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, 1)->data;
+    }
+    if (poison_softmax_is(s, "xd_target_log_probs") || poison_softmax_is(s, "xd_gather_columns") ||
+        poison_softmax_is(s, "xd_vocab_topk"))
+        p->values = (float *)poison_matrix(s, "values", POISON_OUT | POISON_SAME, XD_DTYPE_F32, POISON_T,
+                                           poison_softmax_is(s, "xd_vocab_topk") ? POISON_K : 1)
+                        ->data;
+    if (poison_softmax_is(s, "xd_vocab_topk"))
+        p->ids =
+            (int64_t *)poison_matrix(s, "ids", POISON_OUT | POISON_SAME, XD_DTYPE_I64, POISON_T, POISON_K)
+                ->data;
+    if (poison_softmax_is(s, "xd_project"))
+        p->projected =
+            (double *)poison_matrix(s, "projected", POISON_OUT | POISON_SAME, XD_DTYPE_F64, POISON_T, 7)
+                ->data;
+    if (poison_softmax_is(s, "xd_project_backward")) {
+        poison_part *weight = poison_matrix(s, "weight", POISON_IN, XD_DTYPE_F64, POISON_T, 7);
+        poison_fill(weight, 5, 0.0, 1.0);
+        p->project_weight = (const double *)weight->data;
+    }
+    if (poison_softmax_is(s, "xd_accuracy"))
+        poison_one(s, "accuracy", POISON_TOTAL | POISON_SAME, &p->accuracy);
+}
+
+static inline bool poison_softmax_build(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)(s->own = poison_take(s, sizeof *p));
+    poison_softmax_objects *o = (poison_softmax_objects *)calloc(1, sizeof *o);
+    const xd_dtype dtype = s->variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    xd_vocab *vocab = NULL;
+    CHECK_EQ_INT(
+        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_V, &vocab),
+        XD_OK);
+    xd_vote mine[POISON_V];
+    for (int v = 0; v < POISON_V; v++) {
+        mine[v].student_id = v;
+        mine[v].teacher_id = v * 3 % 7;
+        mine[v].weight = 1.0;
+    }
+    const xd_projection_cells list = { mine, POISON_V, POISON_V, 7 };
+    CHECK_EQ_INT(xd_projection_from_cells(s->ctx, &list, &o->projection), XD_OK);
+    o->vocab = vocab;
+    s->objects = o;
+    s->compound = true;
+    s->unit = POISON_UNIT;
+    for (int r = 0; r < POISON_T; r++) {
+        p->labels[r] = (r * 17 + 5) % POISON_V;
+        p->mask[r] = 1;
+    }
+    if (!poison_softmax_is(s, "xd_project_backward")) {
+        poison_part *logits = poison_logits(s, "logits", dtype, 1);
+        if (poison_softmax_is(s, "xd_project")) poison_fill(logits, 1, 0.5, 0.4);
+        p->logits = poison_padded(logits);
+    }
+    p->temperature = 2.0;
+    p->project.vocab = vocab;
+    p->project.projection = &o->projection;
+    p->positions.count = POISON_T;
+    p->positions.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
+    p->positions.mask = p->mask;
+    poison_softmax_outputs(s, p);
+    p->positions.weights = p->row_weight;
+    if (strstr(s->family->name, "soft") || strstr(s->family->name, "log_probs") ||
+        poison_softmax_is(s, "xd_row_stats"))
+        poison_one(s, "temperature", POISON_IN | POISON_ONE, &p->temperature);
+    return true;
+}
+
+static inline void poison_release_softmax(poison_scene *s) {
+    poison_softmax_objects *o = (poison_softmax_objects *)s->objects;
+    xd_vocab_destroy(o->vocab);
+    xd_projection_destroy(s->ctx, &o->projection);
+    free(o);
+}
+
+static inline void poison_softmax_leave_out(poison_scene *s, int way) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    (void)way;
+    if (p->row_weight) p->row_weight[s->unit] = 0.0f;
+    p->mask[s->unit] = 0;
+}
+
+static inline xd_result poison_call_row_stats(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_row_stats(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->lse, p->argmax);
+}
+
+static inline xd_result poison_call_log_softmax(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_log_softmax(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->gradient);
+}
+
+static inline xd_result poison_call_log_softmax_backward(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_log_softmax_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->weight,
+                                   p->gradient);
+}
+
+static inline xd_result poison_call_target_log_probs(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_target_log_probs(s->ctx, poison_vocab_of(s), p->logits, p->temperature, p->positions.labels,
+                               p->values);
+}
+
+static inline xd_result poison_call_target_log_probs_backward(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_target_log_probs_backward(s->ctx, poison_vocab_of(s), p->logits, p->temperature,
+                                        p->positions.labels, p->row_weight, p->gradient);
+}
+
+static inline xd_result poison_call_gather_columns(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_gather_columns(s->ctx, poison_vocab_of(s), p->logits, p->positions.labels, 1, 1, p->values);
+}
+
+static inline xd_result poison_call_vocab_topk(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_vocab_topk(s->ctx, poison_vocab_of(s), p->logits, POISON_K, p->values, p->ids);
+}
+
+static inline xd_result poison_call_accuracy(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_accuracy(s->ctx, poison_vocab_of(s), p->logits, &p->positions, NULL, &p->accuracy);
+}
+
+static inline xd_result poison_call_project(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_project(s->ctx, &p->project, p->logits, p->projected);
+}
+
+static inline xd_result poison_call_project_backward(poison_scene *s) {
+    poison_softmax *p = (poison_softmax *)s->own;
+    return xd_project_backward(s->ctx, &p->project, p->project_weight, p->gradient);
+}
+
+static inline poison_verdict poison_expect_softmax(const poison_scene *s, const poison_part *part,
+                                                   double value) {
+    if (!strcmp(part->name, "temperature"))
+        return isfinite(value) && value > 0.0 ? POISON_SKIP : POISON_REFUSED;
+    if (!poison_softmax_is(s, "xd_accuracy") || strcmp(part->name, "row weight")) return POISON_ALONE;
+    return value >= 0.0 && value < 4194304.0 ? POISON_FINE
+                                             : POISON_REFUSED; /* weights are summed as integers */
+}
+
+#define POISON_SOFTMAX_FAMILY(function, ways)               \
+    static const poison_family poison_family_##function = { \
+        "xd_" #function,                                    \
+        2,                                                  \
+        ways,                                               \
+        { true, true, false },                              \
+        poison_softmax_build,                               \
+        poison_call_##function,                             \
+        poison_softmax_leave_out,                           \
+        poison_expect_softmax,                              \
+        poison_release_softmax,                             \
+        NULL,                                               \
+    };
+POISON_SOFTMAX_FAMILY(row_stats, 0)
+POISON_SOFTMAX_FAMILY(log_softmax, 0)
+POISON_SOFTMAX_FAMILY(log_softmax_backward, 0)
+POISON_SOFTMAX_FAMILY(target_log_probs, 0)
+POISON_SOFTMAX_FAMILY(target_log_probs_backward, 1)
+POISON_SOFTMAX_FAMILY(gather_columns, 0)
+POISON_SOFTMAX_FAMILY(vocab_topk, 0)
+POISON_SOFTMAX_FAMILY(accuracy, 1)
+POISON_SOFTMAX_FAMILY(project, 0)
+POISON_SOFTMAX_FAMILY(project_backward, 0)
+
+#endif

@@ -1,0 +1,417 @@
+/* poison_xtoken.h - families of the losses across tokenizers. */
+#ifndef XD_POISON_XTOKEN_H
+#define XD_POISON_XTOKEN_H
+
+#include "poison_loss.h"
+
+enum {
+    POISON_XB = 2,
+    POISON_XS = 6, /* student positions of a sequence */
+    POISON_XT = 5, /* teacher positions */
+    POISON_XC = 3, /* chunks */
+    POISON_XV = 13,
+    POISON_XU = 11 /* the teacher's vocabulary */
+};
+
+/* One teacher of a kind, and a second one where teachers are weighed. Few: J is a choice of the columns. */
+typedef struct poison_xtoken_variant {
+    xd_xtoken_kind kind;
+    xd_xtoken_mode mode;
+    xd_xtoken_score score;
+    xd_likelihood_form form;
+    int teachers;
+    bool few, reverse, known, lengths;
+} poison_xtoken_variant;
+
+static const poison_xtoken_variant poison_xtoken_variants[] = {
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, true, true, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_SQUARED, 2, false, false, false,
+      false },
+    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SELECT, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, false,
+      false, false },
+    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_ENTROPY, XD_LIKELIHOOD_SQUARED, 2, false, true, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_MAX_PROB, XD_LIKELIHOOD_SQUARED, 2, true, false, false,
+      false },
+    { XD_XTOKEN_SAME, XD_XTOKEN_AVERAGED_LOGITS, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, true,
+      false, false },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false,
+      false, true },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_KL, 1, false, false, true,
+      false },
+    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_KL, 2, false, true, false,
+      true },
+};
+enum { POISON_XTOKEN_VARIANTS = sizeof poison_xtoken_variants / sizeof *poison_xtoken_variants };
+
+typedef struct poison_xtoken {
+    xd_xtoken_desc desc;
+    xd_xtoken_teacher teachers[2];
+    xd_xtoken_teacher_values teacher_values[2];
+    xd_xtoken_values values;
+    xd_status status;
+    double scale;
+    bool reported;
+    int64_t labels[POISON_XB * POISON_XS], student_chunks[POISON_XB * POISON_XS];
+    int64_t teacher_labels[POISON_XB * POISON_XS], teacher_chunks[POISON_XB * POISON_XT];
+    uint8_t mask[POISON_XB * POISON_XS], chunk_mask[2][POISON_XB * POISON_XC];
+    int student_unit[POISON_XB * POISON_XS], teacher_unit[POISON_XB * POISON_XS],
+        slot_unit[POISON_XB * POISON_XC];
+} poison_xtoken;
+
+/* What release frees. */
+typedef struct poison_xtoken_objects {
+    xd_vocab *vocab; /* first */
+    xd_projection projection;
+    xd_exact_map map;
+} poison_xtoken_objects;
+
+static inline bool poison_xtoken_same(const poison_scene *s) {
+    return poison_xtoken_variants[s->variant].kind == XD_XTOKEN_SAME;
+}
+
+/* Chunks of both sides, and whose a row is. A row without a chunk is its own unit, with a number from 100 on. */
+static inline void poison_xtoken_units(poison_scene *s, poison_xtoken *p) {
+    static const int64_t student[POISON_XS] = { 0, 0, 1, 1, 2, -1 }, teacher[POISON_XT] = { 0, 1, 1, 2, -1 };
+    const bool same = poison_xtoken_same(s);
+    for (int r = 0; r < POISON_XB * POISON_XS; r++) {
+        const int b = r / POISON_XS;
+        const int64_t c = student[r % POISON_XS];
+        p->student_chunks[r] = c;
+        p->student_unit[r] = same ? r : c < 0 ? 100 + r : (int)(b * POISON_XC + c);
+        p->labels[r] = r % POISON_XS == 5 ? XD_IGNORE_INDEX : (r * 5 + 1) % POISON_XV;
+        p->mask[r] = 1;
+        p->teacher_unit[r] = r;
+        p->teacher_labels[r] = (r * 3 + 2) % (same ? POISON_XV : POISON_XU);
+    }
+    for (int r = 0; r < POISON_XB * POISON_XT; r++) {
+        const int64_t c = p->teacher_chunks[r] = teacher[r % POISON_XT];
+        if (!same) p->teacher_unit[r] = c < 0 ? 100 + r : (int)(r / POISON_XT * POISON_XC + c);
+    }
+    for (int i = 0; i < POISON_XB * POISON_XC; i++) {
+        p->slot_unit[i] = i;
+        p->chunk_mask[0][i] = p->chunk_mask[1][i] = 1;
+    }
+    s->unit = same ? 2 : 1;
+    s->row = 2;
+}
+
+static inline bool poison_xtoken_objects_build(poison_scene *s) {
+    int32_t ids[POISON_XV * 2];
+    float weights[POISON_XV * 2];
+    const xd_projection_rows rows = { ids, weights, POISON_XV, 2 };
+    poison_xtoken_objects *o = (poison_xtoken_objects *)calloc(1, sizeof *o);
+    s->objects = o;
+    s->compound = true;
+    for (int v = 0; v < POISON_XV; v++) {
+        const bool exact = v % 3 == 0;
+        ids[2 * v] = (int32_t)(v * 5 % POISON_XU);
+        ids[2 * v + 1] = exact ? -1 : (int32_t)((v * 5 + 3) % POISON_XU);
+        weights[2 * v] = exact ? 1.0f : 0.7f;
+        weights[2 * v + 1] = exact ? 0.0f : 0.3f;
+    }
+    CHECK_EQ_INT(
+        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_XV, &o->vocab),
+        XD_OK);
+    CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, POISON_XV, POISON_XU, &o->projection), XD_OK);
+    CHECK_EQ_INT(xd_exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
+    return true;
+}
+
+static inline void poison_release_xtoken(poison_scene *s) {
+    poison_xtoken_objects *o = (poison_xtoken_objects *)s->objects;
+    xd_vocab_destroy(o->vocab);
+    xd_projection_destroy(s->ctx, &o->projection);
+    xd_exact_map_destroy(s->ctx, &o->map);
+    free(o);
+}
+
+static inline poison_part *poison_xtoken_list(poison_scene *s, const char *name, int64_t rows,
+                                              const int *unit, double middle, double size) {
+    poison_part *part = poison_matrix(s, name, POISON_IN, XD_DTYPE_F32, rows, 1);
+    part->unit = unit;
+    poison_fill(part, 31 + (uint64_t)s->part_count, middle, size);
+    return part;
+}
+
+static inline void poison_xtoken_teacher(poison_scene *s, poison_xtoken *p, int index) {
+    static const char *const names[2] = { "teacher", "another teacher" };
+    const poison_xtoken_variant *v = poison_xtoken_variants + s->variant;
+    const poison_xtoken_objects *o = (const poison_xtoken_objects *)s->objects;
+    const bool same = v->kind == XD_XTOKEN_SAME;
+    const int64_t rows = POISON_XB * (same ? POISON_XS : POISON_XT);
+    xd_xtoken_teacher *t = &p->teachers[index];
+    *t = xd_xtoken_teacher_defaults(v->kind);
+    t->student_chunks = p->student_chunks;
+    t->teacher_chunks = p->teacher_chunks;
+    t->chunks = POISON_XC;
+    t->chunk_mask = p->chunk_mask[index];
+    t->projected.projection = &o->projection;
+    t->gold.map = &o->map;
+    t->likelihood.form = v->form;
+    t->labels = xd_ids_of(p->teacher_labels, XD_DTYPE_I64);
+    t->denominator_value = 7.0;
+    t->weight = 1.0 + 0.5 * index;
+    if (v->known) {
+        t->logits.rows = rows;
+        t->likelihood.target_log_probs =
+            (const float *)poison_xtoken_list(s, "target_log_probs", rows, p->teacher_unit, -3.0, 1.0)->data;
+    } else {
+        poison_part *logits =
+            poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows, same ? POISON_XV : POISON_XU);
+        poison_fill(logits,
+                    2 + (uint64_t)index + (s->layout == POISON_ROWS_SPLIT ? 100 * (uint64_t)s->rank : 0), 0.0,
+                    3.0);
+        logits->unit = p->teacher_unit;
+        t->logits = poison_rows(logits);
+    }
+    if (v->lengths)
+        t->likelihood.chunk_length = (const float *)poison_xtoken_list(
+                                         s, "chunk_length", POISON_XB * POISON_XC, p->slot_unit, 4.0, 1.0)
+                                         ->data;
+    if (v->mode == XD_XTOKEN_SELECT || v->score == XD_XTOKEN_SCORE_CE)
+        t->label_weight =
+            (const float *)poison_xtoken_list(s, "label_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
+    else if (v->score != XD_XTOKEN_SCORE_NONE)
+        t->position_weight =
+            (const float *)poison_xtoken_list(s, "position_weight", rows, p->teacher_unit, 1.0, 0.5)->data;
+    poison_one(s, "teacher.weight", POISON_IN | POISON_ONE, &t->weight);
+    if (!same) poison_one(s, "teacher.denominator_value", POISON_IN | POISON_ONE, &t->denominator_value);
+    poison_one(s, "kd of a teacher", POISON_TOTAL | POISON_SAME, &p->teacher_values[index].kd);
+    poison_one(s, "omega", POISON_TOTAL | POISON_SAME, &p->teacher_values[index].weight);
+    poison_one(s, "divergence", POISON_TOTAL | POISON_SAME, &p->teacher_values[index].divergence);
+    poison_one(s, "tail", POISON_TOTAL | POISON_SAME, &p->teacher_values[index].tail);
+    poison_one(s, "agreeing", POISON_TOTAL | POISON_SAME | POISON_LOOSE, &p->teacher_values[index].agreeing);
+}
+
+static inline void poison_xtoken_results(poison_scene *s, poison_xtoken *p) {
+    poison_one(s, "loss", POISON_TOTAL | POISON_SAME, &p->values.loss);
+    poison_one(s, "kd", POISON_TOTAL | POISON_SAME, &p->values.kd);
+    poison_one(s, "ce", POISON_TOTAL | POISON_SAME, &p->values.ce);
+    poison_one(s, "balance", POISON_TOTAL | POISON_SAME, &p->values.balance);
+    poison_one(s, "right", POISON_TOTAL | POISON_SAME | POISON_LOOSE, &p->values.right);
+    poison_one(s, "tokens", POISON_TOTAL | POISON_SAME | POISON_LOOSE, &p->values.tokens);
+}
+
+static inline bool poison_xtoken_build(poison_scene *s) {
+    const poison_xtoken_variant *v = poison_xtoken_variants + s->variant;
+    poison_xtoken *p = (poison_xtoken *)(s->own = poison_take(s, sizeof *p));
+    xd_xtoken_desc *d = &p->desc;
+    if (!poison_xtoken_objects_build(s)) return false;
+    poison_xtoken_units(s, p);
+    *d = xd_xtoken_defaults();
+    poison_part *student = poison_shard(s, "student", POISON_IN, XD_DTYPE_F32, POISON_XB * POISON_XS,
+                                        poison_columns(s), POISON_XV);
+    student->unit = p->student_unit;
+    poison_fill(student, s->layout == POISON_ROWS_SPLIT ? 1 + 100 * (uint64_t)s->rank : 1, 0.0, 3.0);
+    d->student = poison_rows(student);
+    d->vocab = ((poison_xtoken_objects *)s->objects)->vocab;
+    d->sequences = POISON_XB;
+    poison_part *sample =
+        poison_matrix(s, "sample_weight", POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, POISON_XB);
+    poison_fill(sample, 8, 1.0, 0.25);
+    d->sample_weight = (const float *)sample->data;
+    d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
+    d->common.mask = p->mask;
+    d->common.row_weight =
+        (const float *)poison_xtoken_list(s, "row_weight", POISON_XB * POISON_XS, p->student_unit, 1.0, 0.5)
+            ->data;
+    d->common.denominator_value = 9.0;
+    d->common.comm = s->data;
+    d->common.scale = &p->scale;
+    p->scale = 0.75;
+    d->mode = v->mode;
+    d->score = v->score;
+    d->reverse = v->reverse;
+    d->temperature = 1.5;
+    d->columns = v->few ? 6 : 100;
+    d->tail = 4;
+    d->teachers = p->teachers;
+    d->teacher_count = v->teachers;
+    d->teacher_values = p->teacher_values;
+    for (int i = 0; i < v->teachers; i++) poison_xtoken_teacher(s, p, i);
+    poison_part *gradient =
+        poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_XB * POISON_XS, d->student.cols);
+    gradient->unit = p->student_unit;
+    d->common.gradient = poison_rows(gradient);
+    poison_one(s, "scale", POISON_IN | POISON_ONE, &p->scale);
+    poison_one(s, "temperature", POISON_IN | POISON_ONE, &d->temperature);
+    poison_one(s, "kd_weight", POISON_IN | POISON_ONE, &d->kd_weight);
+    poison_one(s, "ce_weight", POISON_IN | POISON_ONE, &d->ce_weight);
+    poison_one(s, "denominator_value", POISON_IN | POISON_ONE, &d->common.denominator_value);
+    if (v->score != XD_XTOKEN_SCORE_NONE) poison_one(s, "alpha", POISON_IN | POISON_ONE, &d->alpha);
+    poison_xtoken_results(s, p);
+    s->status = &p->status;
+    p->reported = true;
+    s->reported = &p->reported;
+    s->wide = v->few;
+    s->weighed = v->score != XD_XTOKEN_SCORE_NONE || v->mode == XD_XTOKEN_SELECT;
+    return true;
+}
+
+static inline xd_result poison_xtoken_call(poison_scene *s) {
+    poison_xtoken *p = (poison_xtoken *)s->own;
+    p->desc.common.status = p->reported ? &p->status : NULL;
+    return xd_xtoken_loss(s->ctx, &p->desc, &p->values);
+}
+
+/* What the teacher gives is left out with its chunk; the rows still have a cross entropy. */
+static inline int poison_xtoken_found_way(const poison_scene *s, const poison_part *part) {
+    if (!strcmp(part->name, "student") || part->role & POISON_ONE) return 3;
+    return poison_xtoken_same(s) ? -1 : !strncmp(part->name, "another", 7) ? 4 : 2;
+}
+
+/* 0: the chunk and its rows do not count, nor are they scored. 1: its sequence has no weight. For comparison: 3: as 0, but
+ * scored. 2, 4: the chunk of one teacher does not count and is not scored. */
+static inline void poison_xtoken_leave_out(poison_scene *s, int way) {
+    const poison_xtoken_variant *v = poison_xtoken_variants + s->variant;
+    poison_xtoken *p = (poison_xtoken *)s->own;
+    const int64_t teacher_rows = v->kind == XD_XTOKEN_SAME ? POISON_XS : POISON_XT;
+    if (s->layout == POISON_ROWS_SPLIT && s->rank != 1) return;
+    const bool of[2] = { way != 4, way != 2 }; /* teachers */
+    for (int i = 0; i < 2; i++)
+        if (way != 1 && v->kind != XD_XTOKEN_SAME && of[i]) p->chunk_mask[i][s->unit] = 0;
+    if (way == 1) ((float *)p->desc.sample_weight)[0] = 0.0f;
+    for (int r = 0; r < POISON_XS; r++)
+        if (way == 1 || (way != 2 && way != 4 && p->student_unit[r] == s->unit)) p->mask[r] = 0;
+    for (int r = 0; r < teacher_rows && way != 3; r++) {
+        if (way != 1 && p->teacher_unit[r] != s->unit) continue;
+        for (int i = 0; i < p->desc.teacher_count; i++) {
+            if (!of[i]) continue;
+            if (p->teachers[i].label_weight) ((float *)p->teachers[i].label_weight)[r] = 0.0f;
+            if (p->teachers[i].position_weight) ((float *)p->teachers[i].position_weight)[r] = 0.0f;
+        }
+    }
+}
+
+static inline poison_verdict poison_expect_xtoken(const poison_scene *s, const poison_part *part,
+                                                  double value) {
+    const bool finite = isfinite(value) != 0, weight = finite && value >= 0.0;
+    const bool fixed = xd_ctx_settings(s->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    if (!strcmp(part->name, "sample_weight"))
+        return weight && value < (fixed ? 4194304.0 : 1e30) ? POISON_CALL : POISON_REFUSED;
+    if (strstr(part->name, "denominator_value")) return weight ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "temperature")) return finite && value > 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "scale")) return POISON_CALL;
+    if (part->role & POISON_ONE) return finite ? POISON_CALL : POISON_REFUSED;
+    if (strstr(part->name, "_weight"))
+        return weight && value < (fixed ? 4194304.0 : 1e30) ? POISON_EITHER : POISON_REFUSED;
+    if (!strcmp(part->name, "chunk_length")) return finite && value > 0.0 ? POISON_EITHER : POISON_REFUSED;
+    if (!strcmp(part->name, "target_log_probs"))
+        return isnan(value) || value > 1.0 ? POISON_FOUND : POISON_EITHER;
+    if (fabs(value) <= 500.0) return POISON_FINE;
+    if (s->wide && isnan(value) && strstr(part->name, "teacher"))
+        return POISON_EITHER; /* never chosen: not read */
+    return finite || value < 0.0 ? POISON_EITHER : POISON_FOUND;
+}
+
+static const poison_family poison_family_xtoken = {
+    "xd_xtoken_loss",        POISON_XTOKEN_VARIANTS, 2,
+    { true, true, true },    poison_xtoken_build,    poison_xtoken_call,
+    poison_xtoken_leave_out, poison_expect_xtoken,   poison_release_xtoken,
+    poison_xtoken_found_way,
+};
+
+/* ---- xd_uld_loss: local, and findings are an error ---- */
+
+enum { POISON_ULD_T = 5, POISON_ULD_V = 7 };
+
+typedef struct poison_uld {
+    xd_uld_desc desc;
+    xd_uld_values values;
+    xd_aligned_chunk chunks[POISON_ULD_T - 1];
+    int64_t ids[POISON_ULD_T], matched[2];
+    int teacher_unit[POISON_ULD_T];
+} poison_uld;
+
+static inline poison_part *poison_uld_side(poison_scene *s, const char *name, int64_t vocabulary,
+                                           xd_uld_side *side) {
+    poison_part *logits = poison_matrix(s, name, POISON_IN, XD_DTYPE_F32, POISON_ULD_T, vocabulary);
+    poison_fill(logits, (uint64_t)vocabulary, 0.0, 3.0);
+    side->logits = poison_rows(logits);
+    side->vocabulary = vocabulary;
+    side->ids = ((poison_uld *)s->own)->ids;
+    side->temperature = 1.5;
+    return logits;
+}
+
+/* Token i + 1 of both sides is chunk i, which row i predicts; variants: without and with matched ids. */
+static inline bool poison_uld_build(poison_scene *s) {
+    poison_uld *p = (poison_uld *)(s->own = poison_take(s, sizeof *p));
+    xd_uld_desc *d = &p->desc;
+    for (int i = 0; i < POISON_ULD_T; i++) p->ids[i] = i + 1;
+    for (int i = 0; i + 1 < POISON_ULD_T; i++) {
+        p->chunks[i].student_begin = p->chunks[i].teacher_begin = i + 1;
+        p->chunks[i].student_end = p->chunks[i].teacher_end = i + 2;
+    }
+    p->matched[0] = 0, p->matched[1] = 3;
+    poison_uld_side(s, "student", POISON_ULD_V, &d->student);
+    poison_uld_side(s, "teacher", POISON_ULD_V + 2, &d->teacher);
+    d->chunks = p->chunks;
+    d->chunk_count = POISON_ULD_T - 1;
+    d->matched_student = d->matched_teacher = s->variant ? p->matched : NULL;
+    d->matched_count = s->variant ? 2 : 0;
+    d->matched_weight = d->unmatched_weight = 0.5;
+    d->beta = 0.3;
+    d->denominator = 4.0;
+    d->scale = 1.0;
+    d->gradient =
+        poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_ULD_T, POISON_ULD_V));
+    poison_one(s, "temperature", POISON_IN | POISON_ONE, &d->student.temperature);
+    poison_one(s, "scale", POISON_IN | POISON_ONE, &d->scale);
+    poison_one(s, "denominator", POISON_IN | POISON_ONE, &d->denominator);
+    poison_one(s, "beta", POISON_IN | POISON_ONE, &d->beta);
+    if (s->variant) poison_one(s, "matched_weight", POISON_IN | POISON_ONE, &d->matched_weight);
+    poison_one(s, "loss", POISON_TOTAL, &p->values.loss);
+    poison_one(s, "matched", POISON_TOTAL, &p->values.matched);
+    poison_one(s, "unmatched", POISON_TOTAL, &p->values.unmatched);
+    s->unit = 2;
+    return true;
+}
+
+static inline xd_result poison_uld_call(poison_scene *s) {
+    poison_uld *p = (poison_uld *)s->own;
+    return xd_uld_loss(s->ctx, &p->desc, &p->values);
+}
+
+static inline void poison_uld_leave_out(poison_scene *s, int way) {
+    poison_uld *p = (poison_uld *)s->own;
+    if (way == 0)
+        p->chunks[s->unit].teacher_end = p->chunks[s->unit].teacher_begin;
+    else
+        p->chunks[s->unit].student_end = p->chunks[s->unit].student_begin;
+}
+
+static inline poison_verdict poison_expect_uld(const poison_scene *s, const poison_part *part, double value) {
+    (void)s;
+    if (!strcmp(part->name, "beta")) return value >= 0.0 && value <= 1.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "temperature"))
+        return isfinite(value) && value > 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (!strcmp(part->name, "denominator"))
+        return isfinite(value) && value >= 0.0 ? POISON_CALL : POISON_REFUSED;
+    if (part->role & POISON_ONE) return isfinite(value) ? POISON_CALL : POISON_REFUSED;
+    if (fabs(value) <= 500.0) return POISON_FINE;
+    return isfinite(value) || value < 0.0 ? POISON_EITHER : POISON_FOUND;
+}
+
+static const poison_family poison_family_uld = {
+    "xd_uld_loss",
+    2,
+    2,
+    { true, false, false },
+    poison_uld_build,
+    poison_uld_call,
+    poison_uld_leave_out,
+    poison_expect_uld,
+    NULL,
+    NULL,
+};
+
+#endif

@@ -13447,6 +13447,8 @@ typedef struct xdi_tile_power {
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
+    float own_from,
+        other_from; /* elements that x and y are near where p counts: subtracted first, which is exact */
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
@@ -13467,7 +13469,7 @@ typedef struct xdi_tile_mixture {
 /* How the gradient of a row is formed: the sum of the hard part and of a soft part.
  *   hard      hard_scale h - uniform              h: the student's power at temperature 1
  *   FORWARD   soft_scale p - teacher_scale q
- *   REVERSE   soft_scale p (log2 p - log2 q - mean)
+ *   REVERSE   soft_scale p (factor ((x - student_from) - (y - teacher_from)) - mean)
  *   MIXTURE   soft_scale p (log2(P/m) - top)
  *   OUTSIDE   p (soft_scale + teacher_scale log2 p)   top-k: no teacher */
 typedef enum xdi_tile_soft {
@@ -13489,6 +13491,7 @@ typedef struct xdi_tile_gradient {
     float hard_scale, uniform;
     xdi_tile_power p, q;
     float soft_scale, teacher_scale, mean;
+    float student_from, teacher_from; /* REVERSE: the logits of the student's most probable id */
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
@@ -16128,6 +16131,7 @@ typedef struct xdi_simd_sum {
     xdi_tile_power power;
     double sum;
     float max;
+    float first;  /* the largest of the first columns, or of all */
     int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
@@ -16140,6 +16144,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     memset(sum, 0, sizeof *sum);
     sum->factor = factor;
     sum->max = -INFINITY;
+    sum->first = guess;
     if (!xdi_simd_fits((double)guess, factor)) return false;
     sum->power = xdi_tile_power_of(factor, whole);
     return true;
@@ -16182,30 +16187,74 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
+/* The lowest column of the tile that has the value. */
+static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+    const int64_t block = 64;
+    for (;; begin += block) {
+        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
+        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
+    }
+    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
+    return begin;
+}
+
 /* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
     double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
+    float own_from, other_from; /* of the next pair, for the reverse divergence */
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile, computed again when an integer was too small. */
-static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
-                              xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
-    for (;;) {
+/* How far, in powers of two, a reference may be from the logits of the most probable id so far. */
+#define XDI_SIMD_NEAR 16.0
+
+/* Moves the references of the reverse divergence to the logits of the student's most probable id, which is at or after column
+ * c: the mean behind the gradient is relative to them, and the teacher's may be far below its largest. Returns whether sums of
+ * this tile must be formed again. */
+static bool xdi_simd_follow(const xdi_tiles *tiles, const xd_loss_args *a, int64_t c, float max,
+                            xdi_simd_row *row) {
+    const double factor = (double)row->student.power.factor;
+    const float teacher = (float)xdi_loss_load(&a->teacher, 0, xdi_simd_find(tiles, &a->student, c, max));
+    const bool near = fabs((double)max - (double)row->own_from) * factor <= XDI_SIMD_NEAR &&
+                      fabs((double)teacher - (double)row->other_from) * factor <= XDI_SIMD_NEAR;
+    if (near || !xdi_simd_fits((double)max, factor) || !xdi_simd_fits((double)teacher, factor)) return false;
+    row->own_from = max;
+    row->other_from = teacher;
+    return true;
+}
+
+/* The references of a tile's pair. */
+static void xdi_simd_set_from(const xd_loss_args *a, const xdi_simd_row *row, xdi_tile_pair *pair) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    pair->own_from = reverse ? row->own_from : pair->p.whole / pair->p.factor;
+    pair->other_from = reverse ? row->other_from : pair->q.whole / pair->q.factor;
+}
+
+/* The pair of a tile, computed again when an integer was too small or a reference too far. */
+static void xdi_simd_add_pair(const xdi_tiles *tiles, const xd_loss_args *a, xdi_tile_pair *pair, int64_t n,
+                              int64_t tile, xdi_simd_row *row) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    xdi_simd_sum *own = reverse ? &row->student : &row->teacher;
+    xdi_simd_sum *other = reverse ? &row->teacher : &row->student;
+    for (bool followed = !reverse;;) {
         double own_raise, other_raise;
         const double own_sum = own->sum;
         pair->p = own->power;
         pair->q = other->power;
         pair->careful = row->careful;
+        xdi_simd_set_from(a, row, pair);
         tiles->pair(pair, n);
         const bool raised = xdi_simd_raise(own, pair->own_max, &own_raise);
         const bool again = xdi_simd_raise(other, pair->other_max, &other_raise) || raised;
         row->cross =
             exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
-        if (!again && (row->careful || isfinite(pair->cross))) break;
-        if (!again) row->careful = true;
+        const bool moved =
+            !followed && pair->own_max > own->max && xdi_simd_follow(tiles, a, tile, pair->own_max, row);
+        followed = followed || moved;
+        if (!again && !moved && (row->careful || isfinite(pair->cross))) break;
+        if (!again && !moved) row->careful = true;
     }
     own->sum += pair->own;
     other->sum += pair->other;
@@ -16248,6 +16297,9 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
     if (hard && !xdi_simd_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
     if (soft && !xdi_simd_begin(tiles, x, columns, factor, &row->student)) return false;
     if (soft && !xdi_simd_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    row->own_from = row->student.power.whole / (float)factor;
+    row->other_from = row->teacher.power.whole / (float)factor;
+    if (soft && reverse) (void)xdi_simd_follow(tiles, a, 0, row->student.first, row);
     row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
     pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
@@ -16262,8 +16314,7 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
             if (keeps) pair.kept = xdi_simd_kept_powers(kept, xdi_simd_kept_tile(kept, c));
-            xdi_simd_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
-                              reverse ? &row->teacher : &row->student, row);
+            xdi_simd_add_pair(tiles, a, &pair, n, c, row);
         } else if (soft) {
             xdi_simd_add_tile(tiles, student, n, c, &row->student);
             xdi_simd_add_tile(tiles, teacher, n, c, &row->teacher);
@@ -16290,15 +16341,13 @@ static double xdi_simd_cross(const xd_loss_args *a, const xdi_simd_row *row, con
     }
 }
 
-/* The lowest column of the tile that has the value. */
-static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
-    const int64_t block = 64;
-    for (;; begin += block) {
-        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
-        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
-    }
-    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
-    return begin;
+/* Whether the student has a single class in this shard: its probability is then exactly 1, which a sum relative to an integer
+ * would miss by the rounding of f32. Any other row is told by its first columns. */
+static bool xdi_simd_is_single(const xd_loss_args *a, int64_t columns) {
+    int64_t classes = 0;
+    for (int64_t c = 0; c < columns && classes < 2; c++)
+        if (xdi_loss_load(&a->student, 0, c) > -INFINITY) classes++;
+    return classes < 2;
 }
 
 /* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
@@ -16313,7 +16362,8 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_simd_row row;
-    if (columns == 0 || !xdi_simd_dtypes(a) || !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
+    if (!xdi_simd_dtypes(a) || xdi_simd_is_single(a, columns) ||
+        !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_simd_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_simd_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -16460,8 +16510,8 @@ static xdi_tile_mixture xdi_simd_mixture(const xd_loss_args *a, const xdi_simd_p
     m.q = teacher->power;
     m.p_rest = (float)student->rest;
     m.q_rest = (float)teacher->rest;
-    m.p_share = (float)(1.0 - a->beta);
     m.q_share = (float)a->beta;
+    m.p_share = 1.0f - m.q_share; /* equal rows: the two shares of the mixture add up to exactly 1 */
     m.top = (float)(top * XDI_TILE_LOG2E);
     return m;
 }
@@ -16514,15 +16564,16 @@ static xd_result xdi_simd_loss_mixture(const xd_launch *launch, const xd_loss_ar
 static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
     const xd_loss_row *row = a->row;
     const xdi_simd_power student = xdi_simd_student(a, row), teacher = xdi_simd_teacher(a, row);
-    const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
+    const double scale = weight * exp2(-student.rest);
     g->p = student.power;
     g->q = teacher.power;
     g->soft_scale = (float)scale;
     switch (a->divergence) {
     case XD_KL_REVERSE:
         g->soft_scale = (float)(scale * XDI_TILE_LN2);
-        g->mean = (float)(row->mean * XDI_TILE_LOG2E - (((double)g->p.whole - row->max * factor) -
-                                                        ((double)g->q.whole - row->teacher_at_arg * factor)));
+        g->mean = (float)(row->mean * XDI_TILE_LOG2E);
+        g->student_from = (float)row->max;
+        g->teacher_from = (float)row->teacher_at_arg;
         return XDI_TILE_REVERSE;
     case XD_JSD:
         g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
@@ -41309,17 +41360,37 @@ static int64_t xdi_canonical_newlines(char *text, int64_t size) {
     return replaced != size ? replaced : xdi_canonical_replace(text, size, "\\n", 2, "\n");
 }
 
-static int xdi_canonical_hex(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+static int xdi_canonical_hex(uint32_t c) {
+    if (c >= '0' && c <= '9') return (int)c - '0';
+    if (c >= 'A' && c <= 'F') return (int)c - 'A' + 10;
+    return c >= 'a' && c <= 'f' ? (int)c - 'a' + 10 : -1;
 }
 
-/* The value of "<0xHH>", or -1. */
+/* What Python's int() strips. */
+static bool xdi_canonical_blank(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/* Two characters as Python's int(text, 16) reads them: digits, or one digit with a sign or white space beside it; -1 where it
+ * refuses them or the number is negative. Of its digits, those of ASCII. */
+static int xdi_canonical_number(uint32_t first, uint32_t second) {
+    const int high = xdi_canonical_hex(first), low = xdi_canonical_hex(second);
+    if (high >= 0 && low >= 0) return 16 * high + low;
+    if (high >= 0) return xdi_canonical_blank(second) ? high : -1;
+    if (first == '-') return low == 0 ? 0 : -1;
+    return first == '+' || xdi_canonical_blank(first) ? low : -1;
+}
+
+/* The value of "<0xHH>", six characters, or -1. */
 static int xdi_canonical_byte(const char *text, int64_t size) {
-    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
-    const int high = xdi_canonical_hex(text[3]), low = xdi_canonical_hex(text[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
+    int64_t at = 3;
+    if (size < 6 || memcmp(text, "<0x", 3) != 0 || text[size - 1] != '>') return -1;
+    const uint32_t first = xdi_canonical_next(text, size, &at);
+    if (at >= size - 1) return -1;
+    const uint32_t second = xdi_canonical_next(text, size, &at);
+    return at == size - 1 ? xdi_canonical_number(first, second) : -1;
 }
 
 static int64_t xdi_canonical_repair(char *text, int64_t size) {
@@ -41354,7 +41425,8 @@ XD_API int64_t xd_canonical_token(xd_text token, char *out) {
         memcpy(out, token.data, (size_t)size);
     }
     size = xdi_canonical_newlines(out, size);
-    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) && strchr(",.;:", out[2])) {
+    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) &&
+        memchr(",.;:", out[2], 4)) { /* not strchr, which finds NUL too */
         out[0] = out[2];
         size = 1;
     }
@@ -42670,26 +42742,33 @@ XDI_INLINE double XDI_V(sum_loop)(xdi_simd_array x, int64_t n, xdi_tile_power po
                                   float *max, bool parity) {
     const xdi_v zero = XDI_V(set)(0.0f);
     XDI_V(power_of) p;
-    xdi_v sum = zero, more = zero, moments = zero, a, b;
+    xdi_v sums = zero, moments = zero, a, b;
     XDI_V(bits) tops = XDI_V(no_top)();
     XDI_V(prepare)(&power, 1.0f, &p);
-    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
-        XDI_V(read_two)(x, i, parity, &a, &b);
-        tops = parity ? XDI_V(top_two)(tops, x, i) : XDI_V(top)(XDI_V(top)(tops, a), b);
-        if (!moment) {
-            sum = XDI_V(add_exp2)(a, &p, sum);
-            more = XDI_V(add_exp2)(b, &p, more);
-            continue;
+    for (int64_t i = 0, end; i < n; i = end) { /* in blocks: lanes never add many terms to a large sum */
+        xdi_v sum = zero, more = zero, part = zero;
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
+            XDI_V(read_two)(x, j, parity, &a, &b);
+            tops = parity ? XDI_V(top_two)(tops, x, j) : XDI_V(top)(XDI_V(top)(tops, a), b);
+            if (!moment) {
+                sum = XDI_V(add_exp2)(a, &p, sum);
+                more = XDI_V(add_exp2)(b, &p, more);
+                continue;
+            }
+            const xdi_v e = XDI_V(exp2)(a, &p), f = XDI_V(exp2)(b, &p);
+            sum = XDI_V(add)(sum, e);
+            more = XDI_V(add)(more, f);
+            part = XDI_V(fma)(e, XDI_V(exponent)(XDI_V(max)(p.low, a), &p), part);
+            part = XDI_V(fma)(f, XDI_V(exponent)(XDI_V(max)(p.low, b), &p), part);
         }
-        const xdi_v e = XDI_V(exp2)(a, &p), f = XDI_V(exp2)(b, &p);
-        sum = XDI_V(add)(sum, e);
-        more = XDI_V(add)(more, f);
-        moments = XDI_V(fma)(e, XDI_V(exponent)(XDI_V(max)(p.low, a), &p), moments);
-        moments = XDI_V(fma)(f, XDI_V(exponent)(XDI_V(max)(p.low, b), &p), moments);
+        sums = XDI_V(add)(sums, XDI_V(add)(sum, more));
+        moments = XDI_V(add)(moments, part);
     }
     if (moment) *moment = XDI_V(total)(moments);
     *max = XDI_V(top_value)(x, n, tops, parity);
-    return XDI_V(total)(XDI_V(add)(sum, more));
+    return XDI_V(total)(sums);
 }
 
 XDI_LEAF double XDI_V(sum_whole)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,
@@ -42718,28 +42797,39 @@ XDI_LEAF double XDI_V(tile_sum)(xdi_simd_array x, int64_t n, xdi_tile_power powe
 typedef struct XDI_V(pair_sums) {
     xdi_v own, other, cross, infinite;
 } XDI_V(pair_sums);
-/* cross: (log2 p - log2 q) / factor, minus `back`, from the difference of the elements, which loses fewer digits than the two
- * logarithms would. */
-XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(power_of) * p, const XDI_V(power_of) * q,
-                                xdi_v a, xdi_v b, xdi_v back, bool careful, bool own, xdi_v *kept) {
+
+/* The constants of a loop. */
+typedef struct XDI_V(pair_of) {
+    XDI_V(power_of) p, q;
+    xdi_v own_from, other_from;
+} XDI_V(pair_of);
+
+/* cross: (log2 p - log2 q) / factor. Each side is first made relative to its own reference, which is exact near it: the two
+ * sides may be thousands apart, and their difference would then lose the digits that count. `own` is summed as `other` is, so
+ * that equal rows have equal sums. */
+XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(pair_of) * k, xdi_v a, xdi_v b,
+                                bool careful, bool own, xdi_v *kept) {
     const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f), lowest = XDI_V(set)(XDI_TILE_LEAST);
-    const xdi_v e = XDI_V(exp2)(a, p), left = own ? XDI_V(max)(p->low, a) : zero;
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(a, &k->p, &whole), e = XDI_V(mul)(fraction, whole);
+    const xdi_v left = own ? XDI_V(sub)(XDI_V(max)(k->p.low, a), k->own_from) : zero;
     xdi_v right = b;
     if (careful) {
         const xdi_v missing = XDI_V(pick)(b, lowest, zero, XDI_V(pick)(a, XDI_V(set)(-FLT_MAX), one, zero));
         sums->infinite = XDI_V(max)(missing, sums->infinite);
         right = XDI_V(max)(lowest, b);
     }
-    sums->own = XDI_V(add)(sums->own, e);
     if (kept) {
-        const xdi_v f = XDI_V(exp2)(b, q);
+        const xdi_v f = XDI_V(exp2)(b, &k->q);
+        sums->own = XDI_V(add)(sums->own, e);
         sums->other = XDI_V(add)(sums->other, f);
         kept[0] = e;
         kept[1] = f;
     } else {
-        sums->other = XDI_V(add_exp2)(b, q, sums->other);
+        sums->own = XDI_V(fma)(fraction, whole, sums->own);
+        sums->other = XDI_V(add_exp2)(b, &k->q, sums->other);
     }
-    sums->cross = XDI_V(fma)(e, XDI_V(sub)(XDI_V(sub)(left, right), back), sums->cross);
+    sums->cross = XDI_V(fma)(e, XDI_V(sub)(left, XDI_V(sub)(right, k->other_from)), sums->cross);
 }
 
 XDI_INLINE void XDI_V(keep_two)(float *kept, int64_t i, xdi_v a, xdi_v b) {
@@ -42750,40 +42840,64 @@ XDI_INLINE void XDI_V(keep_two)(float *kept, int64_t i, xdi_v a, xdi_v b) {
     XDI_V(store)(to, i + XDI_V(lanes), b);
 }
 
+/* log2 of the power at its side's reference, which the cross lacks. */
+XDI_INLINE double XDI_V(pair_rest)(xdi_tile_power power, float from) {
+    return (double)power.factor * (double)from - (double)power.whole;
+}
+
+XDI_INLINE XDI_V(pair_sums) XDI_V(no_pair_sums)(void) {
+    XDI_V(pair_sums) s;
+    s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
+    return s;
+}
+
+/* Adds what the two chains of a block have summed to the tile's: lanes never add many terms to a large sum. */
+XDI_INLINE void XDI_V(pair_join)(XDI_V(pair_sums) * all, const XDI_V(pair_sums) * s,
+                                 const XDI_V(pair_sums) * r) {
+    all->own = XDI_V(add)(all->own, XDI_V(add)(s->own, r->own));
+    all->other = XDI_V(add)(all->other, XDI_V(add)(s->other, r->other));
+    all->cross = XDI_V(add)(all->cross, XDI_V(add)(s->cross, r->cross));
+    all->infinite = XDI_V(max)(all->infinite, XDI_V(max)(s->infinite, r->infinite));
+}
+
 XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,
                                  bool keeps) {
     const xdi_tile_pair given = *pair;
-    const double factor = (double)given.q.factor;
-    const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;
-    const float back = (float)(exact / factor);
+    const double own_rest = own ? XDI_V(pair_rest)(given.p, given.own_from) : 0.0;
+    const double other_rest = XDI_V(pair_rest)(given.q, given.other_from);
     XDI_V(bits) own_tops = XDI_V(no_top)(), other_tops = own_tops;
-    const xdi_v less = XDI_V(set)(back);
-    XDI_V(power_of) p, q;
-    XDI_V(pair_sums) s, r; /* of every second vector */
+    XDI_V(pair_of) k;
+    XDI_V(pair_sums) all = XDI_V(no_pair_sums)();
     xdi_v a, b, c, d, first[2], second[2];
-    s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
-    r = s;
-    XDI_V(prepare)(&given.p, 1.0f, &p);
-    XDI_V(prepare)(&given.q, 1.0f, &q);
-    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
-        XDI_V(read_two)(given.x, i, parity, &a, &b);
-        XDI_V(read_two)(given.y, i, parity, &c, &d);
-        own_tops = parity ? XDI_V(top_two)(own_tops, given.x, i) : XDI_V(top)(XDI_V(top)(own_tops, a), b);
-        other_tops =
-            parity ? XDI_V(top_two)(other_tops, given.y, i) : XDI_V(top)(XDI_V(top)(other_tops, c), d);
-        XDI_V(pair_add)(&s, &p, &q, a, c, less, careful, own, keeps ? first : NULL);
-        XDI_V(pair_add)(&r, &p, &q, b, d, less, careful, own, keeps ? second : NULL);
-        if (!keeps) continue;
-        XDI_V(keep_two)(given.kept, i, first[0], second[0]);
-        XDI_V(keep_two)(given.kept + XDI_TILE, i, first[1], second[1]);
+    XDI_V(prepare)(&given.p, 1.0f, &k.p);
+    XDI_V(prepare)(&given.q, 1.0f, &k.q);
+    k.own_from = XDI_V(set)(given.own_from);
+    k.other_from = XDI_V(set)(given.other_from);
+    for (int64_t i = 0, end; i < n; i = end) {
+        XDI_V(pair_sums) s = XDI_V(no_pair_sums)(), r = s; /* r: of every second vector */
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
+            XDI_V(read_two)(given.x, j, parity, &a, &b);
+            XDI_V(read_two)(given.y, j, parity, &c, &d);
+            own_tops = parity ? XDI_V(top_two)(own_tops, given.x, j) : XDI_V(top)(XDI_V(top)(own_tops, a), b);
+            other_tops =
+                parity ? XDI_V(top_two)(other_tops, given.y, j) : XDI_V(top)(XDI_V(top)(other_tops, c), d);
+            XDI_V(pair_add)(&s, &k, a, c, careful, own, keeps ? first : NULL);
+            XDI_V(pair_add)(&r, &k, b, d, careful, own, keeps ? second : NULL);
+            if (!keeps) continue;
+            XDI_V(keep_two)(given.kept, j, first[0], second[0]);
+            XDI_V(keep_two)(given.kept + XDI_TILE, j, first[1], second[1]);
+        }
+        XDI_V(pair_join)(&all, &s, &r);
     }
-    pair->own = XDI_V(total)(XDI_V(add)(s.own, r.own));
-    pair->other = XDI_V(total)(XDI_V(add)(s.other, r.other));
-    pair->cross = factor * XDI_V(total)(XDI_V(add)(s.cross, r.cross));
-    pair->cross += (factor * (double)back - exact) * pair->own; /* the rounding error of back */
+    pair->own = XDI_V(total)(all.own);
+    pair->other = XDI_V(total)(all.other);
+    pair->cross = (double)given.q.factor * XDI_V(total)(all.cross);
+    pair->cross += (own_rest - other_rest) * pair->own;
     pair->own_max = XDI_V(top_value)(given.x, n, own_tops, parity);
     pair->other_max = XDI_V(top_value)(given.y, n, other_tops, parity);
-    pair->infinite = careful && XDI_V(largest)(XDI_V(max)(s.infinite, r.infinite)) > 0.0f;
+    pair->infinite = careful && XDI_V(largest)(all.infinite) > 0.0f;
 }
 
 XDI_INLINE void XDI_V(pair_kind)(xdi_tile_pair *pair, int64_t n, bool parity) {
@@ -42888,6 +43002,8 @@ XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xd
     XDI_V(mixed) mixed;
     XDI_V(prepare_mixing)(given, 1.0f, &m);
     for (int64_t i = 0, end; i < n; i = end) {
+        xdi_v p_part = XDI_V(set)(0.0f),
+              q_part = p_part; /* of a block, so that lanes never add many terms to a large sum */
         int at = 0;
         end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
         if (end > n) end = n;
@@ -42895,11 +43011,13 @@ XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xd
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
             XDI_V(read_two)(x, j, parity, &a, &b);
             XDI_V(read_two)(y, j, parity, &c, &d);
-            p_sums = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_sums);
-            q_sums = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_sums);
-            p_sums = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_sums);
-            q_sums = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_sums);
+            p_part = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_part);
+            p_part = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_part);
         }
+        p_sums = XDI_V(add)(p_sums, p_part);
+        q_sums = XDI_V(add)(q_sums, q_part);
     }
     *p_sum = -XDI_V(total)(p_sums);
     *q_sum = -XDI_V(total)(q_sums);
@@ -42934,7 +43052,7 @@ XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_
 /* The constants of a loop. */
 typedef struct XDI_V(slopes_of) {
     XDI_V(power_of) h, p, q;
-    xdi_v uniform, mean, own, outside;
+    xdi_v uniform, mean, own, outside, student_from, teacher_from;
 } XDI_V(slopes_of);
 
 XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft soft,
@@ -42946,15 +43064,20 @@ XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft 
     out->mean = XDI_V(set)(g->mean);
     out->own = XDI_V(set)(g->soft_scale);
     out->outside = XDI_V(set)(g->teacher_scale);
+    out->student_from = XDI_V(set)(g->student_from);
+    out->teacher_from = XDI_V(set)(g->teacher_from);
 }
 
 XDI_INLINE xdi_v XDI_V(soft)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, xdi_tile_soft soft) {
     const xdi_v p = XDI_V(exp2)(a, &g->p);
     if (soft == XDI_TILE_FORWARD) return XDI_V(sub)(p, XDI_V(exp2)(b, &g->q));
-    const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
-    if (soft == XDI_TILE_OUTSIDE) return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
-    const xdi_v t = XDI_V(max)(XDI_V(exponent)(b, &g->q), XDI_V(set)(-FLT_MAX));
-    return XDI_V(mul)(p, XDI_V(sub)(XDI_V(sub)(s, t), g->mean));
+    if (soft == XDI_TILE_OUTSIDE) {
+        const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
+        return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
+    }
+    const xdi_v s = XDI_V(sub)(XDI_V(max)(g->p.low, a), g->student_from);
+    const xdi_v t = XDI_V(sub)(XDI_V(max)(XDI_V(set)(XDI_TILE_LEAST), b), g->teacher_from);
+    return XDI_V(mul)(p, XDI_V(mul_sub)(g->p.exponent_factor, XDI_V(sub)(s, t), g->mean));
 }
 
 /* Minus what is subtracted from every element. */
@@ -43674,4 +43797,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 aba8a9e29642c1f0f024f1ee39d14881982baf80ba14cdfb3f194a7414a14211 */
+/* xdistill sha256 215861cc9c43e8a3c97818f3041a8d09d60c4ba374ee9bd32c2ee4790236c5aa */

@@ -1620,7 +1620,10 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more, of the maxima); further data errors: an id outside the vocabulary, an id that appears twice in
  * a row; a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7. Only the teacher's,
+ * where `values` are given, is 1 - P: log-probabilities as f32 carry it with an error of up to 2^-24 sum p |ln p| over the
+ * entries, 6e-8 of the teacher's entropy, logits with that of P by log_normaliser. The loss then errs by at most 1 +
+ * |ln(teacher's tail / student's)| times as much, the smaller tail of both readings being taken. Give `teacher` where this counts.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 
@@ -1837,11 +1840,13 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
 /* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
-    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
-    int32_t tokens;   /* ids in use; the others are gaps */
-    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
+    int32_t size;   /* largest id + 1: the rows of an embedding it needs */
+    int32_t tokens; /* ids in use; the others are gaps */
+    uint64_t hash;  /* of everything that decides a text's ids and bytes, not of what add_special puts
                        * around it; names caches and projections */
-    bool byte_level;  /* any bytes survive encoding and decoding */
+    bool
+        byte_level; /* any bytes survive encoding and decoding: the symbols are bytes, all 256 have a token, and no
+                       * normaliser, dropped separator or blank taken by an added token changes the text */
     bool adds_prefix; /* encoding may add a blank at the start of a text; decoding removes it */
     int32_t unknown;  /* id for text that has no token; -1: there is no such id */
     int32_t bos, eos; /* ids that begin and end a text; -1 when undefined. tokenizer.json: the first
@@ -2116,7 +2121,9 @@ typedef struct xd_projection_rows_desc {
     /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
      * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
+    /* compat only: the last entry's weight becomes 0.2, in rows of xd_votes_set_exact 0, and rows are normalised again. As in
+     * the reference this holds for k = 1 too, where an exact row becomes empty. */
+    bool scale_trick;
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
@@ -2962,6 +2969,9 @@ typedef struct xd_xtoken_teacher_values {
     double denominator; /* D_i */
     double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
     double compared; /* ... out of so many; those whose loss is not finite do not agree */
+    double
+        counted; /* chunks that count, in compat their number, else their sample weights; SAME: weights of positions.
+                        0 when there are none, where compat has a denominator of 1 */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
@@ -2970,7 +2980,8 @@ typedef struct xd_xtoken_values {
     double kd_weight;    /* the one used: the desc's, or the balance */
     double
         balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
-                       equally large */
+                       equally large. At most 1e4, without compat: a KD below 1e-4 of CE counts as that much,
+                       since what is left of it may be rounding */
     double right;  /* weight of the counted positions where the student's argmax is the label ... */
     double tokens; /* ... and of all counted positions */
     double token_denominator;
@@ -3009,14 +3020,15 @@ typedef struct xd_xtoken_desc {
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
     int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
-    int64_t tail;     /* GOLD: maximum length of the sorted lists, at least 1 */
+    int64_t tail;     /* GOLD: maximum length of the sorted lists; 0: none, exact pairs alone */
     double kd_weight; /* see xd_xtoken_values.balance */
     double ce_weight; /* at least one of the two weights is not 0 */
     bool balance;     /* kd_weight = this call's balance and ce_weight = 1, at the cost of one more pass */
     /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, also masked ones
      * (default: for each sequence from its counted positions); a not divided by its sum, so d may be
      * negative; D is the number of chunks, at least 1 (default: the sum of their sample weights); GOLD uses sample weights
-     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count. With J for
+     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count; the balance
+     * has no bound. With J for
      * the micro-batch the loss depends on how the batch is divided, in INVARIANT mode too. */
     bool compat;
     /* Chunks (SAME: rows) computed together; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and the
@@ -3667,22 +3679,34 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 /* >>compat/align_dp */
 
+/* Scores of the dynamic programme. They are used as they are: 0 is 0. */
+typedef struct xd_align_scores {
+    double match; /* of two equal tokens; two that differ score minus this */
+    double
+        combination; /* per token of a run that spells one token of the other side: n of them score n times this */
+    double gap;      /* of a token without partner */
+} xd_align_scores;
+
+/* The reference's scores: 3, 1.5 and -1.5. Pure. */
+XD_API xd_align_scores xd_align_scores_defaults(void);
+
 /* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
     xd_texts student,
         teacher; /* surface strings of the tokens as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
-    int max_combination; /* tokens that one token may match; 0 -> 4 */
+    int max_combination;           /* tokens that one token may match; 0 -> 4 */
+    const xd_align_scores *scores; /* NULL -> xd_align_scores_defaults() */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
  * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded
  * sequences and its result depends on the padding; use xd_align_bytes for everything else. Time O(n m K), memory O(n m)
- * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+ * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64 and for
+ * scores that are not finite, MEMORY. */
 XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
- * repairs. *score (may be NULL) in the reference's units: 3 for a match, -3 for a mismatch, -1.5 for a token without
- * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
+ * repairs. *score (may be NULL) is the sum of the scores. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
                                   double *score);
@@ -6357,11 +6381,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
+#    define xd_align_scores XDISTILL_NO_COMPAT_leaves_out_xd_align_scores
 #    define xd_align_dp_desc XDISTILL_NO_COMPAT_leaves_out_xd_align_dp_desc
 #    define xd_compat_reduction XDISTILL_NO_COMPAT_leaves_out_xd_compat_reduction
 #    define xd_canonical_token (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_token)
 #    define xd_canonical_sequence (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_sequence)
 #    define xd_canonical_destroy (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_destroy)
+#    define xd_align_scores_defaults (XDISTILL_NO_COMPAT_leaves_out_xd_align_scores_defaults)
 #    define xd_align_dp (XDISTILL_NO_COMPAT_leaves_out_xd_align_dp)
 #    define xd_align_segment (XDISTILL_NO_COMPAT_leaves_out_xd_align_segment)
 #    define xd_compat_jsd_of_probabilities (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_of_probabilities)
@@ -13533,8 +13559,9 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
-enum { XDI_TILE_BLOCK = 32 };
+/* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
+ * rest, so that lanes never add many terms to a large sum; and where differences of logarithms are clamped. */
+enum { XDI_TILE_BLOCK = 32, XDI_TILE_CHAIN = 64 };
 #define XDI_TILE_APART 120.0f
 
 /* Padding whose power is 0: finite, and its exponent too. */
@@ -28617,12 +28644,29 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
 
 /* ---- queries ---- */
 
+/* Whether decoding gives back any bytes that were encoded: all 256 have a token, and nothing changes or drops text. */
+static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
+    if (!t->byte_level) return false;
+    for (int i = 0; i < 256; i++)
+        if (t->byte_id[i] < 0) return false;
+    for (int i = 0; i < t->rewrite_count; i++)
+        if (t->rewrites[i].kind != XDI_REWRITE_PREPEND || !t->adds_prefix) return false;
+    for (int i = 0; i < t->split_count; i++)
+        if (t->splits[i].behavior == XDI_SPLIT_REMOVED) return false;
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++)
+            if (!t->added[l].items[i].special &&
+                (t->added[l].items[i].strip_left || t->added[l].items[i].strip_right))
+                return false;
+    return true;
+}
+
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;
     info.size = t->size;
     info.tokens = t->count;
     info.hash = t->hash;
-    info.byte_level = t->byte_level;
+    info.byte_level = xdi_tokenizer_keeps_bytes(t);
     info.adds_prefix = t->adds_prefix;
     info.unknown = t->unknown;
     info.bos = t->bos;
@@ -33015,6 +33059,8 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
+/* votes.c: whether xd_votes_set_exact named the student id. */
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id);
 
 /* project.c: a projection as kernels take it. */
 XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m);
@@ -33358,6 +33404,10 @@ XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_si
     *student_size = votes->student_size;
     *teacher_size = votes->teacher_size;
     return votes->ctx;
+}
+
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id) {
+    return votes->exact[student_id] >= 0;
 }
 
 XD_API void xd_votes_destroy(xd_votes *votes) {
@@ -33781,7 +33831,11 @@ static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd
         if (share > 0.0f) xdi_mapping_offer(best, cells[i].teacher_id, share);
     }
     if (desc->compat) xdi_mapping_fill(best, teacher_size);
-    if (desc->scale_trick) best->weights[best->k - 1] = xdi_mapping_narrow(0.2f);
+}
+
+/* The last slot of the scale trick, which in an exact row is empty; then weights that add up to 1. */
+static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, xdi_mapping_best *best) {
+    if (desc->scale_trick) best->weights[best->k - 1] = exact ? 0.0f : xdi_mapping_narrow(0.2f);
     if (desc->scale_trick || !desc->compat) xdi_mapping_normalise(best->weights, best->k, desc->compat);
 }
 
@@ -33800,6 +33854,7 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
         xdi_mapping_from_cells(cells + begin, at - begin, desc, teacher_size, &best);
+        xdi_mapping_finish(desc, xdi_votes_is_exact(votes, s), &best);
     }
     *out = rows;
     return XD_OK;
@@ -37975,6 +38030,7 @@ struct xdi_xtoken_term {
     int64_t chunk_count;     /* of these */
     uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
+    double counted;          /* what was counted for it, before the clamp of compat */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
     bool active;             /* takes part in KD */
@@ -40006,7 +40062,6 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
-    if (d.tail == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_GOLD)) d.tail = 1;
     if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
         d.mode = XD_XTOKEN_SUM;
     return d;
@@ -40124,7 +40179,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+    XD_REQUIRE(ctx, d->columns > 0 && d->tail >= 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
@@ -40589,6 +40644,9 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
 #include <math.h>
 #include <string.h>
 
+/* Largest balance: more would turn the rounding of a KD that has vanished into a gradient. */
+#define XDI_XTOKEN_BALANCE_MOST 1e4
+
 /* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
@@ -40688,6 +40746,8 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
+        const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
+        x->terms[i].counted = x->host.sums[positions ? 0 : 1 + i];
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
@@ -40774,6 +40834,7 @@ static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, i
     v.denominator = term->denominator;
     v.agreeing = one[XDI_XTOKEN_AGREEING];
     v.compared = one[XDI_XTOKEN_COMPARED];
+    v.counted = term->counted;
     return v;
 }
 
@@ -40785,6 +40846,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    if (!x->d.compat) v.balance = fmin(v.balance, XDI_XTOKEN_BALANCE_MOST);
     v.kd *= x->factor;
     v.ce *= x->factor;
     v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
@@ -40856,7 +40918,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
-    if (d.columns <= 0 || d.tail <= 0) return 0;
+    if (d.columns <= 0 || d.tail < 0) return 0;
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }
@@ -41593,16 +41655,14 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence) {
 
 /* >>compat/align_dp.c */
 
-/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. Scores are its floating ones
- * divided by 1.5: all integers, the same comparisons. */
+/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. */
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    XDI_DP_MATCH = 2,
-    XDI_DP_GAP = -1,
     XDI_DP_ANCHOR = 3,  /* tokens of an anchor */
     XDI_DP_WINDOW = 10, /* pairs that a repair looks at */
     XDI_DP_MOST_COMBINATION = 64
@@ -41640,7 +41700,8 @@ typedef struct xdi_dp {
     int combination;
     xdi_dp_list now, next; /* room for every pair there can be */
     unsigned char *trace;  /* [cells of the largest table so far] */
-    int32_t *scores;       /* [combination + 1][teacher tokens + 1] */
+    xd_align_scores score;
+    double *scores; /* [combination + 1][teacher tokens + 1] */
     size_t trace_bytes;
 } xdi_dp;
 
@@ -41673,7 +41734,7 @@ typedef struct xdi_dp_table {
     int64_t s0, rows, t0, cols;
 } xdi_dp_table;
 
-static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
+static double *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
     return dp->scores + i % (dp->combination + 1) * (x->cols + 1);
 }
 
@@ -41681,17 +41742,18 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
     const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
-    const int32_t *above = xdi_dp_row(dp, x, i - 1);
-    int32_t *row = xdi_dp_row(dp, x, i);
+    const double gap = dp->score.gap, match = dp->score.match, combined = dp->score.combination;
+    const double *above = xdi_dp_row(dp, x, i - 1);
+    double *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
-    int32_t best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? XDI_DP_MATCH : -XDI_DP_MATCH);
-    if (above[j] + XDI_DP_GAP > best) best = above[j] + XDI_DP_GAP, how = XDI_DP_UP;
-    if (row[j - 1] + XDI_DP_GAP > best) best = row[j - 1] + XDI_DP_GAP, how = XDI_DP_LEFT;
+    double best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? match : -match);
+    if (above[j] + gap > best) best = above[j] + gap, how = XDI_DP_UP;
+    if (row[j - 1] + gap > best) best = row[j - 1] + gap, how = XDI_DP_LEFT;
     for (int n = 2; n <= dp->combination && n <= j; n++)
-        if (above[j - n] + n > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
-            best = above[j - n] + n, how = XDI_DP_ONE_STUDENT + n;
+        if (above[j - n] + n * combined > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
+            best = above[j - n] + n * combined, how = XDI_DP_ONE_STUDENT + n;
     for (int n = 2; n <= dp->combination && n <= i; n++) {
-        const int32_t score = xdi_dp_row(dp, x, i - n)[j - 1] + n;
+        const double score = xdi_dp_row(dp, x, i - n)[j - 1] + n * combined;
         if (score > best && xdi_dp_equal(t, tj - 1, tj, s, si - n, si))
             best = score, how = XDI_DP_ONE_TEACHER + n;
     }
@@ -41736,10 +41798,10 @@ static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
 static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
     const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
     XD_TRY(xdi_dp_reserve(dp, &x));
-    int32_t *top = xdi_dp_row(dp, &x, 0);
-    for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
+    double *top = xdi_dp_row(dp, &x, 0);
+    for (int64_t j = 0; j <= x.cols; j++) top[j] = (double)j * dp->score.gap;
     for (int64_t i = 1; i <= x.rows; i++) {
-        xdi_dp_row(dp, &x, i)[0] = (int32_t)i * XDI_DP_GAP;
+        xdi_dp_row(dp, &x, i)[0] = (double)i * dp->score.gap;
         for (int64_t j = 1; j <= x.cols; j++) xdi_dp_cell(dp, &x, i, j);
     }
     xdi_dp_follow(dp, &x, out);
@@ -42011,7 +42073,7 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
     const size_t rows = (size_t)dp->combination + 1;
     dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
     dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
-    dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
+    dp->scores = (double *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
     XD_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
                "no room to align %zu with %zu tokens", n, m);
     return XD_OK;
@@ -42036,11 +42098,23 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
+XD_API xd_align_scores xd_align_scores_defaults(void) {
+    xd_align_scores scores;
+    scores.match = 3.0;
+    scores.combination = 1.5;
+    scores.gap = -1.5;
+    return scores;
+}
+
 static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
     const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc->max_combination ? desc->max_combination : 4;
+    dp->score = desc->scores ? *desc->scores : xd_align_scores_defaults();
+    XD_REQUIRE(ctx, isfinite(dp->score.match) && isfinite(dp->score.combination) && isfinite(dp->score.gap),
+               XD_ERROR_ARGUMENT, "scores %g, %g and %g must be finite", dp->score.match,
+               dp->score.combination, dp->score.gap);
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -42087,7 +42161,7 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
     XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
+    if (score) *score = xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 
@@ -42745,9 +42819,9 @@ XDI_INLINE double XDI_V(sum_loop)(xdi_simd_array x, int64_t n, xdi_tile_power po
     xdi_v sums = zero, moments = zero, a, b;
     XDI_V(bits) tops = XDI_V(no_top)();
     XDI_V(prepare)(&power, 1.0f, &p);
-    for (int64_t i = 0, end; i < n; i = end) { /* in blocks: lanes never add many terms to a large sum */
+    for (int64_t i = 0, end; i < n; i = end) {
         xdi_v sum = zero, more = zero, part = zero;
-        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        end = i + XDI_TILE_CHAIN * (int)XDI_V(lanes);
         if (end > n) end = n;
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
             XDI_V(read_two)(x, j, parity, &a, &b);
@@ -42875,7 +42949,7 @@ XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, b
     k.other_from = XDI_V(set)(given.other_from);
     for (int64_t i = 0, end; i < n; i = end) {
         XDI_V(pair_sums) s = XDI_V(no_pair_sums)(), r = s; /* r: of every second vector */
-        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        end = i + XDI_TILE_CHAIN * (int)XDI_V(lanes);
         if (end > n) end = n;
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
             XDI_V(read_two)(given.x, j, parity, &a, &b);
@@ -43797,4 +43871,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 215861cc9c43e8a3c97818f3041a8d09d60c4ba374ee9bd32c2ee4790236c5aa */
+/* xdistill sha256 9218257956abfd10534778a947aca9d9f5024ef33ca1501d169fef6bbe03cd39 */

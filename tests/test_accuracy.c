@@ -275,4 +275,58 @@ XD_TEST(the_cross_entropy_of_one_class_is_exactly_0) {
     }
 }
 
+/* ---- a tail from shipped values ---- */
+
+enum { SHIPPED = 8, WIDE = 500 };
+
+/* The forward KL of the entries and the tail; `values` the teacher's log-probabilities, at the first ids. */
+static double shipped(const float *student, const float *values) {
+    int64_t ids[SHIPPED];
+    xd_ctx *ctx = open_at((int)XD_CPU_PLAIN, XD_REDUCTION_DETERMINISTIC);
+    xd_vocab *vocab = NULL;
+    xd_loss_values out;
+    xd_topk_desc d;
+    memset(&d, 0, sizeof d);
+    for (int i = 0; i < SHIPPED; i++) ids[i] = i;
+    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, WIDE, &vocab), XD_OK);
+    d.student = xd_rows_of((void *)(uintptr_t)student, XD_DTYPE_F32, 1, WIDE);
+    d.vocab = vocab;
+    d.k = SHIPPED;
+    d.ids = xd_ids_of(ids, XD_DTYPE_I64);
+    d.values = values;
+    d.mode = XD_TOPK_TAIL;
+    CHECK_EQ_INT(xd_topk_kl_loss(ctx, &d, &out), XD_OK);
+    xd_vocab_destroy(vocab);
+    xd_ctx_destroy(ctx);
+    return out.loss;
+}
+
+XD_TEST(a_tail_from_values_shipped_as_f32_errs_by_no_more_than_the_header_says) {
+    for (int round = 0; round < 40; round++) {
+        uint64_t state = 50 + (uint64_t)round;
+        float student[WIDE], values[SHIPPED];
+        double t[SHIPPED], s[SHIPPED], sum = 0, all = 0, inside = 0, loss = 0, error = 0, read = 0;
+        const double tail = pow(10.0, -1.0 - 0.14 * round); /* down to 3e-7 */
+        for (int i = 0; i < WIDE; i++) all += exp((double)(student[i] = (float)(4.0 * uniform(&state))));
+        for (int i = 0; i < SHIPPED; i++) sum += t[i] = exp(2.0 * uniform(&state));
+        for (int i = 0; i < SHIPPED; i++) {
+            t[i] = log(t[i] / sum * (1.0 - tail));
+            s[i] = (double)student[i] - log(all);
+            values[i] = (float)t[i];
+            inside += exp(s[i]);
+            read += exp((double)values[i]);
+            loss += exp(t[i]) * (t[i] - s[i]);
+            error += ldexp(fabs(t[i]), -24) * exp(t[i]);
+        }
+        const double least = fmax(1e-7, fmin(tail, 1.0 - read));
+        const double bound = error * (1.0 + fabs(log(least / (1.0 - inside))));
+        double entries = 0.0; /* rounding of the entries themselves */
+        for (int i = 0; i < SHIPPED; i++)
+            entries += ldexp(fabs(t[i]), -24) * exp(t[i]) * (1.0 + fabs(t[i] - s[i]));
+        loss += tail * (log(tail) - log(1.0 - inside));
+        CHECK_NEAR(shipped(student, values), loss, bound + entries + 1e-12);
+        CHECK(bound < 2e-6);
+    }
+}
+
 XD_TEST_MAIN()

@@ -111,8 +111,9 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
-enum { XDI_TILE_BLOCK = 32 };
+/* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
+ * rest, so that lanes never add many terms to a large sum; and where differences of logarithms are clamped. */
+enum { XDI_TILE_BLOCK = 32, XDI_TILE_CHAIN = 64 };
 #define XDI_TILE_APART 120.0f
 
 /* Padding whose power is 0: finite, and its exponent too. */

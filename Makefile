@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-real teacher test check golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -103,6 +103,9 @@ $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
 
 build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
 	$(CC) -std=c99 -O2 $(warnings) -Isrc $(dependencies) -c $< -o $@
+
+fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
+	@sh tests/build/check.sh fuzz
 
 demo: build/demo ## build and run the demonstration in examples/demo; ARGS are its options
 	build/demo $(ARGS)

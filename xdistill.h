@@ -1644,7 +1644,10 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
  * a row; a teacher's value or log_normaliser that is no number, or probabilities of the teacher that add up to more than 1.1
  * (status tells NaN or their sum). A row with a data error has masses 0 and log-probabilities -infinity, as one that does not
  * count. A row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7. Only the teacher's,
+ * where `values` are given, is 1 - P: log-probabilities as f32 carry it with an error of up to 2^-24 sum p |ln p| over the
+ * entries, 6e-8 of the teacher's entropy, logits with that of P by log_normaliser. The loss then errs by at most 1 +
+ * |ln(teacher's tail / student's)| times as much, the smaller tail of both readings being taken. Give `teacher` where this counts.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 
@@ -1861,11 +1864,13 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
 /* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
-    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
-    int32_t tokens;   /* ids in use; the others are gaps */
-    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
+    int32_t size;   /* largest id + 1: the rows of an embedding it needs */
+    int32_t tokens; /* ids in use; the others are gaps */
+    uint64_t hash;  /* of everything that decides a text's ids and bytes, not of what add_special puts
                        * around it; names caches and projections */
-    bool byte_level;  /* any bytes survive encoding and decoding */
+    bool
+        byte_level; /* any bytes survive encoding and decoding: the symbols are bytes, all 256 have a token, and no
+                       * normaliser, dropped separator or blank taken by an added token changes the text */
     bool adds_prefix; /* encoding may add a blank at the start of a text; decoding removes it */
     int32_t unknown;  /* id for text that has no token; -1: there is no such id */
     int32_t bos, eos; /* ids that begin and end a text; -1 when undefined. tokenizer.json: the first
@@ -2172,7 +2177,9 @@ typedef struct xd_projection_rows_desc {
     /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
      * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
+    /* compat only: the last entry's weight becomes 0.2, in rows of xd_votes_set_exact 0, and rows are normalised again. As in
+     * the reference this holds for k = 1 too, where an exact row becomes empty. */
+    bool scale_trick;
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
@@ -3020,6 +3027,9 @@ typedef struct xd_xtoken_teacher_values {
     double denominator; /* D_i */
     double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
     double compared; /* ... out of so many; those whose loss is not finite do not agree */
+    double
+        counted; /* chunks that count, in compat their number, else their sample weights; SAME: weights of positions.
+                        0 when there are none, where compat has a denominator of 1 */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
@@ -3028,7 +3038,8 @@ typedef struct xd_xtoken_values {
     double kd_weight;    /* the one used: the desc's, or the balance */
     double
         balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
-                       equally large */
+                       equally large. At most 1e4, without compat: a KD below 1e-4 of CE counts as that much,
+                       since what is left of it may be rounding */
     double right;  /* weight of the counted positions where the student's argmax is the label ... */
     double tokens; /* ... and of all counted positions */
     double token_denominator;
@@ -3067,14 +3078,15 @@ typedef struct xd_xtoken_desc {
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
     int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
-    int64_t tail;     /* GOLD: maximum length of the sorted lists, at least 1 */
+    int64_t tail;     /* GOLD: maximum length of the sorted lists; 0: none, exact pairs alone */
     double kd_weight; /* see xd_xtoken_values.balance */
     double ce_weight; /* at least one of the two weights is not 0 */
     bool balance;     /* kd_weight = this call's balance and ce_weight = 1, at the cost of one more pass */
     /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, also masked ones
      * (default: for each sequence from its counted positions); a not divided by its sum, so d may be
      * negative; D is the number of chunks, at least 1 (default: the sum of their sample weights); GOLD uses sample weights
-     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count. With J for
+     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count; the balance
+     * has no bound. With J for
      * the micro-batch the loss depends on how the batch is divided, in INVARIANT mode too. */
     bool compat;
     /* Chunks (SAME: rows) computed together; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and the
@@ -3734,22 +3746,34 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence);
 
 /* >>compat/align_dp */
 
+/* Scores of the dynamic programme. They are used as they are: 0 is 0. */
+typedef struct xd_align_scores {
+    double match; /* of two equal tokens; two that differ score minus this */
+    double
+        combination; /* per token of a run that spells one token of the other side: n of them score n times this */
+    double gap;      /* of a token without partner */
+} xd_align_scores;
+
+/* The reference's scores: 3, 1.5 and -1.5. Pure. */
+XD_API xd_align_scores xd_align_scores_defaults(void);
+
 /* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
     xd_texts student,
         teacher; /* surface strings of the tokens as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
-    int max_combination; /* tokens that one token may match; 0 -> 4 */
+    int max_combination;           /* tokens that one token may match; 0 -> 4 */
+    const xd_align_scores *scores; /* NULL -> xd_align_scores_defaults() */
 } xd_align_dp_desc;
 
 /* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
  * programme over token surface strings, anchored by unique triples and repaired afterwards. It runs on the padded
  * sequences and its result depends on the padding; use xd_align_bytes for everything else. Time O(n m K), memory O(n m)
- * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+ * between anchors. It takes no mask: xd_chunk_ids does. Errors: ARGUMENT for max_combination outside 1 to 64 and for
+ * scores that are not finite, MEMORY. */
 XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out);
 
 /* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
- * repairs. *score (may be NULL) in the reference's units: 3 for a match, -3 for a mismatch, -1.5 for a token without
- * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
+ * repairs. *score (may be NULL) is the sum of the scores. Ties prefer, in this order, the diagonal, a student token
  * alone, a teacher token alone, one student token to n, one teacher token to n. */
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
                                   double *score);
@@ -6549,11 +6573,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
+#    define xd_align_scores XDISTILL_NO_COMPAT_leaves_out_xd_align_scores
 #    define xd_align_dp_desc XDISTILL_NO_COMPAT_leaves_out_xd_align_dp_desc
 #    define xd_compat_reduction XDISTILL_NO_COMPAT_leaves_out_xd_compat_reduction
 #    define xd_canonical_token (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_token)
 #    define xd_canonical_sequence (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_sequence)
 #    define xd_canonical_destroy (XDISTILL_NO_COMPAT_leaves_out_xd_canonical_destroy)
+#    define xd_align_scores_defaults (XDISTILL_NO_COMPAT_leaves_out_xd_align_scores_defaults)
 #    define xd_align_dp (XDISTILL_NO_COMPAT_leaves_out_xd_align_dp)
 #    define xd_align_segment (XDISTILL_NO_COMPAT_leaves_out_xd_align_segment)
 #    define xd_compat_jsd_of_probabilities (XDISTILL_NO_COMPAT_leaves_out_xd_compat_jsd_of_probabilities)
@@ -14186,6 +14212,8 @@ typedef struct xdi_tile_power {
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
+    float own_from,
+        other_from; /* elements that x and y are near where p counts: subtracted first, which is exact */
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
@@ -14206,7 +14234,7 @@ typedef struct xdi_tile_mixture {
 /* How the gradient of a row is formed: the sum of the hard part and of a soft part.
  *   hard      hard_scale h - uniform              h: the student's power at temperature 1
  *   FORWARD   soft_scale p - teacher_scale q
- *   REVERSE   soft_scale p (log2 p - log2 q - mean)
+ *   REVERSE   soft_scale p (factor ((x - student_from) - (y - teacher_from)) - mean)
  *   MIXTURE   soft_scale p (log2(P/m) - top)
  *   OUTSIDE   p (soft_scale + teacher_scale log2 p)   top-k: no teacher */
 typedef enum xdi_tile_soft {
@@ -14228,6 +14256,7 @@ typedef struct xdi_tile_gradient {
     float hard_scale, uniform;
     xdi_tile_power p, q;
     float soft_scale, teacher_scale, mean;
+    float student_from, teacher_from; /* REVERSE: the logits of the student's most probable id */
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
@@ -14269,8 +14298,9 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
-enum { XDI_TILE_BLOCK = 32 };
+/* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
+ * rest, so that lanes never add many terms to a large sum; and where differences of logarithms are clamped. */
+enum { XDI_TILE_BLOCK = 32, XDI_TILE_CHAIN = 64 };
 #define XDI_TILE_APART 120.0f
 
 /* Padding whose power is 0: finite, and its exponent too. */
@@ -16868,6 +16898,7 @@ typedef struct xdi_simd_sum {
     xdi_tile_power power;
     double sum;
     float max;
+    float first;  /* the largest of the first columns, or of all */
     int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
@@ -16880,6 +16911,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     memset(sum, 0, sizeof *sum);
     sum->factor = factor;
     sum->max = -INFINITY;
+    sum->first = guess;
     if (!xdi_simd_fits((double)guess, factor)) return false;
     sum->power = xdi_tile_power_of(factor, whole);
     return true;
@@ -16922,30 +16954,74 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
+/* The lowest column of the tile that has the value. */
+static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+    const int64_t block = 64;
+    for (;; begin += block) {
+        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
+        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
+    }
+    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
+    return begin;
+}
+
 /* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
     double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
+    float own_from, other_from; /* of the next pair, for the reverse divergence */
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile, computed again when an integer was too small. */
-static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
-                              xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
-    for (;;) {
+/* How far, in powers of two, a reference may be from the logits of the most probable id so far. */
+#define XDI_SIMD_NEAR 16.0
+
+/* Moves the references of the reverse divergence to the logits of the student's most probable id, which is at or after column
+ * c: the mean behind the gradient is relative to them, and the teacher's may be far below its largest. Returns whether sums of
+ * this tile must be formed again. */
+static bool xdi_simd_follow(const xdi_tiles *tiles, const xd_loss_args *a, int64_t c, float max,
+                            xdi_simd_row *row) {
+    const double factor = (double)row->student.power.factor;
+    const float teacher = (float)xdi_loss_load(&a->teacher, 0, xdi_simd_find(tiles, &a->student, c, max));
+    const bool near = fabs((double)max - (double)row->own_from) * factor <= XDI_SIMD_NEAR &&
+                      fabs((double)teacher - (double)row->other_from) * factor <= XDI_SIMD_NEAR;
+    if (near || !xdi_simd_fits((double)max, factor) || !xdi_simd_fits((double)teacher, factor)) return false;
+    row->own_from = max;
+    row->other_from = teacher;
+    return true;
+}
+
+/* The references of a tile's pair. */
+static void xdi_simd_set_from(const xd_loss_args *a, const xdi_simd_row *row, xdi_tile_pair *pair) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    pair->own_from = reverse ? row->own_from : pair->p.whole / pair->p.factor;
+    pair->other_from = reverse ? row->other_from : pair->q.whole / pair->q.factor;
+}
+
+/* The pair of a tile, computed again when an integer was too small or a reference too far. */
+static void xdi_simd_add_pair(const xdi_tiles *tiles, const xd_loss_args *a, xdi_tile_pair *pair, int64_t n,
+                              int64_t tile, xdi_simd_row *row) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    xdi_simd_sum *own = reverse ? &row->student : &row->teacher;
+    xdi_simd_sum *other = reverse ? &row->teacher : &row->student;
+    for (bool followed = !reverse;;) {
         double own_raise, other_raise;
         const double own_sum = own->sum;
         pair->p = own->power;
         pair->q = other->power;
         pair->careful = row->careful;
+        xdi_simd_set_from(a, row, pair);
         tiles->pair(pair, n);
         const bool raised = xdi_simd_raise(own, pair->own_max, &own_raise);
         const bool again = xdi_simd_raise(other, pair->other_max, &other_raise) || raised;
         row->cross =
             exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
-        if (!again && (row->careful || isfinite(pair->cross))) break;
-        if (!again) row->careful = true;
+        const bool moved =
+            !followed && pair->own_max > own->max && xdi_simd_follow(tiles, a, tile, pair->own_max, row);
+        followed = followed || moved;
+        if (!again && !moved && (row->careful || isfinite(pair->cross))) break;
+        if (!again && !moved) row->careful = true;
     }
     own->sum += pair->own;
     other->sum += pair->other;
@@ -16988,6 +17064,9 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
     if (hard && !xdi_simd_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
     if (soft && !xdi_simd_begin(tiles, x, columns, factor, &row->student)) return false;
     if (soft && !xdi_simd_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    row->own_from = row->student.power.whole / (float)factor;
+    row->other_from = row->teacher.power.whole / (float)factor;
+    if (soft && reverse) (void)xdi_simd_follow(tiles, a, 0, row->student.first, row);
     row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
     pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
@@ -17002,8 +17081,7 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
             if (keeps) pair.kept = xdi_simd_kept_powers(kept, xdi_simd_kept_tile(kept, c));
-            xdi_simd_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
-                              reverse ? &row->teacher : &row->student, row);
+            xdi_simd_add_pair(tiles, a, &pair, n, c, row);
         } else if (soft) {
             xdi_simd_add_tile(tiles, student, n, c, &row->student);
             xdi_simd_add_tile(tiles, teacher, n, c, &row->teacher);
@@ -17030,15 +17108,13 @@ static double xdi_simd_cross(const xd_loss_args *a, const xdi_simd_row *row, con
     }
 }
 
-/* The lowest column of the tile that has the value. */
-static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
-    const int64_t block = 64;
-    for (;; begin += block) {
-        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
-        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
-    }
-    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
-    return begin;
+/* Whether the student has a single class in this shard: its probability is then exactly 1, which a sum relative to an integer
+ * would miss by the rounding of f32. Any other row is told by its first columns. */
+static bool xdi_simd_is_single(const xd_loss_args *a, int64_t columns) {
+    int64_t classes = 0;
+    for (int64_t c = 0; c < columns && classes < 2; c++)
+        if (xdi_loss_load(&a->student, 0, c) > -INFINITY) classes++;
+    return classes < 2;
 }
 
 /* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
@@ -17053,7 +17129,8 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_simd_row row;
-    if (columns == 0 || !xdi_simd_dtypes(a) || !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
+    if (!xdi_simd_dtypes(a) || xdi_simd_is_single(a, columns) ||
+        !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_simd_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_simd_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -17200,8 +17277,8 @@ static xdi_tile_mixture xdi_simd_mixture(const xd_loss_args *a, const xdi_simd_p
     m.q = teacher->power;
     m.p_rest = (float)student->rest;
     m.q_rest = (float)teacher->rest;
-    m.p_share = (float)(1.0 - a->beta);
     m.q_share = (float)a->beta;
+    m.p_share = 1.0f - m.q_share; /* equal rows: the two shares of the mixture add up to exactly 1 */
     m.top = (float)(top * XDI_TILE_LOG2E);
     return m;
 }
@@ -17254,15 +17331,16 @@ static xd_result xdi_simd_loss_mixture(const xd_launch *launch, const xd_loss_ar
 static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
     const xd_loss_row *row = a->row;
     const xdi_simd_power student = xdi_simd_student(a, row), teacher = xdi_simd_teacher(a, row);
-    const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
+    const double scale = weight * exp2(-student.rest);
     g->p = student.power;
     g->q = teacher.power;
     g->soft_scale = (float)scale;
     switch (a->divergence) {
     case XD_KL_REVERSE:
         g->soft_scale = (float)(scale * XDI_TILE_LN2);
-        g->mean = (float)(row->mean * XDI_TILE_LOG2E - (((double)g->p.whole - row->max * factor) -
-                                                        ((double)g->q.whole - row->teacher_at_arg * factor)));
+        g->mean = (float)(row->mean * XDI_TILE_LOG2E);
+        g->student_from = (float)row->max;
+        g->teacher_from = (float)row->teacher_at_arg;
         return XDI_TILE_REVERSE;
     case XD_JSD:
         g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
@@ -29658,12 +29736,29 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
 
 /* ---- queries ---- */
 
+/* Whether decoding gives back any bytes that were encoded: all 256 have a token, and nothing changes or drops text. */
+static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
+    if (!t->byte_level) return false;
+    for (int i = 0; i < 256; i++)
+        if (t->byte_id[i] < 0) return false;
+    for (int i = 0; i < t->rewrite_count; i++)
+        if (t->rewrites[i].kind != XDI_REWRITE_PREPEND || !t->adds_prefix) return false;
+    for (int i = 0; i < t->split_count; i++)
+        if (t->splits[i].behavior == XDI_SPLIT_REMOVED) return false;
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++)
+            if (!t->added[l].items[i].special &&
+                (t->added[l].items[i].strip_left || t->added[l].items[i].strip_right))
+                return false;
+    return true;
+}
+
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;
     info.size = t->size;
     info.tokens = t->count;
     info.hash = t->hash;
-    info.byte_level = t->byte_level;
+    info.byte_level = xdi_tokenizer_keeps_bytes(t);
     info.adds_prefix = t->adds_prefix;
     info.unknown = t->unknown;
     info.bos = t->bos;
@@ -34335,6 +34430,8 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
+/* votes.c: whether xd_votes_set_exact named the student id. */
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id);
 
 /* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
 XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);
@@ -34682,6 +34779,10 @@ XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_si
     *student_size = votes->student_size;
     *teacher_size = votes->teacher_size;
     return votes->ctx;
+}
+
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id) {
+    return votes->exact[student_id] >= 0;
 }
 
 XD_API void xd_votes_destroy(xd_votes *votes) {
@@ -35123,7 +35224,11 @@ static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd
         if (share > 0.0f) xdi_mapping_offer(best, cells[i].teacher_id, share);
     }
     if (desc->compat) xdi_mapping_fill(best, teacher_size);
-    if (desc->scale_trick) best->weights[best->k - 1] = xdi_mapping_narrow(0.2f);
+}
+
+/* The last slot of the scale trick, which in an exact row is empty; then weights that add up to 1. */
+static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, xdi_mapping_best *best) {
+    if (desc->scale_trick) best->weights[best->k - 1] = exact ? 0.0f : xdi_mapping_narrow(0.2f);
     if (desc->scale_trick || !desc->compat) xdi_mapping_normalise(best->weights, best->k, desc->compat);
 }
 
@@ -35142,6 +35247,7 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
         xdi_mapping_from_cells(cells + begin, at - begin, desc, teacher_size, &best);
+        xdi_mapping_finish(desc, xdi_votes_is_exact(votes, s), &best);
     }
     *out = rows;
     return XD_OK;
@@ -39333,6 +39439,7 @@ struct xdi_xtoken_term {
     int64_t chunk_count;     /* of these */
     uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
+    double counted;          /* what was counted for it, before the clamp of compat */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
     bool active;             /* takes part in KD */
@@ -41399,7 +41506,6 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
-    if (d.tail == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_GOLD)) d.tail = 1;
     if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
         d.mode = XD_XTOKEN_SUM;
     return d;
@@ -41547,7 +41653,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+    XD_REQUIRE(ctx, d->columns > 0 && d->tail >= 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,
@@ -42020,6 +42126,9 @@ XD_PRIVATE xd_result xdi_xtoken_read_rows(xdi_xtoken *x) {
 #include <math.h>
 #include <string.h>
 
+/* Largest balance: more would turn the rounding of a KD that has vanished into a gradient. */
+#define XDI_XTOKEN_BALANCE_MOST 1e4
+
 /* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
@@ -42130,6 +42239,8 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
+        const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
+        x->terms[i].counted = x->host.sums[positions ? 0 : 1 + i];
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
@@ -42220,6 +42331,7 @@ static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, i
     v.denominator = term->denominator;
     v.agreeing = one[XDI_XTOKEN_AGREEING];
     v.compared = one[XDI_XTOKEN_COMPARED];
+    v.counted = term->counted;
     return v;
 }
 
@@ -42231,6 +42343,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    if (!x->d.compat) v.balance = fmin(v.balance, XDI_XTOKEN_BALANCE_MOST);
     v.kd *= x->factor;
     v.ce *= x->factor;
     v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
@@ -42302,7 +42415,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
-    if (d.columns <= 0 || d.tail <= 0) return 0;
+    if (d.columns <= 0 || d.tail < 0) return 0;
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }
@@ -42818,17 +42931,37 @@ static int64_t xdi_canonical_newlines(char *text, int64_t size) {
     return replaced != size ? replaced : xdi_canonical_replace(text, size, "\\n", 2, "\n");
 }
 
-static int xdi_canonical_hex(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+static int xdi_canonical_hex(uint32_t c) {
+    if (c >= '0' && c <= '9') return (int)c - '0';
+    if (c >= 'A' && c <= 'F') return (int)c - 'A' + 10;
+    return c >= 'a' && c <= 'f' ? (int)c - 'a' + 10 : -1;
 }
 
-/* The value of "<0xHH>", or -1. */
+/* What Python's int() strips. */
+static bool xdi_canonical_blank(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/* Two characters as Python's int(text, 16) reads them: digits, or one digit with a sign or white space beside it; -1 where it
+ * refuses them or the number is negative. Of its digits, those of ASCII. */
+static int xdi_canonical_number(uint32_t first, uint32_t second) {
+    const int high = xdi_canonical_hex(first), low = xdi_canonical_hex(second);
+    if (high >= 0 && low >= 0) return 16 * high + low;
+    if (high >= 0) return xdi_canonical_blank(second) ? high : -1;
+    if (first == '-') return low == 0 ? 0 : -1;
+    return first == '+' || xdi_canonical_blank(first) ? low : -1;
+}
+
+/* The value of "<0xHH>", six characters, or -1. */
 static int xdi_canonical_byte(const char *text, int64_t size) {
-    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
-    const int high = xdi_canonical_hex(text[3]), low = xdi_canonical_hex(text[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
+    int64_t at = 3;
+    if (size < 6 || memcmp(text, "<0x", 3) != 0 || text[size - 1] != '>') return -1;
+    const uint32_t first = xdi_canonical_next(text, size, &at);
+    if (at >= size - 1) return -1;
+    const uint32_t second = xdi_canonical_next(text, size, &at);
+    return at == size - 1 ? xdi_canonical_number(first, second) : -1;
 }
 
 static int64_t xdi_canonical_repair(char *text, int64_t size) {
@@ -42863,7 +42996,8 @@ XD_API int64_t xd_canonical_token(xd_text token, char *out) {
         memcpy(out, token.data, (size_t)size);
     }
     size = xdi_canonical_newlines(out, size);
-    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) && strchr(",.;:", out[2])) {
+    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) &&
+        memchr(",.;:", out[2], 4)) { /* not strchr, which finds NUL too */
         out[0] = out[2];
         size = 1;
     }
@@ -43030,16 +43164,14 @@ XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence) {
 
 /* >>compat/align_dp.c */
 
-/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. Scores are its floating ones
- * divided by 1.5: all integers, the same comparisons. */
+/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. */
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    XDI_DP_MATCH = 2,
-    XDI_DP_GAP = -1,
     XDI_DP_ANCHOR = 3,  /* tokens of an anchor */
     XDI_DP_WINDOW = 10, /* pairs that a repair looks at */
     XDI_DP_MOST_COMBINATION = 64
@@ -43077,7 +43209,8 @@ typedef struct xdi_dp {
     int combination;
     xdi_dp_list now, next; /* room for every pair there can be */
     unsigned char *trace;  /* [cells of the largest table so far] */
-    int32_t *scores;       /* [combination + 1][teacher tokens + 1] */
+    xd_align_scores score;
+    double *scores; /* [combination + 1][teacher tokens + 1] */
     size_t trace_bytes;
 } xdi_dp;
 
@@ -43110,7 +43243,7 @@ typedef struct xdi_dp_table {
     int64_t s0, rows, t0, cols;
 } xdi_dp_table;
 
-static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
+static double *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
     return dp->scores + i % (dp->combination + 1) * (x->cols + 1);
 }
 
@@ -43118,17 +43251,18 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
     const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
-    const int32_t *above = xdi_dp_row(dp, x, i - 1);
-    int32_t *row = xdi_dp_row(dp, x, i);
+    const double gap = dp->score.gap, match = dp->score.match, combined = dp->score.combination;
+    const double *above = xdi_dp_row(dp, x, i - 1);
+    double *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
-    int32_t best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? XDI_DP_MATCH : -XDI_DP_MATCH);
-    if (above[j] + XDI_DP_GAP > best) best = above[j] + XDI_DP_GAP, how = XDI_DP_UP;
-    if (row[j - 1] + XDI_DP_GAP > best) best = row[j - 1] + XDI_DP_GAP, how = XDI_DP_LEFT;
+    double best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? match : -match);
+    if (above[j] + gap > best) best = above[j] + gap, how = XDI_DP_UP;
+    if (row[j - 1] + gap > best) best = row[j - 1] + gap, how = XDI_DP_LEFT;
     for (int n = 2; n <= dp->combination && n <= j; n++)
-        if (above[j - n] + n > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
-            best = above[j - n] + n, how = XDI_DP_ONE_STUDENT + n;
+        if (above[j - n] + n * combined > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
+            best = above[j - n] + n * combined, how = XDI_DP_ONE_STUDENT + n;
     for (int n = 2; n <= dp->combination && n <= i; n++) {
-        const int32_t score = xdi_dp_row(dp, x, i - n)[j - 1] + n;
+        const double score = xdi_dp_row(dp, x, i - n)[j - 1] + n * combined;
         if (score > best && xdi_dp_equal(t, tj - 1, tj, s, si - n, si))
             best = score, how = XDI_DP_ONE_TEACHER + n;
     }
@@ -43173,10 +43307,10 @@ static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
 static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
     const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
     XD_TRY(xdi_dp_reserve(dp, &x));
-    int32_t *top = xdi_dp_row(dp, &x, 0);
-    for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
+    double *top = xdi_dp_row(dp, &x, 0);
+    for (int64_t j = 0; j <= x.cols; j++) top[j] = (double)j * dp->score.gap;
     for (int64_t i = 1; i <= x.rows; i++) {
-        xdi_dp_row(dp, &x, i)[0] = (int32_t)i * XDI_DP_GAP;
+        xdi_dp_row(dp, &x, i)[0] = (double)i * dp->score.gap;
         for (int64_t j = 1; j <= x.cols; j++) xdi_dp_cell(dp, &x, i, j);
     }
     xdi_dp_follow(dp, &x, out);
@@ -43448,7 +43582,7 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
     const size_t rows = (size_t)dp->combination + 1;
     dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
     dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
-    dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
+    dp->scores = (double *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
     XD_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
                "no room to align %zu with %zu tokens", n, m);
     return XD_OK;
@@ -43473,11 +43607,23 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
+XD_API xd_align_scores xd_align_scores_defaults(void) {
+    xd_align_scores scores;
+    scores.match = 3.0;
+    scores.combination = 1.5;
+    scores.gap = -1.5;
+    return scores;
+}
+
 static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
     const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc->max_combination ? desc->max_combination : 4;
+    dp->score = desc->scores ? *desc->scores : xd_align_scores_defaults();
+    XD_REQUIRE(ctx, isfinite(dp->score.match) && isfinite(dp->score.combination) && isfinite(dp->score.gap),
+               XD_ERROR_ARGUMENT, "scores %g, %g and %g must be finite", dp->score.match,
+               dp->score.combination, dp->score.gap);
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -43524,7 +43670,7 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
     XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
+    if (score) *score = xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 
@@ -44182,26 +44328,33 @@ XDI_INLINE double XDI_V(sum_loop)(xdi_simd_array x, int64_t n, xdi_tile_power po
                                   float *max, bool parity) {
     const xdi_v zero = XDI_V(set)(0.0f);
     XDI_V(power_of) p;
-    xdi_v sum = zero, more = zero, moments = zero, a, b;
+    xdi_v sums = zero, moments = zero, a, b;
     XDI_V(bits) tops = XDI_V(no_top)();
     XDI_V(prepare)(&power, 1.0f, &p);
-    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
-        XDI_V(read_two)(x, i, parity, &a, &b);
-        tops = parity ? XDI_V(top_two)(tops, x, i) : XDI_V(top)(XDI_V(top)(tops, a), b);
-        if (!moment) {
-            sum = XDI_V(add_exp2)(a, &p, sum);
-            more = XDI_V(add_exp2)(b, &p, more);
-            continue;
+    for (int64_t i = 0, end; i < n; i = end) {
+        xdi_v sum = zero, more = zero, part = zero;
+        end = i + XDI_TILE_CHAIN * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
+            XDI_V(read_two)(x, j, parity, &a, &b);
+            tops = parity ? XDI_V(top_two)(tops, x, j) : XDI_V(top)(XDI_V(top)(tops, a), b);
+            if (!moment) {
+                sum = XDI_V(add_exp2)(a, &p, sum);
+                more = XDI_V(add_exp2)(b, &p, more);
+                continue;
+            }
+            const xdi_v e = XDI_V(exp2)(a, &p), f = XDI_V(exp2)(b, &p);
+            sum = XDI_V(add)(sum, e);
+            more = XDI_V(add)(more, f);
+            part = XDI_V(fma)(e, XDI_V(exponent)(XDI_V(max)(p.low, a), &p), part);
+            part = XDI_V(fma)(f, XDI_V(exponent)(XDI_V(max)(p.low, b), &p), part);
         }
-        const xdi_v e = XDI_V(exp2)(a, &p), f = XDI_V(exp2)(b, &p);
-        sum = XDI_V(add)(sum, e);
-        more = XDI_V(add)(more, f);
-        moments = XDI_V(fma)(e, XDI_V(exponent)(XDI_V(max)(p.low, a), &p), moments);
-        moments = XDI_V(fma)(f, XDI_V(exponent)(XDI_V(max)(p.low, b), &p), moments);
+        sums = XDI_V(add)(sums, XDI_V(add)(sum, more));
+        moments = XDI_V(add)(moments, part);
     }
     if (moment) *moment = XDI_V(total)(moments);
     *max = XDI_V(top_value)(x, n, tops, parity);
-    return XDI_V(total)(XDI_V(add)(sum, more));
+    return XDI_V(total)(sums);
 }
 
 XDI_LEAF double XDI_V(sum_whole)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,
@@ -44230,28 +44383,39 @@ XDI_LEAF double XDI_V(tile_sum)(xdi_simd_array x, int64_t n, xdi_tile_power powe
 typedef struct XDI_V(pair_sums) {
     xdi_v own, other, cross, infinite;
 } XDI_V(pair_sums);
-/* cross: (log2 p - log2 q) / factor, minus `back`, from the difference of the elements, which loses fewer digits than the two
- * logarithms would. */
-XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(power_of) * p, const XDI_V(power_of) * q,
-                                xdi_v a, xdi_v b, xdi_v back, bool careful, bool own, xdi_v *kept) {
+
+/* The constants of a loop. */
+typedef struct XDI_V(pair_of) {
+    XDI_V(power_of) p, q;
+    xdi_v own_from, other_from;
+} XDI_V(pair_of);
+
+/* cross: (log2 p - log2 q) / factor. Each side is first made relative to its own reference, which is exact near it: the two
+ * sides may be thousands apart, and their difference would then lose the digits that count. `own` is summed as `other` is, so
+ * that equal rows have equal sums. */
+XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(pair_of) * k, xdi_v a, xdi_v b,
+                                bool careful, bool own, xdi_v *kept) {
     const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f), lowest = XDI_V(set)(XDI_TILE_LEAST);
-    const xdi_v e = XDI_V(exp2)(a, p), left = own ? XDI_V(max)(p->low, a) : zero;
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(a, &k->p, &whole), e = XDI_V(mul)(fraction, whole);
+    const xdi_v left = own ? XDI_V(sub)(XDI_V(max)(k->p.low, a), k->own_from) : zero;
     xdi_v right = b;
     if (careful) {
         const xdi_v missing = XDI_V(pick)(b, lowest, zero, XDI_V(pick)(a, XDI_V(set)(-FLT_MAX), one, zero));
         sums->infinite = XDI_V(max)(missing, sums->infinite);
         right = XDI_V(max)(lowest, b);
     }
-    sums->own = XDI_V(add)(sums->own, e);
     if (kept) {
-        const xdi_v f = XDI_V(exp2)(b, q);
+        const xdi_v f = XDI_V(exp2)(b, &k->q);
+        sums->own = XDI_V(add)(sums->own, e);
         sums->other = XDI_V(add)(sums->other, f);
         kept[0] = e;
         kept[1] = f;
     } else {
-        sums->other = XDI_V(add_exp2)(b, q, sums->other);
+        sums->own = XDI_V(fma)(fraction, whole, sums->own);
+        sums->other = XDI_V(add_exp2)(b, &k->q, sums->other);
     }
-    sums->cross = XDI_V(fma)(e, XDI_V(sub)(XDI_V(sub)(left, right), back), sums->cross);
+    sums->cross = XDI_V(fma)(e, XDI_V(sub)(left, XDI_V(sub)(right, k->other_from)), sums->cross);
 }
 
 XDI_INLINE void XDI_V(keep_two)(float *kept, int64_t i, xdi_v a, xdi_v b) {
@@ -44262,40 +44426,64 @@ XDI_INLINE void XDI_V(keep_two)(float *kept, int64_t i, xdi_v a, xdi_v b) {
     XDI_V(store)(to, i + XDI_V(lanes), b);
 }
 
+/* log2 of the power at its side's reference, which the cross lacks. */
+XDI_INLINE double XDI_V(pair_rest)(xdi_tile_power power, float from) {
+    return (double)power.factor * (double)from - (double)power.whole;
+}
+
+XDI_INLINE XDI_V(pair_sums) XDI_V(no_pair_sums)(void) {
+    XDI_V(pair_sums) s;
+    s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
+    return s;
+}
+
+/* Adds what the two chains of a block have summed to the tile's: lanes never add many terms to a large sum. */
+XDI_INLINE void XDI_V(pair_join)(XDI_V(pair_sums) * all, const XDI_V(pair_sums) * s,
+                                 const XDI_V(pair_sums) * r) {
+    all->own = XDI_V(add)(all->own, XDI_V(add)(s->own, r->own));
+    all->other = XDI_V(add)(all->other, XDI_V(add)(s->other, r->other));
+    all->cross = XDI_V(add)(all->cross, XDI_V(add)(s->cross, r->cross));
+    all->infinite = XDI_V(max)(all->infinite, XDI_V(max)(s->infinite, r->infinite));
+}
+
 XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,
                                  bool keeps) {
     const xdi_tile_pair given = *pair;
-    const double factor = (double)given.q.factor;
-    const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;
-    const float back = (float)(exact / factor);
+    const double own_rest = own ? XDI_V(pair_rest)(given.p, given.own_from) : 0.0;
+    const double other_rest = XDI_V(pair_rest)(given.q, given.other_from);
     XDI_V(bits) own_tops = XDI_V(no_top)(), other_tops = own_tops;
-    const xdi_v less = XDI_V(set)(back);
-    XDI_V(power_of) p, q;
-    XDI_V(pair_sums) s, r; /* of every second vector */
+    XDI_V(pair_of) k;
+    XDI_V(pair_sums) all = XDI_V(no_pair_sums)();
     xdi_v a, b, c, d, first[2], second[2];
-    s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
-    r = s;
-    XDI_V(prepare)(&given.p, 1.0f, &p);
-    XDI_V(prepare)(&given.q, 1.0f, &q);
-    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
-        XDI_V(read_two)(given.x, i, parity, &a, &b);
-        XDI_V(read_two)(given.y, i, parity, &c, &d);
-        own_tops = parity ? XDI_V(top_two)(own_tops, given.x, i) : XDI_V(top)(XDI_V(top)(own_tops, a), b);
-        other_tops =
-            parity ? XDI_V(top_two)(other_tops, given.y, i) : XDI_V(top)(XDI_V(top)(other_tops, c), d);
-        XDI_V(pair_add)(&s, &p, &q, a, c, less, careful, own, keeps ? first : NULL);
-        XDI_V(pair_add)(&r, &p, &q, b, d, less, careful, own, keeps ? second : NULL);
-        if (!keeps) continue;
-        XDI_V(keep_two)(given.kept, i, first[0], second[0]);
-        XDI_V(keep_two)(given.kept + XDI_TILE, i, first[1], second[1]);
+    XDI_V(prepare)(&given.p, 1.0f, &k.p);
+    XDI_V(prepare)(&given.q, 1.0f, &k.q);
+    k.own_from = XDI_V(set)(given.own_from);
+    k.other_from = XDI_V(set)(given.other_from);
+    for (int64_t i = 0, end; i < n; i = end) {
+        XDI_V(pair_sums) s = XDI_V(no_pair_sums)(), r = s; /* r: of every second vector */
+        end = i + XDI_TILE_CHAIN * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes)) {
+            XDI_V(read_two)(given.x, j, parity, &a, &b);
+            XDI_V(read_two)(given.y, j, parity, &c, &d);
+            own_tops = parity ? XDI_V(top_two)(own_tops, given.x, j) : XDI_V(top)(XDI_V(top)(own_tops, a), b);
+            other_tops =
+                parity ? XDI_V(top_two)(other_tops, given.y, j) : XDI_V(top)(XDI_V(top)(other_tops, c), d);
+            XDI_V(pair_add)(&s, &k, a, c, careful, own, keeps ? first : NULL);
+            XDI_V(pair_add)(&r, &k, b, d, careful, own, keeps ? second : NULL);
+            if (!keeps) continue;
+            XDI_V(keep_two)(given.kept, j, first[0], second[0]);
+            XDI_V(keep_two)(given.kept + XDI_TILE, j, first[1], second[1]);
+        }
+        XDI_V(pair_join)(&all, &s, &r);
     }
-    pair->own = XDI_V(total)(XDI_V(add)(s.own, r.own));
-    pair->other = XDI_V(total)(XDI_V(add)(s.other, r.other));
-    pair->cross = factor * XDI_V(total)(XDI_V(add)(s.cross, r.cross));
-    pair->cross += (factor * (double)back - exact) * pair->own; /* the rounding error of back */
+    pair->own = XDI_V(total)(all.own);
+    pair->other = XDI_V(total)(all.other);
+    pair->cross = (double)given.q.factor * XDI_V(total)(all.cross);
+    pair->cross += (own_rest - other_rest) * pair->own;
     pair->own_max = XDI_V(top_value)(given.x, n, own_tops, parity);
     pair->other_max = XDI_V(top_value)(given.y, n, other_tops, parity);
-    pair->infinite = careful && XDI_V(largest)(XDI_V(max)(s.infinite, r.infinite)) > 0.0f;
+    pair->infinite = careful && XDI_V(largest)(all.infinite) > 0.0f;
 }
 
 XDI_INLINE void XDI_V(pair_kind)(xdi_tile_pair *pair, int64_t n, bool parity) {
@@ -44400,6 +44588,8 @@ XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xd
     XDI_V(mixed) mixed;
     XDI_V(prepare_mixing)(given, 1.0f, &m);
     for (int64_t i = 0, end; i < n; i = end) {
+        xdi_v p_part = XDI_V(set)(0.0f),
+              q_part = p_part; /* of a block, so that lanes never add many terms to a large sum */
         int at = 0;
         end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
         if (end > n) end = n;
@@ -44407,11 +44597,13 @@ XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xd
         for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
             XDI_V(read_two)(x, j, parity, &a, &b);
             XDI_V(read_two)(y, j, parity, &c, &d);
-            p_sums = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_sums);
-            q_sums = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_sums);
-            p_sums = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_sums);
-            q_sums = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_sums);
+            p_part = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_part);
+            p_part = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_part);
         }
+        p_sums = XDI_V(add)(p_sums, p_part);
+        q_sums = XDI_V(add)(q_sums, q_part);
     }
     *p_sum = -XDI_V(total)(p_sums);
     *q_sum = -XDI_V(total)(q_sums);
@@ -44446,7 +44638,7 @@ XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_
 /* The constants of a loop. */
 typedef struct XDI_V(slopes_of) {
     XDI_V(power_of) h, p, q;
-    xdi_v uniform, mean, own, outside;
+    xdi_v uniform, mean, own, outside, student_from, teacher_from;
 } XDI_V(slopes_of);
 
 XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft soft,
@@ -44458,15 +44650,20 @@ XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft 
     out->mean = XDI_V(set)(g->mean);
     out->own = XDI_V(set)(g->soft_scale);
     out->outside = XDI_V(set)(g->teacher_scale);
+    out->student_from = XDI_V(set)(g->student_from);
+    out->teacher_from = XDI_V(set)(g->teacher_from);
 }
 
 XDI_INLINE xdi_v XDI_V(soft)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, xdi_tile_soft soft) {
     const xdi_v p = XDI_V(exp2)(a, &g->p);
     if (soft == XDI_TILE_FORWARD) return XDI_V(sub)(p, XDI_V(exp2)(b, &g->q));
-    const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
-    if (soft == XDI_TILE_OUTSIDE) return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
-    const xdi_v t = XDI_V(max)(XDI_V(exponent)(b, &g->q), XDI_V(set)(-FLT_MAX));
-    return XDI_V(mul)(p, XDI_V(sub)(XDI_V(sub)(s, t), g->mean));
+    if (soft == XDI_TILE_OUTSIDE) {
+        const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
+        return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
+    }
+    const xdi_v s = XDI_V(sub)(XDI_V(max)(g->p.low, a), g->student_from);
+    const xdi_v t = XDI_V(sub)(XDI_V(max)(XDI_V(set)(XDI_TILE_LEAST), b), g->teacher_from);
+    return XDI_V(mul)(p, XDI_V(mul_sub)(g->p.exponent_factor, XDI_V(sub)(s, t), g->mean));
 }
 
 /* Minus what is subtracted from every element. */
@@ -45186,4 +45383,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 40a758fa1bb69fb7978add7f59817662eea1b50e42b933cb7e2bd590c7e9229b */
+/* xdistill sha256 60b574f37f5b11ce69e371b7b954d62fc34fdae265662cedc6b4c543c3a802f9 */

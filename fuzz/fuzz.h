@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
         }                                                                   \
     } while (0)
 
-static xd_ctx *fuzz_ctx(void) {
+static inline xd_ctx *fuzz_ctx(void) {
     static xd_ctx *ctx;
     if (!ctx) FUZZ_CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     return ctx;

@@ -1,33 +1,47 @@
 /* The first line of the input is a split pattern, the rest is text: the pattern is refused, or its matches go
- * on and are not empty; a hostile one is stopped. The pattern goes through a rank file, which is the way to
- * hand one in. */
+ * on and are not empty; a hostile one is stopped. Patterns have no public face: the matcher is called itself, without a
+ * tokenizer and an encoder for each input, so this program carries its own implementation. */
+#undef XDISTILL_IMPLEMENTED
+#define XDISTILL_STATIC
+#define XDISTILL_NO_COMPAT
+#define XDISTILL_NO_XTOKEN
+#define XDISTILL_NO_TEACHER
 #include "fuzz.h"
 
+static xdi_unicode *fuzz_unicode(void) {
+    static xdi_unicode *unicode;
+    if (!unicode) FUZZ_CHECK((unicode = xdi_unicode_create(fuzz_ctx())) != NULL);
+    return unicode;
+}
+
+/* The matches of a text from the beginning to the end. */
+static void match(xdi_matcher *m, const xdi_pattern *pattern, const uint8_t *text, size_t bytes) {
+    size_t from = 0, to = 0;
+    xdi_matcher_start(m, text, bytes);
+    for (size_t at = 0; at < bytes; at = to) {
+        const xd_result result = xdi_pattern_find(m, pattern, at, bytes, &from, &to);
+        FUZZ_CHECK(result == XD_OK || result == XD_ERROR_DATA);
+        if (result != XD_OK) return;
+        FUZZ_CHECK(from >= at && from <= to && to <= bytes);
+        FUZZ_CHECK(from < to || to == bytes); /* no empty match before the end */
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    xd_ctx *ctx = fuzz_ctx();
+    static xdi_matcher matcher; /* its memory serves all inputs */
     const uint8_t *line = bytes ? (const uint8_t *)memchr(data, '\n', bytes) : NULL;
     if (!line || bytes > 4096) return 0;
-    const size_t length = (size_t)(line - data);
-    char *pattern = (char *)malloc(length + 1);
-    memcpy(pattern, data, length);
-    pattern[length] = '\0';
-    /* Bytes "a" and "b" and both together: the rest of a text has no token. */
-    const xd_tokenizer_desc desc = { XD_TOKENIZER_PRESET_NONE, pattern, NULL, 0, 0, NULL, NULL };
-    xd_tokenizer *tokenizer = NULL;
-    xd_encoder *encoder = NULL;
-    xd_encoding e;
-    if (xd_tokenizer_load_memory(ctx, "YQ== 0\nYg== 1\nYWI= 2\n", 21, &desc, &tokenizer) == XD_OK) {
-        FUZZ_CHECK(xd_encoder_create(ctx, tokenizer, &encoder) == XD_OK);
-        if (xd_encode(encoder, (const char *)line + 1, bytes - length - 1, NULL, &e) == XD_OK) {
-            int64_t letters = 0, written = 0; /* every a and b must come out, in one token or another */
-            for (const uint8_t *c = line + 1; c < data + bytes; c++) letters += *c == 'a' || *c == 'b';
-            for (int64_t i = 0; i < e.count; i++)
-                written += (int64_t)xd_tokenizer_token(tokenizer, e.ids[i]).length;
-            FUZZ_CHECK(letters == written);
-        }
-    }
-    xd_encoder_destroy(encoder);
-    xd_tokenizer_destroy(tokenizer);
-    free(pattern);
+    const size_t length = (size_t)(line - data), rest = bytes - length - 1;
+    xdi_pattern *pattern = NULL;
+    char *copy = (char *)malloc(bytes); /* of exactly these bytes, so that reading past them shows */
+    uint8_t *text = (uint8_t *)malloc(rest ? rest : 1);
+    matcher.ctx = fuzz_ctx();
+    memcpy(copy, data, length);
+    memcpy(text, line + 1, rest);
+    if (xdi_pattern_create(fuzz_ctx(), copy, length, fuzz_unicode(), &pattern) == XD_OK)
+        match(&matcher, pattern, text, rest);
+    xdi_pattern_destroy(fuzz_ctx(), pattern);
+    free(copy);
+    free(text);
     return 0;
 }

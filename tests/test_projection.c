@@ -52,6 +52,33 @@ XD_TEST(votes_add_up_in_the_order_of_ids) {
     xd_ctx_destroy(ctx);
 }
 
+/* The reference empties the last slot of exact rows, which for k = 1 is the only one. */
+XD_TEST(an_exact_row_of_the_scale_trick_has_nothing_in_its_last_slot) {
+    const int32_t exact_ids[] = { 5, 0, 1 }, other_ids[] = { 8, 1, 0 };
+    const double exact_weights[] = { 1.0, 0.0, 0.0 }, other_weights[] = { 0.75 / 1.2, 0.25 / 1.2, 0.2 / 1.2 };
+    const xd_projection_rows_desc three = { 3, true, true }, one = { 1, true, true };
+    xd_ctx *ctx = new_ctx();
+    xd_votes *votes = NULL;
+    xd_projection_rows rows;
+    CHECK_EQ_INT(xd_votes_create(ctx, 2, 9, &votes), XD_OK);
+    CHECK_EQ_INT(xd_votes_add(votes, 0, 8, 0.75), XD_OK);
+    CHECK_EQ_INT(xd_votes_add(votes, 0, 1, 0.25), XD_OK);
+    CHECK_EQ_INT(xd_votes_set_exact(votes, 1, 5), XD_OK);
+    CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &three, &rows), XD_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ_INT(rows.ids[i], other_ids[i]);
+        CHECK_NEAR(rows.weights[i], other_weights[i], 4e-3); /* bf16 */
+        CHECK_EQ_INT(rows.ids[3 + i], exact_ids[i]);
+        CHECK(rows.weights[3 + i] == (float)exact_weights[i]);
+    }
+    xd_projection_rows_destroy(ctx, &rows);
+    CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &one, &rows), XD_OK);
+    CHECK(rows.weights[0] == 1.0f && rows.weights[1] == 0.0f);
+    xd_projection_rows_destroy(ctx, &rows);
+    xd_votes_destroy(votes);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     const int64_t two[] = { 4, 2 }, one[] = { 3 }, bad[] = { 1, 7 };
     const int64_t foreign[] = { 7 }, own[] = { 2 };

@@ -20,6 +20,44 @@ static const file *rank_file(const char *more) {
     return &f;
 }
 
+/* The file without the token of a byte: its id belongs to the spelling twice. */
+static file without_byte(const file *from, int byte) {
+    file out, name;
+    name.bytes = out.bytes = 0;
+    put(&name, "\"");
+    put_spelling(&name, byte);
+    put(&name, "\":");
+    const char *at = strstr(from->text, name.text);
+    CHECK(at != NULL);
+    memcpy(out.text, from->text, (size_t)(at - from->text));
+    out.bytes = (size_t)(at - from->text);
+    put(&out, "\"");
+    put_spelling(&out, byte);
+    put_spelling(&out, byte);
+    put(&out, at + strlen(name.text) - 2);
+    return out;
+}
+
+static bool says_byte_level(const file *data) {
+    fixture f = load(data);
+    const bool says = xd_tokenizer_describe(f.tokenizer).byte_level;
+    unload(&f);
+    return says;
+}
+
+XD_TEST(byte_level_is_true_only_where_any_bytes_survive) {
+    const char *removed =
+        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},"
+        "\"behavior\":\"Removed\",\"invert\":false}," PLAIN_BYTES "]}";
+    const char *prefix = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true,\"use_regex\":false}";
+    const file whole = *byte_level(PLAIN_BYTES, "a b"), less = without_byte(&whole, 0xf5);
+    CHECK(says_byte_level(&whole));
+    CHECK(!says_byte_level(&less));
+    CHECK(says_byte_level(byte_level(prefix, "a b")));
+    CHECK(!says_byte_level(byte_level_with("{\"type\":\"NFC\"}", PLAIN_BYTES, "", "", "a b", false)));
+    CHECK(!says_byte_level(byte_level(removed, "a b")));
+}
+
 XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
     const xd_tokenizer_special specials[] = { { "<|x|>", 270 } };
     xd_tokenizer_desc desc = {

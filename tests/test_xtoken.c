@@ -202,6 +202,63 @@ XD_TEST(balance_makes_both_terms_equal_and_gives_the_next_weight) {
     close_problem(&p);
 }
 
+/* With a KD of almost nothing, its rounding is not multiplied by more than 1e4; compat has no bound. */
+XD_TEST(the_balance_has_a_bound_except_in_compat) {
+    problem p;
+    call c;
+    open_problem(&p, XD_XTOKEN_SAME);
+    open_call(&p, &c);
+    for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) p.same[i] = p.student[i] + (i % 7 ? 0.0f : 1e-4f);
+    c.d.balance = true;
+    const xd_xtoken_values bounded = run_call(&p, &c);
+    CHECK(bounded.kd > 0.0 && bounded.kd < 1e-7);
+    CHECK(bounded.balance == 1e4 && bounded.kd_weight == 1e4);
+    c.d.compat = true;
+    const xd_xtoken_values free_of_it = run_call(&p, &c);
+    CHECK_NEAR(free_of_it.balance, free_of_it.ce / free_of_it.kd, 1e-9 * free_of_it.balance);
+    CHECK(free_of_it.balance > 1e7);
+    xd_vocab_destroy(c.vocab);
+    close_problem(&p);
+}
+
+/* The divisor of compat is at least 1; the count beside it is the true one. */
+XD_TEST(the_true_number_of_counted_chunks_is_told_beside_a_clamped_divisor) {
+    problem p;
+    call c;
+    open_problem(&p, XD_XTOKEN_GOLD);
+    open_call(&p, &c);
+    c.d.compat = true;
+    run_call(&p, &c);
+    CHECK(c.teacher_values[0].counted == 8.0 && c.teacher_values[0].denominator == 8.0);
+    memset(p.mask, 0, sizeof p.mask);
+    run_call(&p, &c);
+    CHECK(c.teacher_values[0].counted == 0.0 && c.teacher_values[0].denominator == 1.0);
+    c.d.compat = false;
+    run_call(&p, &c);
+    CHECK(c.teacher_values[0].counted == 0.0 && c.teacher_values[0].denominator == 0.0);
+    xd_vocab_destroy(c.vocab);
+    close_problem(&p);
+}
+
+XD_TEST(a_tail_of_none_leaves_the_exact_pairs) {
+    problem p;
+    call c;
+    open_problem(&p, XD_XTOKEN_GOLD);
+    open_call(&p, &c);
+    const xd_xtoken_values with = run_call(&p, &c);
+    const double divergence = c.teacher_values[0].divergence;
+    CHECK(c.teacher_values[0].tail > 0.0);
+    c.d.tail = 0;
+    const xd_xtoken_values without = run_call(&p, &c);
+    CHECK(c.teacher_values[0].tail == 0.0 && c.teacher_values[0].divergence == divergence);
+    CHECK(without.kd < with.kd);
+    check_differences(&p, &c);
+    c.d.tail = -1;
+    CHECK(xd_xtoken_loss(p.ctx, &c.d, &(xd_xtoken_values){ 0 }) == XD_ERROR_ARGUMENT);
+    xd_vocab_destroy(c.vocab);
+    close_problem(&p);
+}
+
 XD_TEST(exact_only_and_sample_weights_choose_the_chunks) {
     problem p;
     call c;

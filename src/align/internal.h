@@ -12,6 +12,8 @@ XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projecti
 
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
+/* votes.c: whether xd_votes_set_exact named the student id. */
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id);
 
 /* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
 XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);

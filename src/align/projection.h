@@ -96,7 +96,9 @@ typedef struct xd_projection_rows_desc {
     /* The same bits as the reference's file and its bf16 arithmetic: votes rounded to bf16, normalised, the
      * best k; entries without votes hold the lowest unused teacher ids, with weight 0. */
     bool compat;
-    bool scale_trick; /* compat only: the last entry's weight becomes 0.2, rows are normalised again */
+    /* compat only: the last entry's weight becomes 0.2, in rows of xd_votes_set_exact 0, and rows are normalised again. As in
+     * the reference this holds for k = 1 too, where an exact row becomes empty. */
+    bool scale_trick;
 } xd_projection_rows_desc;
 
 /* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick

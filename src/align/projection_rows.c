@@ -105,7 +105,11 @@ static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd
         if (share > 0.0f) xdi_mapping_offer(best, cells[i].teacher_id, share);
     }
     if (desc->compat) xdi_mapping_fill(best, teacher_size);
-    if (desc->scale_trick) best->weights[best->k - 1] = xdi_mapping_narrow(0.2f);
+}
+
+/* The last slot of the scale trick, which in an exact row is empty; then weights that add up to 1. */
+static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, xdi_mapping_best *best) {
+    if (desc->scale_trick) best->weights[best->k - 1] = exact ? 0.0f : xdi_mapping_narrow(0.2f);
     if (desc->scale_trick || !desc->compat) xdi_mapping_normalise(best->weights, best->k, desc->compat);
 }
 
@@ -124,6 +128,7 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
         xdi_mapping_from_cells(cells + begin, at - begin, desc, teacher_size, &best);
+        xdi_mapping_finish(desc, xdi_votes_is_exact(votes, s), &best);
     }
     *out = rows;
     return XD_OK;

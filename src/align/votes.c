@@ -39,6 +39,10 @@ XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_si
     return votes->ctx;
 }
 
+XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id) {
+    return votes->exact[student_id] >= 0;
+}
+
 XD_API void xd_votes_destroy(xd_votes *votes) {
     if (!votes) return;
     xd_release(votes->ctx, votes->cells);

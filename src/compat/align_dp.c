@@ -1,17 +1,15 @@
-/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. Scores are its floating ones
- * divided by 1.5: all integers, the same comparisons. */
+/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. */
 
 #include "base/extend.h"
 #include "compat/align_dp.h"
 #include "compat/canonical.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    XDI_DP_MATCH = 2,
-    XDI_DP_GAP = -1,
     XDI_DP_ANCHOR = 3,  /* tokens of an anchor */
     XDI_DP_WINDOW = 10, /* pairs that a repair looks at */
     XDI_DP_MOST_COMBINATION = 64
@@ -49,7 +47,8 @@ typedef struct xdi_dp {
     int combination;
     xdi_dp_list now, next; /* room for every pair there can be */
     unsigned char *trace;  /* [cells of the largest table so far] */
-    int32_t *scores;       /* [combination + 1][teacher tokens + 1] */
+    xd_align_scores score;
+    double *scores; /* [combination + 1][teacher tokens + 1] */
     size_t trace_bytes;
 } xdi_dp;
 
@@ -82,7 +81,7 @@ typedef struct xdi_dp_table {
     int64_t s0, rows, t0, cols;
 } xdi_dp_table;
 
-static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
+static double *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
     return dp->scores + i % (dp->combination + 1) * (x->cols + 1);
 }
 
@@ -90,17 +89,18 @@ static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
     const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
     const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
-    const int32_t *above = xdi_dp_row(dp, x, i - 1);
-    int32_t *row = xdi_dp_row(dp, x, i);
+    const double gap = dp->score.gap, match = dp->score.match, combined = dp->score.combination;
+    const double *above = xdi_dp_row(dp, x, i - 1);
+    double *row = xdi_dp_row(dp, x, i);
     int how = XDI_DP_DIAGONAL;
-    int32_t best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? XDI_DP_MATCH : -XDI_DP_MATCH);
-    if (above[j] + XDI_DP_GAP > best) best = above[j] + XDI_DP_GAP, how = XDI_DP_UP;
-    if (row[j - 1] + XDI_DP_GAP > best) best = row[j - 1] + XDI_DP_GAP, how = XDI_DP_LEFT;
+    double best = above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? match : -match);
+    if (above[j] + gap > best) best = above[j] + gap, how = XDI_DP_UP;
+    if (row[j - 1] + gap > best) best = row[j - 1] + gap, how = XDI_DP_LEFT;
     for (int n = 2; n <= dp->combination && n <= j; n++)
-        if (above[j - n] + n > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
-            best = above[j - n] + n, how = XDI_DP_ONE_STUDENT + n;
+        if (above[j - n] + n * combined > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
+            best = above[j - n] + n * combined, how = XDI_DP_ONE_STUDENT + n;
     for (int n = 2; n <= dp->combination && n <= i; n++) {
-        const int32_t score = xdi_dp_row(dp, x, i - n)[j - 1] + n;
+        const double score = xdi_dp_row(dp, x, i - n)[j - 1] + n * combined;
         if (score > best && xdi_dp_equal(t, tj - 1, tj, s, si - n, si))
             best = score, how = XDI_DP_ONE_TEACHER + n;
     }
@@ -145,10 +145,10 @@ static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
 static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
     const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
     XD_TRY(xdi_dp_reserve(dp, &x));
-    int32_t *top = xdi_dp_row(dp, &x, 0);
-    for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
+    double *top = xdi_dp_row(dp, &x, 0);
+    for (int64_t j = 0; j <= x.cols; j++) top[j] = (double)j * dp->score.gap;
     for (int64_t i = 1; i <= x.rows; i++) {
-        xdi_dp_row(dp, &x, i)[0] = (int32_t)i * XDI_DP_GAP;
+        xdi_dp_row(dp, &x, i)[0] = (double)i * dp->score.gap;
         for (int64_t j = 1; j <= x.cols; j++) xdi_dp_cell(dp, &x, i, j);
     }
     xdi_dp_follow(dp, &x, out);
@@ -420,7 +420,7 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
     const size_t rows = (size_t)dp->combination + 1;
     dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
     dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
-    dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
+    dp->scores = (double *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
     XD_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
                "no room to align %zu with %zu tokens", n, m);
     return XD_OK;
@@ -445,11 +445,23 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
+XD_API xd_align_scores xd_align_scores_defaults(void) {
+    xd_align_scores scores;
+    scores.match = 3.0;
+    scores.combination = 1.5;
+    scores.gap = -1.5;
+    return scores;
+}
+
 static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
     const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc->max_combination ? desc->max_combination : 4;
+    dp->score = desc->scores ? *desc->scores : xd_align_scores_defaults();
+    XD_REQUIRE(ctx, isfinite(dp->score.match) && isfinite(dp->score.combination) && isfinite(dp->score.gap),
+               XD_ERROR_ARGUMENT, "scores %g, %g and %g must be finite", dp->score.match,
+               dp->score.combination, dp->score.gap);
     XD_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
     XD_REQUIRE(ctx,
@@ -496,7 +508,7 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
     XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
-    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, n)[m];
+    if (score) *score = xdi_dp_row(dp, &x, n)[m];
     return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
 }
 

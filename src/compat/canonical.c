@@ -105,17 +105,37 @@ static int64_t xdi_canonical_newlines(char *text, int64_t size) {
     return replaced != size ? replaced : xdi_canonical_replace(text, size, "\\n", 2, "\n");
 }
 
-static int xdi_canonical_hex(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+static int xdi_canonical_hex(uint32_t c) {
+    if (c >= '0' && c <= '9') return (int)c - '0';
+    if (c >= 'A' && c <= 'F') return (int)c - 'A' + 10;
+    return c >= 'a' && c <= 'f' ? (int)c - 'a' + 10 : -1;
 }
 
-/* The value of "<0xHH>", or -1. */
+/* What Python's int() strips. */
+static bool xdi_canonical_blank(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+/* Two characters as Python's int(text, 16) reads them: digits, or one digit with a sign or white space beside it; -1 where it
+ * refuses them or the number is negative. Of its digits, those of ASCII. */
+static int xdi_canonical_number(uint32_t first, uint32_t second) {
+    const int high = xdi_canonical_hex(first), low = xdi_canonical_hex(second);
+    if (high >= 0 && low >= 0) return 16 * high + low;
+    if (high >= 0) return xdi_canonical_blank(second) ? high : -1;
+    if (first == '-') return low == 0 ? 0 : -1;
+    return first == '+' || xdi_canonical_blank(first) ? low : -1;
+}
+
+/* The value of "<0xHH>", six characters, or -1. */
 static int xdi_canonical_byte(const char *text, int64_t size) {
-    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
-    const int high = xdi_canonical_hex(text[3]), low = xdi_canonical_hex(text[4]);
-    return high < 0 || low < 0 ? -1 : 16 * high + low;
+    int64_t at = 3;
+    if (size < 6 || memcmp(text, "<0x", 3) != 0 || text[size - 1] != '>') return -1;
+    const uint32_t first = xdi_canonical_next(text, size, &at);
+    if (at >= size - 1) return -1;
+    const uint32_t second = xdi_canonical_next(text, size, &at);
+    return at == size - 1 ? xdi_canonical_number(first, second) : -1;
 }
 
 static int64_t xdi_canonical_repair(char *text, int64_t size) {
@@ -150,7 +170,8 @@ XD_API int64_t xd_canonical_token(xd_text token, char *out) {
         memcpy(out, token.data, (size_t)size);
     }
     size = xdi_canonical_newlines(out, size);
-    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) && strchr(",.;:", out[2])) {
+    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) &&
+        memchr(",.;:", out[2], 4)) { /* not strchr, which finds NUL too */
         out[0] = out[2];
         size = 1;
     }

@@ -72,7 +72,10 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
  * a row; a teacher's value or log_normaliser that is no number, or probabilities of the teacher that add up to more than 1.1
  * (status tells NaN or their sum). A row with a data error has masses 0 and log-probabilities -infinity, as one that does not
  * count. A row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
- * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and is at least 1 - e^-1e-7. Only the teacher's,
+ * where `values` are given, is 1 - P: log-probabilities as f32 carry it with an error of up to 2^-24 sum p |ln p| over the
+ * entries, 6e-8 of the teacher's entropy, logits with that of P by log_normaliser. The loss then errs by at most 1 +
+ * |ln(teacher's tail / student's)| times as much, the smaller tail of both readings being taken. Give `teacher` where this counts.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 

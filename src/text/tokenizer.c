@@ -643,12 +643,29 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
 
 /* ---- queries ---- */
 
+/* Whether decoding gives back any bytes that were encoded: all 256 have a token, and nothing changes or drops text. */
+static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
+    if (!t->byte_level) return false;
+    for (int i = 0; i < 256; i++)
+        if (t->byte_id[i] < 0) return false;
+    for (int i = 0; i < t->rewrite_count; i++)
+        if (t->rewrites[i].kind != XDI_REWRITE_PREPEND || !t->adds_prefix) return false;
+    for (int i = 0; i < t->split_count; i++)
+        if (t->splits[i].behavior == XDI_SPLIT_REMOVED) return false;
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++)
+            if (!t->added[l].items[i].special &&
+                (t->added[l].items[i].strip_left || t->added[l].items[i].strip_right))
+                return false;
+    return true;
+}
+
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     xd_tokenizer_info info;
     info.size = t->size;
     info.tokens = t->count;
     info.hash = t->hash;
-    info.byte_level = t->byte_level;
+    info.byte_level = xdi_tokenizer_keeps_bytes(t);
     info.adds_prefix = t->adds_prefix;
     info.unknown = t->unknown;
     info.bos = t->bos;

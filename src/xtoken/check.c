@@ -49,7 +49,6 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc) {
     if (d.temperature == 0.0) d.temperature = 1.0;
     if (d.columns == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_PROJECTED) && !xdi_xtoken_any(&d, XD_XTOKEN_SAME))
         d.columns = 1;
-    if (d.tail == 0 && !xdi_xtoken_any(&d, XD_XTOKEN_GOLD)) d.tail = 1;
     if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
         d.mode = XD_XTOKEN_SUM;
     return d;
@@ -197,7 +196,7 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
 static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
     XD_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
-    XD_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+    XD_REQUIRE(ctx, d->columns > 0 && d->tail >= 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
                (long long)d->tail, (long long)d->tile);
     XD_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha), XD_ERROR_ARGUMENT,

@@ -97,6 +97,7 @@ struct xdi_xtoken_term {
     int64_t chunk_count;     /* of these */
     uint8_t *mask;           /* lists: [teacher rows] 0 -> the row does not count in the choice of J */
     double denominator;      /* D */
+    double counted;          /* what was counted for it, before the clamp of compat */
     double weight;           /* omega */
     double length;           /* ln V_i / ln min V, or 1 */
     bool active;             /* takes part in KD */

@@ -6,6 +6,9 @@
 #include <math.h>
 #include <string.h>
 
+/* Largest balance: more would turn the rounding of a KD that has vanished into a gradient. */
+#define XDI_XTOKEN_BALANCE_MOST 1e4
+
 /* Everything before the first exchange, local to this rank. */
 static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
@@ -116,6 +119,8 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
+        const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
+        x->terms[i].counted = x->host.sums[positions ? 0 : 1 + i];
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
@@ -206,6 +211,7 @@ static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, i
     v.denominator = term->denominator;
     v.agreeing = one[XDI_XTOKEN_AGREEING];
     v.compared = one[XDI_XTOKEN_COMPARED];
+    v.counted = term->counted;
     return v;
 }
 
@@ -217,6 +223,7 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
     v.kd_weight = x->kd_weight;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    if (!x->d.compat) v.balance = fmin(v.balance, XDI_XTOKEN_BALANCE_MOST);
     v.kd *= x->factor;
     v.ce *= x->factor;
     v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
@@ -288,7 +295,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     size_t work, host, lists;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
-    if (d.columns <= 0 || d.tail <= 0) return 0;
+    if (d.columns <= 0 || d.tail < 0) return 0;
     xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
     return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
 }

@@ -130,6 +130,9 @@ typedef struct xd_xtoken_teacher_values {
     double denominator; /* D_i */
     double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
     double compared; /* ... out of so many; those whose loss is not finite do not agree */
+    double
+        counted; /* chunks that count, in compat their number, else their sample weights; SAME: weights of positions.
+                        0 when there are none, where compat has a denominator of 1 */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
@@ -138,7 +141,8 @@ typedef struct xd_xtoken_values {
     double kd_weight;    /* the one used: the desc's, or the balance */
     double
         balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
-                       equally large */
+                       equally large. At most 1e4, without compat: a KD below 1e-4 of CE counts as that much,
+                       since what is left of it may be rounding */
     double right;  /* weight of the counted positions where the student's argmax is the label ... */
     double tokens; /* ... and of all counted positions */
     double token_denominator;
@@ -177,14 +181,15 @@ typedef struct xd_xtoken_desc {
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only chunks whose sides spell the same text */
     int64_t columns;  /* PROJECTED, SAME: size of J, at least 1; all columns when there are fewer */
-    int64_t tail;     /* GOLD: maximum length of the sorted lists, at least 1 */
+    int64_t tail;     /* GOLD: maximum length of the sorted lists; 0: none, exact pairs alone */
     double kd_weight; /* see xd_xtoken_values.balance */
     double ce_weight; /* at least one of the two weights is not 0 */
     bool balance;     /* kd_weight = this call's balance and ce_weight = 1, at the cost of one more pass */
     /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, also masked ones
      * (default: for each sequence from its counted positions); a not divided by its sum, so d may be
      * negative; D is the number of chunks, at least 1 (default: the sum of their sample weights); GOLD uses sample weights
-     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count. With J for
+     * only as zero or not, and ignores exact_only; PROJECTED compares chunks of sequences that do not count; the balance
+     * has no bound. With J for
      * the micro-batch the loss depends on how the batch is divided, in INVARIANT mode too. */
     bool compat;
     /* Chunks (SAME: rows) computed together; 0 -> as many as 2 MB hold, at most 32. On a CPU it changes no bit, and the

@@ -213,9 +213,9 @@ static void run_row(batch *b, int64_t row) {
     xd_alignment made = { NULL, 0 };
     check_canonical(b->c, student, n, xd_json_at(b->canonical[0], r), xd_json_at(b->ranges[0], r));
     check_canonical(b->c, teacher, m, xd_json_at(b->canonical[1], r), xd_json_at(b->ranges[1], r));
-    const xd_align_dp_desc desc = { { student, n },
-                                    { teacher, m },
-                                    (int)golden_number(b->c, "cfg.max_comb_len", 4.0) };
+    const xd_align_dp_desc desc = { .student = { student, n },
+                                    .teacher = { teacher, m },
+                                    .max_combination = (int)golden_number(b->c, "cfg.max_comb_len", 4.0) };
     if (!golden_ok(b->c, xd_align_dp(ctx, &desc, &made))) return;
     check_pairs(b->c, xd_json_at(b->pairs, r), row, &made, 5);
     fill_row(b, row, &made);

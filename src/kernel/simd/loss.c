@@ -50,6 +50,7 @@ typedef struct xdi_simd_sum {
     xdi_tile_power power;
     double sum;
     float max;
+    float first;  /* the largest of the first columns, or of all */
     int64_t tile; /* the first tile that has max */
 } xdi_simd_sum;
 
@@ -62,6 +63,7 @@ static bool xdi_simd_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t col
     memset(sum, 0, sizeof *sum);
     sum->factor = factor;
     sum->max = -INFINITY;
+    sum->first = guess;
     if (!xdi_simd_fits((double)guess, factor)) return false;
     sum->power = xdi_tile_power_of(factor, whole);
     return true;
@@ -104,30 +106,74 @@ static double xdi_simd_relative(const xdi_simd_sum *sum) {
     return sum->sum * exp2(xdi_simd_shift(sum, (double)sum->max));
 }
 
+/* The lowest column of the tile that has the value. */
+static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+    const int64_t block = 64;
+    for (;; begin += block) {
+        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
+        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
+    }
+    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
+    return begin;
+}
+
 /* All sums of one row of one shard. */
 typedef struct xdi_simd_row {
     xdi_simd_sum hard, student, teacher; /* student, teacher: at the temperature */
     double cross;                        /* as in xdi_tile_pair */
     double linear, linear_reference;
+    float own_from, other_from; /* of the next pair, for the reverse divergence */
     bool careful, infinite;
 } xdi_simd_row;
 
-/* The pair of a tile, computed again when an integer was too small. */
-static void xdi_simd_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
-                              xdi_simd_sum *own, xdi_simd_sum *other, xdi_simd_row *row) {
-    for (;;) {
+/* How far, in powers of two, a reference may be from the logits of the most probable id so far. */
+#define XDI_SIMD_NEAR 16.0
+
+/* Moves the references of the reverse divergence to the logits of the student's most probable id, which is at or after column
+ * c: the mean behind the gradient is relative to them, and the teacher's may be far below its largest. Returns whether sums of
+ * this tile must be formed again. */
+static bool xdi_simd_follow(const xdi_tiles *tiles, const xd_loss_args *a, int64_t c, float max,
+                            xdi_simd_row *row) {
+    const double factor = (double)row->student.power.factor;
+    const float teacher = (float)xdi_loss_load(&a->teacher, 0, xdi_simd_find(tiles, &a->student, c, max));
+    const bool near = fabs((double)max - (double)row->own_from) * factor <= XDI_SIMD_NEAR &&
+                      fabs((double)teacher - (double)row->other_from) * factor <= XDI_SIMD_NEAR;
+    if (near || !xdi_simd_fits((double)max, factor) || !xdi_simd_fits((double)teacher, factor)) return false;
+    row->own_from = max;
+    row->other_from = teacher;
+    return true;
+}
+
+/* The references of a tile's pair. */
+static void xdi_simd_set_from(const xd_loss_args *a, const xdi_simd_row *row, xdi_tile_pair *pair) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    pair->own_from = reverse ? row->own_from : pair->p.whole / pair->p.factor;
+    pair->other_from = reverse ? row->other_from : pair->q.whole / pair->q.factor;
+}
+
+/* The pair of a tile, computed again when an integer was too small or a reference too far. */
+static void xdi_simd_add_pair(const xdi_tiles *tiles, const xd_loss_args *a, xdi_tile_pair *pair, int64_t n,
+                              int64_t tile, xdi_simd_row *row) {
+    const bool reverse = a->divergence == XD_KL_REVERSE;
+    xdi_simd_sum *own = reverse ? &row->student : &row->teacher;
+    xdi_simd_sum *other = reverse ? &row->teacher : &row->student;
+    for (bool followed = !reverse;;) {
         double own_raise, other_raise;
         const double own_sum = own->sum;
         pair->p = own->power;
         pair->q = other->power;
         pair->careful = row->careful;
+        xdi_simd_set_from(a, row, pair);
         tiles->pair(pair, n);
         const bool raised = xdi_simd_raise(own, pair->own_max, &own_raise);
         const bool again = xdi_simd_raise(other, pair->other_max, &other_raise) || raised;
         row->cross =
             exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
-        if (!again && (row->careful || isfinite(pair->cross))) break;
-        if (!again) row->careful = true;
+        const bool moved =
+            !followed && pair->own_max > own->max && xdi_simd_follow(tiles, a, tile, pair->own_max, row);
+        followed = followed || moved;
+        if (!again && !moved && (row->careful || isfinite(pair->cross))) break;
+        if (!again && !moved) row->careful = true;
     }
     own->sum += pair->own;
     other->sum += pair->other;
@@ -170,6 +216,9 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
     if (hard && !xdi_simd_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
     if (soft && !xdi_simd_begin(tiles, x, columns, factor, &row->student)) return false;
     if (soft && !xdi_simd_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    row->own_from = row->student.power.whole / (float)factor;
+    row->other_from = row->teacher.power.whole / (float)factor;
+    if (soft && reverse) (void)xdi_simd_follow(tiles, a, 0, row->student.first, row);
     row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
     pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
@@ -184,8 +233,7 @@ static bool xdi_simd_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
             if (keeps) pair.kept = xdi_simd_kept_powers(kept, xdi_simd_kept_tile(kept, c));
-            xdi_simd_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
-                              reverse ? &row->teacher : &row->student, row);
+            xdi_simd_add_pair(tiles, a, &pair, n, c, row);
         } else if (soft) {
             xdi_simd_add_tile(tiles, student, n, c, &row->student);
             xdi_simd_add_tile(tiles, teacher, n, c, &row->teacher);
@@ -212,15 +260,13 @@ static double xdi_simd_cross(const xd_loss_args *a, const xdi_simd_row *row, con
     }
 }
 
-/* The lowest column of the tile that has the value. */
-static int64_t xdi_simd_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
-    const int64_t block = 64;
-    for (;; begin += block) {
-        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
-        if (!(tiles->max(xdi_simd_array_of(x, 0, begin), n) < value)) break;
-    }
-    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
-    return begin;
+/* Whether the student has a single class in this shard: its probability is then exactly 1, which a sum relative to an integer
+ * would miss by the rounding of f32. Any other row is told by its first columns. */
+static bool xdi_simd_is_single(const xd_loss_args *a, int64_t columns) {
+    int64_t classes = 0;
+    for (int64_t c = 0; c < columns && classes < 2; c++)
+        if (xdi_loss_load(&a->student, 0, c) > -INFINITY) classes++;
+    return classes < 2;
 }
 
 /* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
@@ -235,7 +281,8 @@ static bool xdi_simd_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_simd_row row;
-    if (columns == 0 || !xdi_simd_dtypes(a) || !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
+    if (!xdi_simd_dtypes(a) || xdi_simd_is_single(a, columns) ||
+        !xdi_simd_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_simd_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_simd_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -382,8 +429,8 @@ static xdi_tile_mixture xdi_simd_mixture(const xd_loss_args *a, const xdi_simd_p
     m.q = teacher->power;
     m.p_rest = (float)student->rest;
     m.q_rest = (float)teacher->rest;
-    m.p_share = (float)(1.0 - a->beta);
     m.q_share = (float)a->beta;
+    m.p_share = 1.0f - m.q_share; /* equal rows: the two shares of the mixture add up to exactly 1 */
     m.top = (float)(top * XDI_TILE_LOG2E);
     return m;
 }
@@ -436,15 +483,16 @@ static xd_result xdi_simd_loss_mixture(const xd_launch *launch, const xd_loss_ar
 static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
     const xd_loss_row *row = a->row;
     const xdi_simd_power student = xdi_simd_student(a, row), teacher = xdi_simd_teacher(a, row);
-    const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
+    const double scale = weight * exp2(-student.rest);
     g->p = student.power;
     g->q = teacher.power;
     g->soft_scale = (float)scale;
     switch (a->divergence) {
     case XD_KL_REVERSE:
         g->soft_scale = (float)(scale * XDI_TILE_LN2);
-        g->mean = (float)(row->mean * XDI_TILE_LOG2E - (((double)g->p.whole - row->max * factor) -
-                                                        ((double)g->q.whole - row->teacher_at_arg * factor)));
+        g->mean = (float)(row->mean * XDI_TILE_LOG2E);
+        g->student_from = (float)row->max;
+        g->teacher_from = (float)row->teacher_at_arg;
         return XDI_TILE_REVERSE;
     case XD_JSD:
         g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));

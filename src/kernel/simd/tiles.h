@@ -25,6 +25,8 @@ typedef struct xdi_tile_power {
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
+    float own_from,
+        other_from; /* elements that x and y are near where p counts: subtracted first, which is exact */
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */
@@ -45,7 +47,7 @@ typedef struct xdi_tile_mixture {
 /* How the gradient of a row is formed: the sum of the hard part and of a soft part.
  *   hard      hard_scale h - uniform              h: the student's power at temperature 1
  *   FORWARD   soft_scale p - teacher_scale q
- *   REVERSE   soft_scale p (log2 p - log2 q - mean)
+ *   REVERSE   soft_scale p (factor ((x - student_from) - (y - teacher_from)) - mean)
  *   MIXTURE   soft_scale p (log2(P/m) - top)
  *   OUTSIDE   p (soft_scale + teacher_scale log2 p)   top-k: no teacher */
 typedef enum xdi_tile_soft {
@@ -67,6 +69,7 @@ typedef struct xdi_tile_gradient {
     float hard_scale, uniform;
     xdi_tile_power p, q;
     float soft_scale, teacher_scale, mean;
+    float student_from, teacher_from; /* REVERSE: the logits of the student's most probable id */
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
@@ -108,8 +111,9 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* How many vectors go through a long computation together, step by step; and where differences of logarithms are clamped. */
-enum { XDI_TILE_BLOCK = 32 };
+/* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
+ * rest, so that lanes never add many terms to a large sum; and where differences of logarithms are clamped. */
+enum { XDI_TILE_BLOCK = 32, XDI_TILE_CHAIN = 64 };
 #define XDI_TILE_APART 120.0f
 
 /* Padding whose power is 0: finite, and its exponent too. */

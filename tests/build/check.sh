@@ -29,7 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts bench demo demo_mpi nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -376,6 +376,13 @@ step_transformers() {
 step_golden() {
     [ -d "${GOLDEN:-../shared/golden}" ] || { echo "there are no golden vectors"; exit 77; }
     make --no-print-directory golden
+}
+
+# What judges the vectors, judged: a crash is one failure, no key goes unread.
+step_golden_judge() {
+    need python3
+    [ -d "${GOLDEN:-../shared/golden}" ] || { echo "there are no golden vectors"; exit 77; }
+    make --no-print-directory build/golden && python3 tests/build/test_golden.py build/golden "${GOLDEN:-../shared/golden}"
 }
 
 step_mpi() {

@@ -29,6 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
+    echo newest:clang-19 newest:zig
     echo parts bench demo demo_mpi nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
@@ -157,6 +158,14 @@ step_declarations() {
         $(driver "$1" "$2") "-$level" -I. -c tests/build/declarations.c -o "$dir/declarations.o" || return 1
     done
     $(driver "$1" "$2") -I. -fsyntax-only tests/build/implementation.c
+}
+
+# The newest compilers that are here: a name like clang-19, or zig from the package ziglang of ZIG_PYTHON.
+step_newest() {
+    compiler=$1
+    [ "$1" != zig ] || compiler="${ZIG_PYTHON:-python3} -m ziglang cc"
+    $compiler --version >/dev/null 2>&1 || { echo "needs $1"; exit 77; }
+    $compiler -std=c99 $strict -O1 -I. -c tests/build/implementation.c -o "$dir/unit.o"
 }
 
 # The implementation as an object.

@@ -1,8 +1,7 @@
-/* The loops on four lanes, for any processor: vector types of the compiler. */
+/* The loops on four lanes, for any processor: vector types of the compiler. The plain level has those of INVARIANT mode's
+ * gradients. */
 
 #include "kernel/simd/loops.h"
-
-#if defined(XDI_PORTABLE)
 
 /* ---- vectors ---- */
 
@@ -39,6 +38,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);
     const xdi_v4 a_low = a - a_high, b_low = b - b_high;
     return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_remainder(xdi_v4 a, xdi_v4 b, xdi_v4 n) {
+    return xdi_v4_exact_sub(a, b, n);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
     const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
@@ -149,6 +151,47 @@ XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     }
 }
 
+static const uint32_t xdi_u4_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+enum { xdi_u4_lanes = 4 };
+XDI_SIMD_INLINE xdi_v4 xdi_u4_power(xdi_v4 t) {
+    uint32_t n[4];
+    float power[4];
+    xdi_v4 out;
+    memcpy(n, &t, sizeof n);
+    for (int lane = 0; lane < 4; lane++) n[lane] = (n[lane] << 20) + xdi_u4_table[n[lane] & 7];
+    memcpy(power, n, sizeof power);
+    memcpy(&out, power, sizeof out);
+    return out;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_u4_near(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    const xdi_v4 product = xdi_v4_mul(a, b);
+    return xdi_v4_add(product, c);
+}
+
+#define xdi_v xdi_v4
+#define XDI_V(name) xdi_u4_##name
+#define XDI_F(name) xdi_v4_##name
+#define XDI_INLINE XDI_SIMD_INLINE
+#define XDI_OUTER XDI_SIMD_128
+#include "kernel/simd/invariant.inc"
+#undef xdi_v
+#undef XDI_V
+#undef XDI_F
+#undef XDI_INLINE
+#undef XDI_OUTER
+
+XDI_SIMD_128 void xdi_u4_fence(void) {}
+
+static const xdi_tiles xdi_u4_tiles = { NULL,         NULL, NULL, NULL, NULL, NULL, NULL,
+                                        xdi_u4_fence, NULL, NULL, NULL, NULL, NULL, xdi_u4_tile_gradient };
+
+XD_PRIVATE const xdi_tiles *xdi_tiles_plain(void) {
+    return &xdi_u4_tiles;
+}
+
+#if defined(XDI_PORTABLE)
+
 XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
 XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
 
@@ -215,6 +258,7 @@ static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
 
 #    define xdi_v xdi_v4
 #    define XDI_V(name) xdi_v4_##name
+#    define XDI_INVARIANT xdi_u4_tile_gradient
 #    define xdi_w xdi_w2
 #    define XDI_W(name) xdi_w2_##name
 #    define XDI_INLINE XDI_SIMD_INLINE
@@ -222,6 +266,7 @@ static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
 #    include "kernel/simd/loops.inc"
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE

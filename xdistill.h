@@ -120,8 +120,9 @@
 #    define XDI_ON_DEVICE
 #endif
 
-/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. Tests define
+ * XDI_NO_X86, to run as on another processor. */
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(XDI_NO_X86)
 #    define XDI_X86 1
 #endif
 
@@ -14053,6 +14054,7 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
 
 /* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_simd_loss_fill_plain(xd_loss_kernels *kernels); /* the plain level */
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
 XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
@@ -14104,6 +14106,7 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
  *   pick        a >= b ? x : y, lane by lane
  *   mul_sub     a * b - c
  *   exact_sub   the same with one rounding, where the product is near c
+ *   remainder   exact_sub, with n an integer, for a power
  *   power       2^(n/steps), n the integer in the low bits of the argument's representation
  *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial computes its coefficients
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
@@ -14296,6 +14299,8 @@ typedef struct xdi_tiles {
     /* n records, key in the upper half and index in the lower: writes the keys' values, and the indices plus `first`. True when
      * a value is zero, whose sign the key lacks. */
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
+    /* gradient with the same bits on every level: invariant.inc */
+    void (*invariant)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
 } xdi_tiles;
 
 /* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
@@ -14326,7 +14331,7 @@ typedef struct xdi_row_sum {
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
-/* tiles.c: the loops of the context's level. */
+/* tiles.c: the loops of the context's level; the plain one has `invariant` and `fence` alone. */
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
 /* tiles.c: whether powers of numbers up to max can be computed. The bound keeps factor x accurate enough. */
 XD_PRIVATE bool xdi_simd_fits(double max, double factor);
@@ -14526,6 +14531,8 @@ typedef struct xdi_loops {
     const xdi_xtoken_loops *xtoken;
 } xdi_loops;
 
+/* portable.c: what the plain level uses of its loops. */
+XD_PRIVATE const xdi_tiles *xdi_tiles_plain(void);
 /* <level>.c */
 #if defined(XDI_PORTABLE)
 XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
@@ -14596,16 +14603,15 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
 
 /* >>kernel/simd/portable.c */
 
-/* The loops on four lanes, for any processor: vector types of the compiler. */
-
-#if defined(XDI_PORTABLE)
+/* The loops on four lanes, for any processor: vector types of the compiler. The plain level has those of INVARIANT mode's
+ * gradients. */
 
 /* ---- vectors ---- */
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
 typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
-enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 6 };
+enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 7 };
 
 XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
     const xdi_v4 v = { x, x, x, x };
@@ -14636,6 +14642,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     const xdi_v4 a_low = a - a_high, b_low = b - b_high;
     return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
 }
+XDI_SIMD_INLINE xdi_v4 xdi_v4_remainder(xdi_v4 a, xdi_v4 b, xdi_v4 n) {
+    return xdi_v4_exact_sub(a, b, n);
+}
 XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
     const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
     return (xdi_v4)((mask & (xdi_v4_bits)x) | (~mask & (xdi_v4_bits)y));
@@ -14651,20 +14660,23 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
 XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
     return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
 }
+/* Without a table f is up to 1/2; one term less would be wrong by 2.4e-7, all in one direction. */
 XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
-    terms[0] = xdi_v4_set(scale * 1.327647245e-03f);
-    terms[1] = xdi_v4_set(scale * 9.675540961e-03f);
-    terms[2] = xdi_v4_set(scale * 5.550713092e-02f);
-    terms[3] = xdi_v4_set(scale * 2.402212024e-01f);
-    terms[4] = xdi_v4_set(scale * 6.931469440e-01f);
-    terms[5] = xdi_v4_set(scale);
+    terms[0] = xdi_v4_set(scale * 1.535336133e-04f);
+    terms[1] = xdi_v4_set(scale * 1.339887461e-03f);
+    terms[2] = xdi_v4_set(scale * 9.618437362e-03f);
+    terms[3] = xdi_v4_set(scale * 5.550332471e-02f);
+    terms[4] = xdi_v4_set(scale * 2.402264791e-01f);
+    terms[5] = xdi_v4_set(scale * 6.931472029e-01f);
+    terms[6] = xdi_v4_set(scale);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
     xdi_v4 p = xdi_v4_fma(terms[0], f, terms[1]);
     p = xdi_v4_fma(p, f, terms[2]);
     p = xdi_v4_fma(p, f, terms[3]);
     p = xdi_v4_fma(p, f, terms[4]);
-    return xdi_v4_fma(p, f, terms[5]);
+    p = xdi_v4_fma(p, f, terms[5]);
+    return xdi_v4_fma(p, f, terms[6]);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
     const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
@@ -14742,6 +14754,49 @@ XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     }
 }
 
+static const uint32_t xdi_u4_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+enum { xdi_u4_lanes = 4 };
+XDI_SIMD_INLINE xdi_v4 xdi_u4_power(xdi_v4 t) {
+    uint32_t n[4];
+    float power[4];
+    xdi_v4 out;
+    memcpy(n, &t, sizeof n);
+    for (int lane = 0; lane < 4; lane++) n[lane] = (n[lane] << 20) + xdi_u4_table[n[lane] & 7];
+    memcpy(power, n, sizeof power);
+    memcpy(&out, power, sizeof out);
+    return out;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_u4_near(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    const xdi_v4 product = xdi_v4_mul(a, b);
+    return xdi_v4_add(product, c);
+}
+
+#define xdi_v xdi_v4
+#define XDI_V(name) xdi_u4_##name
+#define XDI_F(name) xdi_v4_##name
+#define XDI_INLINE XDI_SIMD_INLINE
+#define XDI_OUTER XDI_SIMD_128
+#define XDI_AGAIN 2 /* >>kernel/simd/invariant.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#undef xdi_v
+#undef XDI_V
+#undef XDI_F
+#undef XDI_INLINE
+#undef XDI_OUTER
+
+XDI_SIMD_128 void xdi_u4_fence(void) {}
+
+static const xdi_tiles xdi_u4_tiles = { NULL,         NULL, NULL, NULL, NULL, NULL, NULL,
+                                        xdi_u4_fence, NULL, NULL, NULL, NULL, NULL, xdi_u4_tile_gradient };
+
+XD_PRIVATE const xdi_tiles *xdi_tiles_plain(void) {
+    return &xdi_u4_tiles;
+}
+
+#if defined(XDI_PORTABLE)
+
 XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
 XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
 
@@ -14808,15 +14863,17 @@ static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
 
 #    define xdi_v xdi_v4
 #    define XDI_V(name) xdi_v4_##name
+#    define XDI_INVARIANT xdi_u4_tile_gradient
 #    define xdi_w xdi_w2
 #    define XDI_W(name) xdi_w2_##name
 #    define XDI_INLINE XDI_SIMD_INLINE
 #    define XDI_LEAF XDI_SIMD_128
-#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#define XDI_AGAIN 3 /* >>kernel/simd/loops.inc */
 #include XDISTILL_SELF
 #undef XDI_AGAIN
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE
@@ -14874,6 +14931,9 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_exact_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
     return _mm256_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_remainder(xdi_v8 a, xdi_v8 b, xdi_v8 n) {
+    return xdi_v8_exact_sub(a, b, n);
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_pick(xdi_v8 a, xdi_v8 b, xdi_v8 x, xdi_v8 y) {
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
@@ -15161,17 +15221,39 @@ XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 v
         xdi_v8_stream(x, i, value);
 }
 
+enum { xdi_u8_lanes = 8 };
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_power(xdi_v8 t) {
+    return xdi_v8_power(t);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_near(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
 #    define xdi_v xdi_v8
+#    define XDI_V(name) xdi_u8_##name
+#    define XDI_F(name) xdi_v8_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_256
+#    define XDI_OUTER XDI_SIMD_256
+#define XDI_AGAIN 2 /* >>kernel/simd/invariant.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_V
+#    undef XDI_F
+#    undef XDI_INLINE
+#    undef XDI_OUTER
+
 #    define XDI_V(name) xdi_v8_##name
+#    define XDI_INVARIANT xdi_u8_tile_gradient
 #    define xdi_w xdi_w4
 #    define XDI_W(name) xdi_w4_##name
 #    define XDI_INLINE XDI_SIMD_INLINE_256
 #    define XDI_LEAF XDI_SIMD_256
-#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#define XDI_AGAIN 3 /* >>kernel/simd/loops.inc */
 #include XDISTILL_SELF
 #undef XDI_AGAIN
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE
@@ -15243,6 +15325,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_exact_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
     return _mm512_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_remainder(xdi_v16 a, xdi_v16 b, xdi_v16 n) {
+    return xdi_v16_exact_sub(a, b, n);
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_pick(xdi_v16 a, xdi_v16 b, xdi_v16 x, xdi_v16 y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
@@ -15474,17 +15559,45 @@ XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16
         xdi_v16_stream(x, i, value);
 }
 
+static const uint32_t xdi_u16_table[16] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                            0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7,
+                                            0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                            0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+enum { xdi_u16_lanes = 16 };
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_power(xdi_v16 t) {
+    const __m512i n = _mm512_castps_si512(t), table = _mm512_loadu_si512((const void *)xdi_u16_table);
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_slli_epi32(n, 20), _mm512_permutexvar_epi32(n, table)));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_near(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+
 #    define xdi_v xdi_v16
+#    define XDI_V(name) xdi_u16_##name
+#    define XDI_F(name) xdi_v16_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_512
+#    define XDI_OUTER XDI_SIMD_512
+#define XDI_AGAIN 2 /* >>kernel/simd/invariant.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_V
+#    undef XDI_F
+#    undef XDI_INLINE
+#    undef XDI_OUTER
+
 #    define XDI_V(name) xdi_v16_##name
+#    define XDI_INVARIANT xdi_u16_tile_gradient
 #    define xdi_w xdi_w8
 #    define XDI_W(name) xdi_w8_##name
 #    define XDI_INLINE XDI_SIMD_INLINE_512
 #    define XDI_LEAF XDI_SIMD_512
-#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#define XDI_AGAIN 3 /* >>kernel/simd/loops.inc */
 #include XDISTILL_SELF
 #undef XDI_AGAIN
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE
@@ -15894,10 +16007,10 @@ XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __
         _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
 }
 
-/* Ends an expression: see xd_mulf. */
-XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
-    __asm__("" : "+v"(product));
-    return product;
+/* A product that no compiler joins with a sum: see xd_mulf. The rounding is named, instead of the empty assembly of the
+ * other widths: some compilers take no operand of 512 bits where only a function's attribute allows it. */
+XDI_AVX512 static inline __m512 xdi_avx512_mul(__m512 x, __m512 y) {
+    return _mm512_mul_round_ps(x, y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
@@ -15937,7 +16050,7 @@ XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dty
 }
 
 XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
-    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
+    if (args->gradient_scale) g = xdi_avx512_mul(g, _mm512_set1_ps(*args->gradient_scale));
     return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
 }
 
@@ -16700,7 +16813,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 }
 
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch) {
-    return xdi_loops_of(launch)->tiles;
+    const xdi_loops *loops = xdi_loops_of(launch);
+    return loops ? loops->tiles : xdi_tiles_plain();
 }
 
 XD_PRIVATE bool xdi_simd_fits(double max, double factor) {
@@ -17397,7 +17511,11 @@ static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
         if (path.followed) xdi_simd_ask_ahead(a, c, &g);
-        tiles->gradient(&g, kind, xdi_simd_tile_at(c, columns));
+        const int64_t n = xdi_simd_tile_at(c, columns);
+        if (a->fixed)
+            tiles->invariant(&g, kind, n);
+        else
+            tiles->gradient(&g, kind, n);
     }
 }
 
@@ -17475,6 +17593,11 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_grad_rows, a);
 }
 
+/* On the plain level: as on the others in INVARIANT mode, so that its gradients have their bits. */
+static xd_result xdi_simd_loss_grad_plain(const xd_launch *launch, const xd_loss_args *a) {
+    return a->fixed ? xdi_simd_loss_grad(launch, a) : xd_loss_kernels_cpu_plain()->grad(launch, a);
+}
+
 /* ---- all of it, row by row ---- */
 
 /* Whether a row's gradient can use the powers of its sums, and storing them pays. Not for f32, where the row itself
@@ -17544,6 +17667,10 @@ static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args
         xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_fused_piece, &f);
     xdi_scratch_give(launch->ctx, f.powers);
     return result;
+}
+
+XD_PRIVATE void xdi_simd_loss_fill_plain(xd_loss_kernels *kernels) {
+    kernels->grad = xdi_simd_loss_grad_plain;
 }
 
 /* The loss entries that are faster with vectors. */
@@ -19314,6 +19441,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_xtoken_fill(&kernels->xtoken);
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
+    } else {
+        xdi_simd_loss_fill_plain(&kernels->loss);
     }
     kernels->optimizer = *xdi_optimizer_kernels_level(level);
     kernels->clip = xd_clip_cpu;
@@ -43049,11 +43178,11 @@ typedef struct xdi_canonical_run {
 
 /* Adds a token's bytes; false, and nothing added, when it is not byte-like. */
 static bool xdi_canonical_collect(const char *text, int64_t size, bool first, xdi_canonical_run *run) {
-    int64_t at = 0, n = 0;
+    int64_t at = 0;
     while (xdi_canonical_begins(text + at, size - at, XDI_CANONICAL_SPACE)) at += 2;
     const int64_t begin = at;
     if (at == size) return false;
-    for (int64_t i = at; i < size; n++)
+    for (int64_t i = at; i < size;)
         if (xdi_canonical_value(xdi_canonical_next(text, size, &i)) < 0) return false;
     if (first) run->space = begin > 0;
     for (int64_t i = begin; i < size;) {
@@ -43938,7 +44067,7 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
  * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
-    const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+    const xdi_w rest = XDI_W(scaled)(n, -XDI_EXACT_LN2_HIGH, x); /* an exact product too */
     const xdi_w f = rest - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW)), g = XDI_W(mul)(f, f);
     xdi_w even = XDI_W(mul)(g, XDI_W(set)(2.7620078203806394e-07)) + 2.4801521317484083e-05;
     xdi_w odd = XDI_W(mul)(g, XDI_W(set)(2.5100377619606372e-08)) + 2.7557268476553695e-06;
@@ -44001,12 +44130,500 @@ XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w 
 
 #elif XDI_AGAIN == 2
 
+/* >>kernel/simd/invariant.inc */
+
+/* INVARIANT mode's gradients for one vector width, the same bits in each: the loops of gradient.inc over operations that
+ * every processor has and that round alone. A product is joined with a sum only where it is exact. Included by the file of a
+ * level, which defines
+ *   xdi_v, XDI_V(name)      the vector, and a name of its own for what this file makes of it. There are
+ *                             lanes
+ *                             power    2^(n/8) as in simd.h, by the table of the eighths that is the same everywhere
+ *                             near     a b + c, where a b is exact unless it is too small to matter to a power
+ *   XDI_F(name)             the operations of the level: see simd.h
+ *   XDI_INLINE, XDI_OUTER   attributes of what is inlined, and of what is called
+ * and gets XDI_V(tile_gradient). */
+
+enum { XDI_V(steps) = 8, XDI_V(terms) = 4 };
+typedef uint32_t __attribute__((vector_size(4 * XDI_V(lanes)))) XDI_V(words);
+
+/* ---- what the level's operations already are ---- */
+
+XDI_INLINE xdi_v XDI_V(set)(float x) {
+    return XDI_F(set)(x);
+}
+XDI_INLINE xdi_v XDI_V(add)(xdi_v a, xdi_v b) {
+    return XDI_F(add)(a, b);
+}
+XDI_INLINE xdi_v XDI_V(sub)(xdi_v a, xdi_v b) {
+    return XDI_F(sub)(a, b);
+}
+XDI_INLINE xdi_v XDI_V(mul)(xdi_v a, xdi_v b) {
+    return XDI_F(mul)(a, b);
+}
+XDI_INLINE xdi_v XDI_V(max)(xdi_v a, xdi_v b) {
+    return XDI_F(max)(a, b);
+}
+XDI_INLINE xdi_v XDI_V(min)(xdi_v a, xdi_v b) {
+    return XDI_F(min)(a, b);
+}
+XDI_INLINE xdi_v XDI_V(split)(xdi_v v, xdi_v *mantissa) {
+    return XDI_F(split)(v, mantissa);
+}
+XDI_INLINE double XDI_V(total)(xdi_v v) {
+    return XDI_F(total)(v);
+}
+XDI_INLINE xdi_v XDI_V(load)(xdi_simd_array x, int64_t i) {
+    return XDI_F(load)(x, i);
+}
+XDI_INLINE void XDI_V(load_two)(xdi_simd_array x, int64_t i, xdi_v *even, xdi_v *odd) {
+    XDI_F(load_two)(x, i, even, odd);
+}
+XDI_INLINE void XDI_V(store)(xdi_simd_array x, int64_t i, xdi_v v) {
+    XDI_F(store)(x, i, v);
+}
+XDI_INLINE void XDI_V(store_two)(xdi_simd_array x, int64_t i, xdi_v even, xdi_v odd) {
+    XDI_F(store_two)(x, i, even, odd);
+}
+XDI_INLINE void XDI_V(stream)(xdi_simd_array x, int64_t i, xdi_v v) {
+    XDI_F(stream)(x, i, v);
+}
+XDI_INLINE void XDI_V(stream_two)(xdi_simd_array x, int64_t i, xdi_v even, xdi_v odd) {
+    XDI_F(stream_two)(x, i, even, odd);
+}
+
+/* ---- in the same steps everywhere ---- */
+
+XDI_INLINE xdi_v XDI_V(fma)(xdi_v a, xdi_v b, xdi_v c) {
+    const xdi_v product = XDI_F(mul)(a, b);
+    return XDI_F(add)(product, c);
+}
+XDI_INLINE xdi_v XDI_V(mul_sub)(xdi_v a, xdi_v b, xdi_v c) {
+    const xdi_v product = XDI_F(mul)(a, b);
+    return XDI_F(sub)(product, c);
+}
+/* A product of two 12-bit halves has no rounding error, nor has its difference from c; the other parts are small. */
+XDI_INLINE xdi_v XDI_V(exact_sub)(xdi_v a, xdi_v b, xdi_v c) {
+    const xdi_v a_high = (xdi_v)((XDI_V(words))a & 0xfffff000u), a_low = XDI_F(sub)(a, a_high);
+    const xdi_v b_high = (xdi_v)((XDI_V(words))b & 0xfffff000u), b_low = XDI_F(sub)(b, b_high);
+    return XDI_V(fma)(a_low, b, XDI_V(fma)(a_high, b_low, XDI_V(mul_sub)(a_high, b_high, c)));
+}
+/* The same for the remainder of a power: where it is too small for exact products its power is 1. */
+XDI_INLINE xdi_v XDI_V(remainder)(xdi_v a, xdi_v b, xdi_v n) {
+    const xdi_v a_high = (xdi_v)((XDI_V(words))a & 0xfffff000u), a_low = XDI_F(sub)(a, a_high);
+    const xdi_v b_high = (xdi_v)((XDI_V(words))b & 0xfffff000u), b_low = XDI_F(sub)(b, b_high);
+    const xdi_v high = XDI_V(near)(a_high, b_high, XDI_F(sub)(XDI_F(set)(0.0f), n));
+    return XDI_V(fma)(a_low, b, XDI_V(near)(a_high, b_low, high));
+}
+XDI_INLINE void XDI_V(polynomial)(float scale, xdi_v *terms) {
+    terms[0] = XDI_F(set)(scale * 1.083962925e-04f);
+    terms[1] = XDI_F(set)(scale * 3.754126141e-03f);
+    terms[2] = XDI_F(set)(scale * 8.664339781e-02f);
+    terms[3] = XDI_F(set)(scale);
+}
+XDI_INLINE xdi_v XDI_V(fraction)(xdi_v f, const xdi_v *terms) {
+    xdi_v p = XDI_V(fma)(terms[0], f, terms[1]);
+    p = XDI_V(fma)(p, f, terms[2]);
+    return XDI_V(fma)(p, f, terms[3]);
+}
+
+#define XDI_LEAF XDI_INLINE /* of the mixture, only what gradients call becomes code */
+/* >>kernel/simd/math.inc */
+
+/* Powers and logarithms of base 2, ends of arrays and sums of lanes, for one width; see loops.inc. */
+
+/* Elements of an array of n from element i on; past the end `fill`. */
+XDI_INLINE xdi_v XDI_V(read)(xdi_simd_array x, int64_t i, int64_t n, float fill) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)];
+    if (i + XDI_V(lanes) <= n) return XDI_V(load)(x, i);
+    lanes.data = part;
+    lanes.bf16 = false;
+    xdi_simd_part(x, i, n, XDI_V(lanes), fill, part);
+    return XDI_V(load)(lanes, 0);
+}
+
+XDI_INLINE void XDI_V(write)(xdi_simd_array x, int64_t i, int64_t n, xdi_v value) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)];
+    if (i + XDI_V(lanes) <= n) {
+        XDI_V(store)(x, i, value);
+        return;
+    }
+    lanes.data = part;
+    lanes.bf16 = false;
+    XDI_V(store)(lanes, 0, value);
+    xdi_simd_store_part(x, i, n, part);
+}
+
+/* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */
+XDI_INLINE void XDI_V(read_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v *a, xdi_v *b) {
+    if (parity) {
+        XDI_V(load_two)(x, i, a, b);
+        return;
+    }
+    *a = XDI_V(load)(x, i);
+    *b = XDI_V(load)(x, i + XDI_V(lanes));
+}
+
+XDI_INLINE void XDI_V(write_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v a, xdi_v b) {
+    if (parity) {
+        XDI_V(store_two)(x, i, a, b);
+        return;
+    }
+    XDI_V(store)(x, i, a);
+    XDI_V(store)(x, i + XDI_V(lanes), b);
+}
+
+/* The same past the caches, to bf16 (parity) or f32. */
+XDI_INLINE void XDI_V(send_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v a, xdi_v b) {
+    if (parity) {
+        XDI_V(stream_two)(x, i, a, b);
+        return;
+    }
+    XDI_V(stream)(x, i, a);
+    XDI_V(stream)(x, i + XDI_V(lanes), b);
+}
+
+/* A scaled power of 2 and its constants, so that a loop computes them once. */
+typedef struct XDI_V(power_of) {
+    xdi_v factor, magic, low; /* in steps */
+    xdi_v exponent_factor,
+        exponent; /* log2 of the power, without the scale, is exponent_factor x - exponent */
+    xdi_v terms[XDI_V(terms)];
+} XDI_V(power_of);
+
+/* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */
+XDI_INLINE void XDI_V(prepare)(const xdi_tile_power *power, float scale, XDI_V(power_of) * out) {
+    out->factor = XDI_V(set)(power->factor * (float)XDI_V(steps));
+    out->magic = XDI_V(set)(12582912.0f - power->whole * (float)XDI_V(steps));
+    out->low = XDI_V(set)(power->low);
+    out->exponent_factor = XDI_V(set)(power->factor);
+    out->exponent = XDI_V(set)(power->whole);
+    XDI_V(polynomial)(scale, out->terms);
+}
+
+/* The power is the product of the result and `whole`. */
+XDI_INLINE xdi_v XDI_V(exp2_parts)(xdi_v x, const XDI_V(power_of) * p, xdi_v *whole) {
+    const xdi_v clamped = XDI_V(max)(p->low, x);
+    const xdi_v t = XDI_V(fma)(clamped, p->factor, p->magic);
+    const xdi_v f = XDI_V(remainder)(clamped, p->factor, XDI_V(sub)(t, p->magic));
+    *whole = XDI_V(power)(t);
+    return XDI_V(fraction)(f, p->terms);
+}
+
+XDI_INLINE xdi_v XDI_V(exp2)(xdi_v x, const XDI_V(power_of) * p) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(x, p, &whole);
+    return XDI_V(mul)(fraction, whole);
+}
+
+/* sum + power */
+XDI_INLINE xdi_v XDI_V(add_exp2)(xdi_v x, const XDI_V(power_of) * p, xdi_v sum) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(x, p, &whole);
+    return XDI_V(fma)(fraction, whole, sum);
+}
+
+/* log2 of the power, without the scale. */
+XDI_INLINE xdi_v XDI_V(exponent)(xdi_v x, const XDI_V(power_of) * p) {
+    return XDI_V(exact_sub)(x, p->exponent_factor, p->exponent);
+}
+
+/* log2 x = result * rest + exponent, for positive normal numbers, absolute error below 1e-7 near 1. */
+XDI_INLINE xdi_v XDI_V(log2_parts)(xdi_v x, xdi_v *rest, xdi_v *exponent) {
+    xdi_v mantissa;
+    *exponent = XDI_V(split)(x, &mantissa);
+    const xdi_v f = XDI_V(sub)(mantissa, XDI_V(set)(1.0f));
+    const xdi_v f2 = XDI_V(mul)(f, f), f4 = XDI_V(mul)(f2, f2);
+    const xdi_v low = XDI_V(fma)(f, XDI_V(set)(-7.213471532e-01f), XDI_V(set)(1.442694902e+00f));
+    const xdi_v second = XDI_V(fma)(f, XDI_V(set)(-3.607201576e-01f), XDI_V(set)(4.809206426e-01f));
+    const xdi_v third = XDI_V(fma)(f, XDI_V(set)(-2.385506332e-01f), XDI_V(set)(2.876938581e-01f));
+    const xdi_v fourth = XDI_V(fma)(f, XDI_V(set)(-2.100603729e-01f), XDI_V(set)(2.171332985e-01f));
+    const xdi_v high = XDI_V(fma)(f2, XDI_V(fma)(f2, XDI_V(set)(1.256961972e-01f), fourth), third);
+    *rest = f;
+    return XDI_V(fma)(f4, high, XDI_V(fma)(f2, second, low));
+}
+
+XDI_INLINE xdi_v XDI_V(log2)(xdi_v x) {
+    xdi_v f, exponent;
+    const xdi_v p = XDI_V(log2_parts)(x, &f, &exponent);
+    return XDI_V(fma)(p, f, exponent);
+}
+
+XDI_INLINE float XDI_V(largest)(xdi_v x) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)], max;
+    lanes.data = part;
+    lanes.bf16 = false;
+    XDI_V(store)(lanes, 0, x);
+    max = part[0];
+    for (int i = 1; i < XDI_V(lanes); i++) max = part[i] > max ? part[i] : max;
+    return max;
+}
+
+/* >>kernel/simd/mixture.inc */
+
+/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are close. Where d
+ * is clamped, p or q is negligible. The steps form one long dependency chain, of which a processor overlaps too few at a time,
+ * so several vectors go through each step together. */
+
+typedef struct XDI_V(mixed) {
+    xdi_v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */
+} XDI_V(mixed);
+/* The constants of a loop: the powers of both sides and of d, and others. */
+typedef struct XDI_V(mixing) {
+    XDI_V(power_of) p, q, unit;
+    xdi_v rest, p_share, q_share, apart, top;
+} XDI_V(mixing);
+
+XDI_INLINE void XDI_V(prepare_mixing)(const xdi_tile_mixture *m, float p_scale, XDI_V(mixing) * out) {
+    const xdi_tile_power unit = { 1.0f, 0.0f, -XDI_TILE_APART };
+    XDI_V(prepare)(&m->p, p_scale, &out->p);
+    XDI_V(prepare)(&m->q, 1.0f, &out->q);
+    XDI_V(prepare)(&unit, 1.0f, &out->unit);
+    out->rest = XDI_V(set)(m->q_rest - m->p_rest);
+    out->p_share = XDI_V(set)(m->p_share);
+    out->q_share = XDI_V(set)(m->q_share);
+    out->apart = XDI_V(set)(XDI_TILE_APART);
+    out->top = XDI_V(set)(m->top);
+}
+
+XDI_INLINE xdi_v XDI_V(apart)(const XDI_V(mixing) * m, xdi_v a, xdi_v b) {
+    const xdi_v s = XDI_V(exponent)(XDI_V(max)(m->p.low, a), &m->p);
+    const xdi_v t = XDI_V(exponent)(XDI_V(max)(m->q.low, b), &m->q);
+    const xdi_v d = XDI_V(sub)(XDI_V(sub)(t, s), m->rest);
+    return XDI_V(min)(XDI_V(max)(d, XDI_V(set)(-XDI_TILE_APART)), m->apart);
+}
+
+XDI_INLINE xdi_v XDI_V(mixture)(const XDI_V(mixing) * m, xdi_v apart) {
+    return XDI_V(fma)(m->q_share, XDI_V(exp2)(apart, &m->unit), m->p_share);
+}
+
+/* Elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d; the large parts are subtracted first. */
+XDI_INLINE void XDI_V(mix)(const XDI_V(mixing) * m, xdi_simd_array x, xdi_simd_array y, int64_t begin,
+                           int64_t end, bool parity, bool both, XDI_V(mixed) * out) {
+    xdi_v a, b, c, d, rest, exponent;
+    int at = 0;
+    for (int64_t i = begin; i < end; i += 2 * XDI_V(lanes), at += 2) {
+        XDI_V(read_two)(x, i, parity, &a, &b);
+        XDI_V(read_two)(y, i, parity, &c, &d);
+        a = XDI_V(apart)(m, a, c);
+        b = XDI_V(apart)(m, b, d);
+        out->p[at] = XDI_V(mixture)(m, a);
+        out->p[at + 1] = XDI_V(mixture)(m, b);
+        if (!both) continue;
+        out->q[at] = a;
+        out->q[at + 1] = b;
+    }
+    for (int i = 0; i < at; i++) {
+        a = XDI_V(log2_parts)(out->p[i], &rest, &exponent);
+        out->p[i] = XDI_V(fma)(a, rest, exponent);
+        if (both) out->q[i] = XDI_V(mul_sub)(a, rest, XDI_V(sub)(out->q[i], exponent));
+    }
+}
+
+XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,
+                                    int64_t n, double *p_sum, double *q_sum, bool parity) {
+    XDI_V(mixing) m;
+    xdi_v p_sums = XDI_V(set)(0.0f), q_sums = p_sums, a, b, c, d;
+    XDI_V(mixed) mixed;
+    XDI_V(prepare_mixing)(given, 1.0f, &m);
+    for (int64_t i = 0, end; i < n; i = end) {
+        xdi_v p_part = XDI_V(set)(0.0f),
+              q_part = p_part; /* of a block, so that lanes never add many terms to a large sum */
+        int at = 0;
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        XDI_V(mix)(&m, x, y, i, end, parity, true, &mixed);
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
+            XDI_V(read_two)(x, j, parity, &a, &b);
+            XDI_V(read_two)(y, j, parity, &c, &d);
+            p_part = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_part);
+            p_part = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_part);
+            q_part = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_part);
+        }
+        p_sums = XDI_V(add)(p_sums, p_part);
+        q_sums = XDI_V(add)(q_sums, q_part);
+    }
+    *p_sum = -XDI_V(total)(p_sums);
+    *q_sum = -XDI_V(total)(q_sums);
+}
+
+XDI_LEAF void XDI_V(mixture_whole)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,
+                                   double *p_sum, double *q_sum) {
+    if (x.bf16 && y.bf16)
+        XDI_V(mixture_loop)(x, y, m, n, p_sum, q_sum, true);
+    else
+        XDI_V(mixture_loop)(x, y, m, n, p_sum, q_sum, false);
+}
+
+XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,
+                                  double *p_sum, double *q_sum) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x_room[2 * XDI_V(lanes)], y_room[2 * XDI_V(lanes)];
+    double p_rest, q_rest;
+    XDI_V(mixture_whole)(x, y, m, whole, p_sum, q_sum);
+    if (whole == n) return;
+    XDI_V(mixture_whole)
+    (xdi_simd_padded(x, whole, n, two, -INFINITY, x_room),
+     xdi_simd_padded(y, whole, n, two, -INFINITY, y_room), m, two, &p_rest, &q_rest);
+    *p_sum += p_rest;
+    *q_sum += q_rest;
+}
+
+#undef XDI_LEAF
+#define XDI_LEAF XDI_OUTER
+/* >>kernel/simd/gradient.inc */
+
+/* The gradient of a tile. */
+
+/* The constants of a loop. */
+typedef struct XDI_V(slopes_of) {
+    XDI_V(power_of) h, p, q;
+    xdi_v uniform, mean, own, outside, student_from, teacher_from;
+} XDI_V(slopes_of);
+
+XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft soft,
+                                      XDI_V(slopes_of) * out) {
+    XDI_V(prepare)(&g->h, g->hard_scale, &out->h);
+    XDI_V(prepare)(&g->p, soft == XDI_TILE_OUTSIDE ? 1.0f : g->soft_scale, &out->p);
+    XDI_V(prepare)(&g->q, g->teacher_scale, &out->q);
+    out->uniform = XDI_V(set)(g->uniform);
+    out->mean = XDI_V(set)(g->mean);
+    out->own = XDI_V(set)(g->soft_scale);
+    out->outside = XDI_V(set)(g->teacher_scale);
+    out->student_from = XDI_V(set)(g->student_from);
+    out->teacher_from = XDI_V(set)(g->teacher_from);
+}
+
+XDI_INLINE xdi_v XDI_V(soft)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, xdi_tile_soft soft) {
+    const xdi_v p = XDI_V(exp2)(a, &g->p);
+    if (soft == XDI_TILE_FORWARD) return XDI_V(sub)(p, XDI_V(exp2)(b, &g->q));
+    if (soft == XDI_TILE_OUTSIDE) {
+        const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
+        return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
+    }
+    const xdi_v s = XDI_V(sub)(XDI_V(max)(g->p.low, a), g->student_from);
+    const xdi_v t = XDI_V(sub)(XDI_V(max)(XDI_V(set)(XDI_TILE_LEAST), b), g->teacher_from);
+    return XDI_V(mul)(p, XDI_V(mul_sub)(g->p.exponent_factor, XDI_V(sub)(s, t), g->mean));
+}
+
+/* Minus what is subtracted from every element. */
+XDI_INLINE xdi_v XDI_V(hard)(const XDI_V(slopes_of) * g, xdi_v a) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(a, &g->h, &whole);
+    return XDI_V(mul_sub)(fraction, whole, g->uniform);
+}
+
+XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, bool hard,
+                                 xdi_tile_soft soft) {
+    if (soft == XDI_TILE_NONE) return XDI_V(hard)(g, a);
+    const xdi_v out = XDI_V(soft)(g, a, b, soft);
+    return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
+}
+
+/* A loop for each kind of soft part and for `parity`, on which reading and writing depend. Whether there is a hard part,
+ * and whether the gradient bypasses the caches, is tested for every two vectors: these branches are predicted. */
+XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
+                                      xdi_v b) {
+    if (sent)
+        XDI_V(send_two)(g->out, i, parity, a, b);
+    else
+        XDI_V(write_two)(g->out, i, parity, a, b);
+}
+
+XDI_INLINE void XDI_V(mixture_gradient_loop)(const xdi_tile_gradient *g, int64_t n, bool parity) {
+    const bool sent = g->streamed && (parity || !g->out.bf16), hard = g->hard;
+    xdi_v a, b;
+    XDI_V(slopes_of) slopes;
+    XDI_V(mixing) m;
+    XDI_V(mixed) mixed;
+    XDI_V(prepare_slopes)(g, XDI_TILE_NONE, &slopes);
+    XDI_V(prepare_mixing)(&g->mixture, -g->soft_scale, &m);
+    for (int64_t i = 0, end; i < n; i = end) {
+        int at = 0;
+        end = i + XDI_TILE_BLOCK * (int)XDI_V(lanes);
+        if (end > n) end = n;
+        XDI_V(mix)(&m, g->x, g->y, i, end, parity, false, &mixed);
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
+            XDI_V(read_two)(g->x, j, parity, &a, &b);
+            const xdi_v c = XDI_V(mul)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top));
+            const xdi_v d = XDI_V(mul)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top));
+            XDI_V(gradient_write)
+            (g, j, sent, parity, hard ? XDI_V(add)(XDI_V(hard)(&slopes, a), c) : c,
+             hard ? XDI_V(add)(XDI_V(hard)(&slopes, b), d) : d);
+        }
+    }
+}
+
+XDI_INLINE void XDI_V(gradient_loop)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft, bool teacher,
+                                     bool parity) {
+    const bool sent = g->streamed && (parity || !g->out.bf16), hard = g->hard;
+    xdi_v a, b, c = XDI_V(set)(0.0f), d = c;
+    XDI_V(slopes_of) slopes;
+    XDI_V(prepare_slopes)(g, soft, &slopes);
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        XDI_V(read_two)(g->x, i, parity, &a, &b);
+        if (teacher) XDI_V(read_two)(g->y, i, parity, &c, &d);
+        if (teacher && g->ahead[0] && i % 32 == 0)
+            __builtin_prefetch(g->ahead[i / 32 % 2] + i / 64 * XDI_SIMD_LINE);
+        a = XDI_V(gradient)(&slopes, a, c, hard, soft);
+        b = XDI_V(gradient)(&slopes, b, d, hard, soft);
+        XDI_V(gradient_write)(g, i, sent, parity, a, b);
+    }
+}
+
+XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft) {
+    const bool teacher = soft == XDI_TILE_FORWARD || soft == XDI_TILE_REVERSE;
+    if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))
+        XDI_V(gradient_loop)(g, n, soft, teacher, true);
+    else
+        XDI_V(gradient_loop)(g, n, soft, teacher, false);
+}
+
+XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
+    const xdi_tile_gradient g = *given; /* a copy, which cannot alias the stores */
+    switch (soft) {
+    case XDI_TILE_NONE: XDI_V(gradient_kind)(&g, n, XDI_TILE_NONE); break;
+    case XDI_TILE_FORWARD: XDI_V(gradient_kind)(&g, n, XDI_TILE_FORWARD); break;
+    case XDI_TILE_REVERSE: XDI_V(gradient_kind)(&g, n, XDI_TILE_REVERSE); break;
+    case XDI_TILE_OUTSIDE: XDI_V(gradient_kind)(&g, n, XDI_TILE_OUTSIDE); break;
+    default:
+        if (g.x.bf16 && g.y.bf16 && g.out.bf16)
+            XDI_V(mixture_gradient_loop)(&g, n, true);
+        else
+            XDI_V(mixture_gradient_loop)(&g, n, false);
+    }
+}
+
+XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x[2 * XDI_V(lanes)], y[2 * XDI_V(lanes)], out[2 * XDI_V(lanes)];
+    xdi_tile_gradient rest = *g;
+    if (whole < n) { /* read before anything is written, which may be the same memory */
+        rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);
+        if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);
+        rest.out.data = out;
+        rest.streamed = false;
+    }
+    XDI_V(gradient_whole)(g, soft, whole);
+    if (whole == n) return;
+    XDI_V(gradient_whole)(&rest, soft, two);
+    xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);
+}
+
+#undef XDI_LEAF
+
+#elif XDI_AGAIN == 3
+
 /* >>kernel/simd/loops.inc */
 
 /* All inner loops for one vector width. Included by the file of a CPU level, which defines
  *   xdi_v, XDI_V(name)      the vector of f32, and its operations: see simd.h
  *   xdi_w, XDI_W(name)      the vector of double, two of which it widens to: see cpu/exact.h
  *   XDI_INLINE, XDI_LEAF    attributes of what is inlined, and of what is called
+ *   XDI_INVARIANT           the gradient of a tile in INVARIANT mode: invariant.inc
  * and gets the table XDI_V(loops). */
 
 /* >>kernel/simd/math.inc */
@@ -44088,7 +44705,7 @@ XDI_INLINE void XDI_V(prepare)(const xdi_tile_power *power, float scale, XDI_V(p
 XDI_INLINE xdi_v XDI_V(exp2_parts)(xdi_v x, const XDI_V(power_of) * p, xdi_v *whole) {
     const xdi_v clamped = XDI_V(max)(p->low, x);
     const xdi_v t = XDI_V(fma)(clamped, p->factor, p->magic);
-    const xdi_v f = XDI_V(exact_sub)(clamped, p->factor, XDI_V(sub)(t, p->magic));
+    const xdi_v f = XDI_V(remainder)(clamped, p->factor, XDI_V(sub)(t, p->magic));
     *whole = XDI_V(power)(t);
     return XDI_V(fraction)(f, p->terms);
 }
@@ -44151,7 +44768,7 @@ XDI_INLINE float XDI_V(largest)(xdi_v x) {
  * f + f^2 times a polynomial, even and odd powers separately. Relative error of e^x below 2^-52. */
 XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
     const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
-    const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+    const xdi_w rest = XDI_W(scaled)(n, -XDI_EXACT_LN2_HIGH, x); /* an exact product too */
     const xdi_w f = rest - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW)), g = XDI_W(mul)(f, f);
     xdi_w even = XDI_W(mul)(g, XDI_W(set)(2.7620078203806394e-07)) + 2.4801521317484083e-05;
     xdi_w odd = XDI_W(mul)(g, XDI_W(set)(2.5100377619606372e-08)) + 2.7557268476553695e-06;
@@ -44818,7 +45435,7 @@ static const xdi_tiles XDI_V(tiles) = { XDI_V(tile_max),     XDI_V(tile_linear),
                                         XDI_V(tile_pair),    XDI_V(tile_mixture), XDI_V(tile_gradient),
                                         XDI_V(tile_kept),    XDI_V(tile_fence),   XDI_V(tile_raise),
                                         XDI_V(tile_collect), XDI_V(tile_range),   XDI_V(tile_offsets),
-                                        XDI_V(tile_unpack) };
+                                        XDI_V(tile_unpack),  XDI_INVARIANT };
 
 /* >>kernel/simd/exact.inc */
 
@@ -45383,4 +46000,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 60b574f37f5b11ce69e371b7b954d62fc34fdae265662cedc6b4c543c3a802f9 */
+/* xdistill sha256 29be2e12a6667641322c42ddf1c3eca2798d8ef111f753551ea04d77f9f8c4f9 */

@@ -181,7 +181,8 @@ XD_TEST(invariant_values_agree_with_plain_ones) {
         const double expected = loss_of(&fixed);
         CHECK_NEAR(loss_of(&plain), expected, xd_test_f32(1e-13, expected));
         for (int i = 0; i < ROWS * WIDTH; i++)
-            CHECK_NEAR(plain.gradient[i], fixed.gradient[i], xd_test_f32(1e-8, 1.0));
+            CHECK_NEAR(plain.gradient[i], fixed.gradient[i],
+                       xd_test_f32(3e-8, 1.0)); /* f32 on every level in INVARIANT mode */
         fixture_close(&plain);
         fixture_close(&fixed);
     }

@@ -77,8 +77,9 @@
 #    define XDI_ON_DEVICE
 #endif
 
-/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. Tests define
+ * XDI_NO_X86, to run as on another processor. */
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(XDI_NO_X86)
 #    define XDI_X86 1
 #endif
 

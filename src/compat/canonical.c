@@ -223,11 +223,11 @@ typedef struct xdi_canonical_run {
 
 /* Adds a token's bytes; false, and nothing added, when it is not byte-like. */
 static bool xdi_canonical_collect(const char *text, int64_t size, bool first, xdi_canonical_run *run) {
-    int64_t at = 0, n = 0;
+    int64_t at = 0;
     while (xdi_canonical_begins(text + at, size - at, XDI_CANONICAL_SPACE)) at += 2;
     const int64_t begin = at;
     if (at == size) return false;
-    for (int64_t i = at; i < size; n++)
+    for (int64_t i = at; i < size;)
         if (xdi_canonical_value(xdi_canonical_next(text, size, &i)) < 0) return false;
     if (first) run->space = begin > 0;
     for (int64_t i = begin; i < size;) {

@@ -105,6 +105,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_xtoken_fill(&kernels->xtoken);
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
+    } else {
+        xdi_simd_loss_fill_plain(&kernels->loss);
     }
     kernels->optimizer = *xdi_optimizer_kernels_level(level);
     kernels->clip = xd_clip_cpu;

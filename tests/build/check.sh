@@ -19,7 +19,7 @@ private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that nam
 steps() {
     echo build amalgamate format layout fastmath tools api poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
-    echo tests:address tests:generated tests:clang tests:hostile_c tests:hostile_cxx tests:thread levels options test
+    echo tests:address tests:generated tests:clang tests:hostile_c tests:hostile_cxx tests:thread levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
     # optimizer sees, and C without it. These objects serve the tests.
@@ -29,7 +29,8 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts saves bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo newest:clang-19 newest:zig
+    echo parts saves bench demo demo_mpi nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -170,6 +171,14 @@ step_declarations() {
         $(driver "$1" "$2") "-$level" -I. -c tests/build/declarations.c -o "$dir/declarations.o" || return 1
     done
     $(driver "$1" "$2") -I. -fsyntax-only tests/build/implementation.c
+}
+
+# The newest compilers that are here: a name like clang-19, or zig from the package ziglang of ZIG_PYTHON.
+step_newest() {
+    compiler=$1
+    [ "$1" != zig ] || compiler="${ZIG_PYTHON:-python3} -m ziglang cc"
+    $compiler --version >/dev/null 2>&1 || { echo "needs $1"; exit 77; }
+    $compiler -std=c99 $strict -O1 -I. -c tests/build/implementation.c -o "$dir/unit.o"
 }
 
 # The implementation as an object.
@@ -320,6 +329,37 @@ step_levels() {
         whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests/helpers"
 }
 
+# All tests on the level that ARM and older x86 run, the best one of a unit without AVX. Those that carry their own
+# implementation go through the levels in the step above, but for these.
+step_portable() {
+    need gcc
+    unit gcc c99 O2 -DXDI_NO_X86 || return 1
+    suites "$dir" "$(ls tests/test_*.c | grep -v 'tests/test_simd_\|tests/test_exact')" test_implementation="$unit" \
+        whole_test_cc="gcc -std=c99 -O1 -g -DXDI_NO_X86 -I. -Itests/helpers"
+}
+
+# The golden vectors and the core's tests on 64-bit ARM: a cross compiler and an emulator of the processor.
+step_aarch64() {
+    need aarch64-linux-gnu-gcc
+    emulator=
+    for name in qemu-aarch64-static qemu-aarch64; do
+        command -v $name >/dev/null 2>&1 && emulator=$name && break
+    done
+    [ -n "$emulator" ] || { echo "needs qemu-aarch64"; exit 77; }
+    cc="aarch64-linux-gnu-gcc -std=c99 -O1 -I. -Itests/helpers"
+    $cc -c tests/build/implementation.c -o "$dir/unit.o" || return 1
+    vectors=${GOLDEN:-../shared/golden} failed=0
+    if [ -d "$vectors" ]; then
+        $cc -DXDISTILL_IMPLEMENTED tests/golden/*.c "$dir/unit.o" -static -o "$dir/golden" -lm -lpthread &&
+        $emulator "$dir/golden" "$vectors" && $emulator "$dir/golden" --invariant "$vectors" || return 1
+    fi
+    for test in base loss topk classic equivalence xtoken ema adamw clip safetensors comm; do
+        $cc -DXDISTILL_IMPLEMENTED "tests/test_$test.c" "$dir/unit.o" -static -o "$dir/test_$test" -lm -lpthread || return 1
+    done
+    TEST_SECONDS=300 TEST_WRAPPER=$emulator sh tests/build/run.sh "$dir" \
+        $(ls "$dir"/test_* | grep -v '\.log$')
+}
+
 # Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
 # what was left out is an error that names the option, in C and C++, and the tests that need nothing of it pass.
 step_options() {
@@ -391,6 +431,13 @@ step_transformers() {
 step_golden() {
     [ -d "${GOLDEN:-../shared/golden}" ] || { echo "there are no golden vectors"; exit 77; }
     make --no-print-directory golden
+}
+
+# What judges the vectors, judged: a crash is one failure, no key goes unread.
+step_golden_judge() {
+    need python3
+    [ -d "${GOLDEN:-../shared/golden}" ] || { echo "there are no golden vectors"; exit 77; }
+    make --no-print-directory build/golden && python3 tests/build/test_golden.py build/golden "${GOLDEN:-../shared/golden}"
 }
 
 step_mpi() {

@@ -118,7 +118,10 @@ static bool segment_claims(const golden_case *c) {
 static void segment_run(golden_case *c) {
     xd_json *student = parse(c, "tokens.student"), *teacher = parse(c, "tokens.teacher");
     xd_json *pairs = parse(c, "expect.pairs");
-    xd_align_dp_desc desc = { .max_combination = (int)golden_number(c, "cfg.max_comb_len", 4.0) };
+    xd_align_dp_desc desc = { .max_combination = golden_integer(c, "cfg.max_comb_len", 4, 1, 64) };
+    golden_only(c, "cfg.exact_match_score", 3.0);
+    golden_only(c, "cfg.combination_score_multiplier", 1.5);
+    golden_only(c, "cfg.gap_penalty", -1.5);
     desc.student.texts = texts_of(c, student, &desc.student.count);
     desc.teacher.texts = texts_of(c, teacher, &desc.teacher.count);
     xd_alignment made = { NULL, 0 };
@@ -215,7 +218,7 @@ static void run_row(batch *b, int64_t row) {
     check_canonical(b->c, teacher, m, xd_json_at(b->canonical[1], r), xd_json_at(b->ranges[1], r));
     const xd_align_dp_desc desc = { .student = { student, n },
                                     .teacher = { teacher, m },
-                                    .max_combination = (int)golden_number(b->c, "cfg.max_comb_len", 4.0) };
+                                    .max_combination = golden_integer(b->c, "cfg.max_comb_len", 4, 1, 64) };
     if (!golden_ok(b->c, xd_align_dp(ctx, &desc, &made))) return;
     check_pairs(b->c, xd_json_at(b->pairs, r), row, &made, 5);
     fill_row(b, row, &made);

@@ -65,6 +65,19 @@ static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
     }
 }
 
+/* cfg.reduction; `none` is one value a row, or an element. */
+typedef enum reduction { REDUCTION_MEAN, REDUCTION_SUM, REDUCTION_BATCHMEAN, REDUCTION_NONE } reduction;
+
+static reduction reduction_of(golden_case *c, reduction absent) {
+    static const char *const names[] = { "mean", "sum", "batchmean", "none", NULL };
+    return (reduction)golden_choice(c, "cfg.reduction", names, (int)absent);
+}
+
+static xd_compat_reduction compat_reduction(reduction r) {
+    if (r == REDUCTION_SUM) return XD_COMPAT_SUM;
+    return r == REDUCTION_MEAN ? XD_COMPAT_MEAN : XD_COMPAT_BATCHMEAN;
+}
+
 static void set_beta(double beta, xd_divergence *divergence, double *out) {
     *divergence = beta == 0.0 ? XD_KL_FORWARD : beta == 1.0 ? XD_KL_REVERSE : XD_JSD;
     *out = beta;
@@ -98,7 +111,9 @@ static void ce_run(golden_case *c) {
     k.desc.common.has_ignore_index = true;
     k.desc.common.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
     k.desc.label_smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
-    if (!golden_is(c, "cfg.reduction", "mean")) k.desc.common.denominator_value = 1.0;
+    const reduction r = reduction_of(c, REDUCTION_MEAN);
+    if (r == REDUCTION_BATCHMEAN) golden_fail(c, "cfg.reduction = batchmean: cross entropy has none");
+    if (r != REDUCTION_MEAN) k.desc.common.denominator_value = 1.0;
     rows_compare(c, &k, "grad.logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -139,12 +154,7 @@ static bool jsd_claims(const golden_case *c) {
 }
 
 static bool jsd_probabilities_claims(const golden_case *c) {
-    return jsd_claims(c) && golden_flag(c, "cfg.logits_are_probs", false);
-}
-
-static xd_compat_reduction reduction_of(const golden_case *c) {
-    if (golden_is(c, "cfg.reduction", "sum")) return XD_COMPAT_SUM;
-    return golden_is(c, "cfg.reduction", "mean") ? XD_COMPAT_MEAN : XD_COMPAT_BATCHMEAN;
+    return jsd_claims(c) && golden_is(c, "cfg.logits_are_probs", "true");
 }
 
 static void jsd_probabilities(golden_case *c, rows_case *k, double beta) {
@@ -164,7 +174,8 @@ static void jsd_run(golden_case *c) {
     const double beta = golden_number(c, "cfg.beta", 0.5);
     const bool labels = golden_flag(c, "cfg.labels", false);
     rows_case k;
-    if (golden_is(c, "cfg.reduction", "none")) {
+    const reduction r = reduction_of(c, REDUCTION_BATCHMEAN);
+    if (r == REDUCTION_NONE) {
         golden_skip(c, "not built: divergence of each entry, unsummed");
         return;
     }
@@ -177,7 +188,7 @@ static void jsd_run(golden_case *c) {
     k.desc.common.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
     if (k.desc.common.denominator_value == 0.0)
         k.desc.common.denominator_value = xd_compat_jsd_denominator(
-            reduction_of(c), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX),
+            compat_reduction(r), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX),
             k.width, labels);
     set_beta(beta, &k.desc.divergence, &k.desc.beta);
     if (golden_flag(c, "cfg.logits_are_probs", false))
@@ -198,9 +209,9 @@ static void modelopt_run(golden_case *c) {
     if (!rows_open(c, "in.student_logits", &k)) return;
     rows_teacher(c, &k);
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
-    k.desc.common.denominator_value = golden_is(c, "cfg.reduction", "none")
-                                          ? 1.0
-                                          : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+    const reduction r = reduction_of(c, REDUCTION_BATCHMEAN);
+    k.desc.common.denominator_value =
+        r == REDUCTION_NONE ? 1.0 : xd_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
     rows_compare(c, &k, "grad.student_logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -214,7 +225,8 @@ static void mft_run(golden_case *c) {
     xd_mft_desc d;
     xd_loss_values values;
     if (!rows_open(c, "in.student_logits", &k)) return;
-    const bool none = golden_is(c, "cfg.reduction", "none");
+    const reduction r = reduction_of(c, REDUCTION_MEAN);
+    const bool none = r == REDUCTION_NONE;
     const int64_t count = k.rows * k.width;
     float *terms = (float *)golden_memory(c, (size_t)(count + 1) * sizeof *terms);
     rows_teacher(c, &k);
@@ -223,7 +235,7 @@ static void mft_run(golden_case *c) {
     d.loss.common.labels = xd_ids_of(rows_labels(c, &k), XD_DTYPE_I64);
     d.loss.temperature = golden_number(c, "cfg.temperature", 1.0);
     d.loss.common.denominator_value =
-        none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+        none ? 1.0 : xd_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
     d.threshold = golden_number(c, "cfg.threshold", 0.2);
     d.terms = golden_rows(terms, k.rows, k.width);
     if (golden_ok(c, golden_mft_loss(golden_case_loans(c), &d, &values))) {
@@ -264,6 +276,8 @@ static bool estimator_claims(const golden_case *c) {
 }
 
 static void estimator_run(golden_case *c) {
+    static const char *const names[] = { "k1", "k2", "k3", NULL };
+    static const xd_kl_estimator kinds[] = { XD_KL_K1, XD_KL_K2, XD_KL_K3 };
     const golden_array logprobs = golden_tensor(c, "in.logprobs"),
                        other = golden_tensor(c, "in.logprobs_reference");
     const size_t bytes = (size_t)(logprobs.count + 1) * sizeof(float);
@@ -275,9 +289,7 @@ static void estimator_run(golden_case *c) {
     d.logprobs = (const float *)golden_in(l, golden_f32(c, &logprobs), bytes - sizeof(float));
     d.reference = (const float *)golden_in(l, golden_f32(c, &other), bytes - sizeof(float));
     d.count = logprobs.count;
-    d.kind = XD_KL_K3;
-    if (golden_is(c, "cfg.kl_type", "k1")) d.kind = XD_KL_K1;
-    if (golden_is(c, "cfg.kl_type", "k2")) d.kind = XD_KL_K2;
+    d.kind = kinds[golden_choice(c, "cfg.kl_type", names, 2)];
     d.input_clamp = golden_number(c, "cfg.input_clamp", (double)INFINITY);
     d.output_clamp = golden_number(c, "cfg.output_clamp", 0.0);
     d.values = (float *)golden_out(l, values, bytes);
@@ -318,6 +330,7 @@ static void support_of_server(golden_case *c, const rows_case *k, xd_topk_desc *
     const int64_t *labels = rows_labels(c, k);
     const int64_t counted = counted_positions(c, xd_ids_of(labels, XD_DTYPE_I64), k->rows, XD_IGNORE_INDEX);
     d->k = ids.shape[ids.ndim > 0 ? ids.ndim - 1 : 0];
+    golden_only(c, "cfg.k", (double)d->k);
     d->ids = xd_ids_of(golden_i64(c, &ids), XD_DTYPE_I64);
     d->values = rows_of(c, "in.teacher_topk_logprobs", k->rows * d->k);
     d->common.labels = xd_ids_of(labels, XD_DTYPE_I64);

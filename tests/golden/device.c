@@ -146,15 +146,17 @@ xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits
     return golden_back(l, xd_accuracy(l->ctx, vocab, golden_rows_in(l, logits), &lent, NULL, there));
 }
 
-/* A device does not return data errors but records them in a status; both fail the case. */
-static xd_result golden_found(golden_loans *l, xd_result result, const xd_status *status) {
-    result = golden_back(l, result);
-    return result == XD_OK ? xd_status_check(l->ctx, status) : result;
+xd_status *golden_status(golden_loans *l, xd_status *status) {
+    memset(status, 0, sizeof *status);
+    return (xd_status *)golden_out(l, status, sizeof *status);
 }
 
-static xd_status *golden_status(golden_loans *l, xd_status *status) {
-    memset(status, 0, sizeof *status);
-    return golden_on_device(l->ctx) ? (xd_status *)golden_out(l, status, sizeof *status) : NULL;
+xd_result golden_found(golden_loans *l, xd_result result, xd_status *status) {
+    result = golden_back(l, result);
+    if (result != XD_OK) return result;
+    if (status->nothing_counted != 0) l->nothing_counted = true;
+    status->nothing_counted = 0;
+    return xd_status_check(l->ctx, status);
 }
 
 static xd_loss_desc golden_lent_loss(golden_loans *l, const xd_loss_desc *desc, int64_t row_count) {

@@ -17,6 +17,25 @@ typedef struct model {
     golden_loans loans, gradients;
 } model;
 
+/* Is a tensor of the model a buffer, which an average copies? Those that hold no floats are, and those that the file lists in
+ * cfg.buffers; without a list, the statistics of PyTorch's batch norm. */
+static bool is_buffer(golden_case *c, const char *name, xd_dtype dtype) {
+    const char *list = golden_text(c, "cfg.buffers"), *last = strrchr(name, '.');
+    xd_json *names = NULL;
+    bool listed = false;
+    if (!xd_dtype_is_floating(dtype)) return true;
+    last = last ? last + 1 : name;
+    if (!list) return strcmp(last, "running_mean") == 0 || strcmp(last, "running_var") == 0;
+    if (!golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, list, strlen(list), &names))) return false;
+    for (const xd_json *item = xd_json_first(names); item; item = xd_json_next(item)) {
+        size_t bytes = 0;
+        const char *text = xd_json_string(item, &bytes);
+        listed = listed || (text && strcmp(text, name) == 0);
+    }
+    xd_json_destroy(golden_ctx(c), names);
+    return listed;
+}
+
 /* Everything the file calls in.init.*, as the live model; its memory is rewritten in each step. `widen` makes
  * F64 of every float, to run the recurrence in double. */
 static void model_collect(golden_case *c, model *m, bool widen) {
@@ -34,7 +53,7 @@ static void model_collect(golden_case *c, model *m, bool widen) {
         p->name = name + 8;
         p->dtype = widen && xd_dtype_is_floating(a.dtype) ? XD_DTYPE_F64 : a.dtype;
         p->count = a.count;
-        p->buffer = !xd_dtype_is_floating(a.dtype) || strncmp(p->name, "running_", 8) == 0;
+        p->buffer = is_buffer(c, p->name, a.dtype);
         for (int64_t k = 0; k < a.count; k++) xd_store_f64(value, p->dtype, k, a.values[k]);
         p->value = golden_out(&m->loans, value, (size_t)a.count * xd_dtype_size(p->dtype));
     }
@@ -55,13 +74,24 @@ static bool ema_is_credit(const golden_case *c) {
     return golden_origin_has(c, "EMATracker");
 }
 
-static xd_dtype ema_dtype(const golden_case *c) {
-    if (golden_is(c, "cfg.dtype", "bfloat16")) return XD_DTYPE_BF16;
-    if (golden_is(c, "cfg.dtype", "float16")) return XD_DTYPE_F16;
-    return XD_DTYPE_F32;
+static xd_dtype dtype_of(golden_case *c, const char *key) {
+    static const char *const names[] = { "float32", "bfloat16", "float16", NULL };
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    return dtypes[golden_choice(c, key, names, 0)];
 }
 
-static xd_ema_desc ema_desc(const golden_case *c, bool widen) {
+/* cfg.param_dtype is that of the model in the file. */
+static void check_model_dtype(golden_case *c, const model *m) {
+    const xd_dtype expected = dtype_of(c, "cfg.param_dtype");
+    for (int i = 0; golden_text(c, "cfg.param_dtype") && i < m->count; i++)
+        if (xd_dtype_is_floating(m->params[i].dtype) && m->params[i].dtype != expected)
+            golden_fail(c, "cfg.param_dtype is %s, but in.init.%s is %s", xd_dtype_name(expected),
+                        m->names[i], xd_dtype_name(m->params[i].dtype));
+}
+
+static xd_ema_desc ema_desc(golden_case *c, bool widen) {
+    static const char *const types[] = { "constant", "power", "halflife", NULL };
+    static const xd_ema_schedule schedules[] = { XD_EMA_CONSTANT, XD_EMA_POWER, XD_EMA_HALFLIFE };
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     const char *ramp = golden_text(c, "cfg.rampup_ratio");
@@ -72,15 +102,14 @@ static xd_ema_desc ema_desc(const golden_case *c, bool widen) {
     d.disable_rampup = ramp && strcmp(ramp, "null") == 0;
     d.batch_size = (int64_t)golden_number(c, "cfg.batch_size", 1.0);
     d.start_iteration = (int64_t)golden_number(c, "cfg.start_iter", 0.0);
-    if (golden_is(c, "cfg.type", "power")) d.schedule = XD_EMA_POWER;
-    if (golden_is(c, "cfg.type", "halflife")) d.schedule = XD_EMA_HALFLIFE;
+    d.schedule = schedules[golden_choice(c, "cfg.type", types, 0)];
     if (ema_is_credit(c)) {
         d.schedule = XD_EMA_RAMP;
         d.init_from_current = true;
         d.compat_credit = true;
     }
     d.live_dtype = widen || golden_is(c, "cfg.dtype", "null");
-    d.dtype = ema_dtype(c);
+    d.dtype = dtype_of(c, "cfg.dtype");
     return d;
 }
 
@@ -101,6 +130,25 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
             golden_close(c, name, got, view.count);
         else
             golden_ulps(c, name, value, view.count, view.dtype == XD_DTYPE_F32 ? 2 : 1);
+    }
+}
+
+/* What the model holds after the average was written over it, in the model's dtypes. */
+static void ema_check_copy(golden_case *c, const xd_ema *ema, model *m) {
+    char name[NAME];
+    if (!golden_ok(c, xd_ema_copy_to(ema, m->params, m->count, false, NULL))) return;
+    golden_home(&m->loans);
+    for (int i = 0; i < m->count; i++) {
+        const xd_param *p = &m->params[i];
+        snprintf(name, sizeof name, "out32.copy_to.%s", p->name);
+        if (!golden_has(c, name)) continue;
+        const double *got = golden_widen(c, m->values[i], p->dtype, p->count);
+        if (p->dtype == XD_DTYPE_F32 || p->dtype == XD_DTYPE_BF16)
+            golden_ulps(c, name, m->values[i], p->count, p->dtype == XD_DTYPE_F32 ? 2 : 1);
+        else if (p->buffer)
+            golden_exact(c, name, got, p->count);
+        else
+            golden_close(c, name, got, p->count);
     }
 }
 
@@ -132,10 +180,10 @@ static void ema_trajectory(golden_case *c, bool widen) {
     model m;
     model_collect(c, &m, widen);
     const xd_ema_desc desc = ema_desc(c, widen);
+    if (!widen) check_model_dtype(c, &m);
     int calls = golden_numbers(c, "cfg.iterations", iterations, ROOM);
     if (ema_is_credit(c)) {
-        calls = (int)golden_number(c, "cfg.steps", 0.0);
-        if (calls > ROOM) calls = ROOM;
+        calls = golden_integer(c, "cfg.steps", 0, 1, ROOM);
         for (int s = 0; s < calls; s++) iterations[s] = s + 1;
     }
     if (calls <= 0) {
@@ -153,6 +201,7 @@ static void ema_trajectory(golden_case *c, bool widen) {
         if (ok) ema_check(c, ema, s, widen);
     }
     if (ok && !widen) golden_double(c, "out.beta", betas, calls);
+    if (ok && !widen) ema_check_copy(c, ema, &m);
     xd_ema_destroy(ema);
     golden_back(&m.loans, XD_OK);
 }
@@ -164,39 +213,37 @@ static bool ema_claims(const golden_case *c) {
 
 static void ema_run(golden_case *c) {
     ema_trajectory(c, false);
-    if (ema_dtype(c) == XD_DTYPE_F32) ema_trajectory(c, true);
+    if (dtype_of(c, "cfg.dtype") == XD_DTYPE_F32)
+        ema_trajectory(c, true);
+    else
+        golden_inert(c, "out.step*"); /* a narrow shadow in double is no other thing: out32 repeated */
 }
 
-/* A field of one flat JSON object in [at, end). */
-static const char *table_field(const char *at, const char *end, const char *key) {
-    char quoted[NAME];
-    snprintf(quoted, sizeof quoted, "\"%s\":", key);
-    const char *found = strstr(at, quoted);
-    if (!found || found >= end) return NULL;
-    found += strlen(quoted);
-    while (*found == ' ') found++;
-    return found;
-}
-
-static double table_number(const char *at, const char *end, const char *key, double absent) {
-    const char *text = table_field(at, end, key);
-    double value = absent;
-    if (text) sscanf(text, "%lf", &value);
-    return value;
-}
-
-static xd_ema_desc table_desc(const char *at, const char *end) {
+/* One configuration of the table: a JSON object whose keys are those of xd_ema_desc. */
+static xd_ema_desc table_desc(golden_case *c, const xd_json *config) {
+    static const char *const keys[] = { "decay", "gamma", "halflife_kimg", "rampup_ratio", "batch_size" };
+    double values[5] = { 0.9999, 16.97, 500.0, 0.05, 1.0 };
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
-    const char *type = table_field(at, end, "type"), *ramp = table_field(at, end, "rampup_ratio");
-    if (type && strncmp(type, "\"power\"", 7) == 0) d.schedule = XD_EMA_POWER;
-    if (type && strncmp(type, "\"halflife\"", 10) == 0) d.schedule = XD_EMA_HALFLIFE;
-    d.decay = table_number(at, end, "decay", 0.9999);
-    d.gamma = table_number(at, end, "gamma", 16.97);
-    d.halflife_kimg = table_number(at, end, "halflife_kimg", 500.0);
-    d.rampup_ratio = table_number(at, end, "rampup_ratio", 0.05);
-    d.disable_rampup = ramp && strncmp(ramp, "null", 4) == 0;
-    d.batch_size = (int64_t)table_number(at, end, "batch_size", 1.0);
+    for (const xd_json *item = xd_json_first(config); item; item = xd_json_next(item)) {
+        const char *key = xd_json_key(item, NULL), *type = xd_json_string(item, NULL);
+        int known = 0;
+        while (known < 5 && strcmp(key, keys[known]) != 0) known++;
+        if (known < 5 && xd_json_double(item, &values[known])) continue;
+        if (strcmp(key, "rampup_ratio") == 0 && xd_json_kind_of(item) == XD_JSON_NULL)
+            d.disable_rampup = true;
+        else if (strcmp(key, "type") == 0 && type && strcmp(type, "power") == 0)
+            d.schedule = XD_EMA_POWER;
+        else if (strcmp(key, "type") == 0 && type && strcmp(type, "halflife") == 0)
+            d.schedule = XD_EMA_HALFLIFE;
+        else if (strcmp(key, "type") != 0 || !type || strcmp(type, "constant") != 0)
+            golden_fail(c, "cfg.configs: the key %s, or its value, is not known", key);
+    }
+    d.decay = values[0];
+    d.gamma = values[1];
+    d.halflife_kimg = values[2];
+    d.rampup_ratio = values[3];
+    d.batch_size = (int64_t)values[4];
     return d;
 }
 
@@ -208,19 +255,20 @@ static void table_run(golden_case *c) {
     const golden_array iterations = golden_tensor(c, "in.iterations"),
                        expected = golden_tensor(c, "out.beta");
     double *got = (double *)golden_memory(c, (size_t)(expected.count + 1) * sizeof *got);
+    const char *text = golden_text(c, "cfg.configs");
     int64_t filled = 0;
-    const char *at = strchr(golden_text(c, "cfg.configs"), '{');
-    while (at && filled + iterations.count <= expected.count) {
-        const char *end = strchr(at, '}');
-        if (!end) break;
-        const xd_ema_desc desc = table_desc(at, end);
-        for (int64_t i = 0; i < iterations.count; i++)
-            if (!golden_ok(c,
-                           xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++])))
-                return;
-        at = strchr(end, '{');
+    xd_json *configs = NULL;
+    golden_inert(c, "cfg.iterations"); /* in.iterations once more */
+    if (!golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, text, strlen(text), &configs))) return;
+    bool ok = true;
+    for (const xd_json *item = xd_json_first(configs); item && ok; item = xd_json_next(item)) {
+        const xd_ema_desc desc = table_desc(c, item);
+        for (int64_t i = 0; ok && i < iterations.count && filled < expected.count; i++)
+            ok = golden_ok(c,
+                           xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++]));
     }
-    golden_double(c, "out.beta", got, filled);
+    xd_json_destroy(golden_ctx(c), configs);
+    if (ok) golden_double(c, "out.beta", got, filled);
 }
 
 /* ---- optimizers ---- */
@@ -239,6 +287,10 @@ static bool optim_desc(golden_case *c, xd_optimizer_desc *d) {
     d->eps = golden_number(c, "cfg.eps", 1e-8);
     d->momentum = golden_number(c, "cfg.momentum", 0.0);
     d->weight_decay = golden_number(c, "cfg.weight_decay", 0.0);
+    d->maximize = golden_flag(c, "cfg.maximize", false);
+    golden_only(c, "cfg.amsgrad", 0.0);
+    golden_only(c, "cfg.nesterov", 0.0);
+    golden_only(c, "cfg.dampening", 0.0);
     if (golden_is(c, "cfg.optimizer", "Adam"))
         d->kind = XD_OPTIMIZER_ADAM_L2;
     else if (golden_is(c, "cfg.optimizer", "SGD"))
@@ -308,6 +360,10 @@ static bool optim_step(golden_case *c, model *m, xd_optimizer *optimizer, int st
         golden_home(l);
         snprintf(name, sizeof name, "out.total_norm_step%d", step);
         if (golden_has(c, name)) golden_close(c, name, &norm.norm, 1);
+        snprintf(name, sizeof name, "expect.total_norm_step%d", step);
+        const double expected = golden_number(c, name, norm.norm);
+        if (!(fabs(norm.norm - expected) <= 1e-5 * fabs(expected) + 1e-6))
+            golden_fail(c, "%s: got %.17g, expected %.17g", name, norm.norm, expected);
         modifiers.gradient_scale = &there->coefficient;
     }
     return golden_ok(c, golden_back(l, xd_optimizer_step(optimizer, &modifiers, NULL)));
@@ -329,7 +385,8 @@ static void optim_run(golden_case *c) {
     const int rate_count = golden_numbers(c, "cfg.lr_schedule", rates, ROOM);
     xd_optimizer *optimizer = NULL;
     bool ok = golden_ok(c, xd_optimizer_create(golden_ctx(c), &desc, &optimizer));
-    for (int s = 0; ok && s < (int)golden_number(c, "cfg.steps", 0.0); s++) {
+    const int steps = golden_integer(c, "cfg.steps", 0, 1, 1000000);
+    for (int s = 0; ok && s < steps; s++) {
         if (s < rate_count) ok = golden_ok(c, xd_optimizer_set_learning_rate(optimizer, rates[s]));
         optim_gradients(c, &m, s);
         ok = ok && optim_step(c, &m, optimizer, s);

@@ -1,13 +1,11 @@
 /* golden [--cpu=LEVEL] [--invariant] DIR...: runs every vector file below the directories against the public API; see golden.h.
  * Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. On a machine without the level the exit
- * status is 77. Built with GOLDEN_CUDA it runs on a GPU, or on its emulation, what golden_host_only does not list. */
+ * status is 77. A file that kills its process has failed, the others still run. Built with GOLDEN_CUDA it runs on a GPU, or
+ * on its emulation, what golden_host_only does not list. */
 #define _DEFAULT_SOURCE /* scandir */
-#define XDISTILL_IMPLEMENTATION
-#include "golden.h"
+#include "runner.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,22 +16,10 @@
 #    include "emu_api.h"
 #endif
 
-enum { GOLDEN_REASONS = 64, GOLDEN_BLOCKS = 4096 };
-
-struct golden_case {
-    xd_ctx *ctx;
-    golden_loans loans;
-    xd_safetensors *file;
-    const char *path;
-    double f32_error; /* check.f32_err: the peer's own float32 error */
-    int failures;
-    char skip[128];
-    void *blocks[GOLDEN_BLOCKS]; /* memory to free after the case */
-    int block_count;
-};
+enum { GOLDEN_REASONS = 64 };
 
 typedef struct golden_reason {
-    char text[128];
+    char text[GOLDEN_REASON];
     int count;
 } golden_reason;
 
@@ -42,6 +28,12 @@ typedef struct golden_totals {
     golden_reason reasons[GOLDEN_REASONS];
     int reason_count;
 } golden_totals;
+
+/* The files to run. */
+typedef struct golden_files {
+    char **paths;
+    int count, unreadable;
+} golden_files;
 
 static const struct {
     const char *area;
@@ -88,243 +80,6 @@ static const struct {
     { "classic", "fused linear JSD", "no INVARIANT form: the gradient of hidden states on a GPU" },
 };
 
-xd_ctx *golden_ctx(const golden_case *c) {
-    return c->ctx;
-}
-
-golden_loans *golden_case_loans(golden_case *c) {
-    return &c->loans;
-}
-
-/* ---- verdicts ---- */
-
-void golden_fail(golden_case *c, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    printf("FAILED %s: ", c->path);
-    vprintf(format, arguments);
-    printf("\n");
-    va_end(arguments);
-    c->failures++;
-}
-
-void golden_skip(golden_case *c, const char *reason) {
-    snprintf(c->skip, sizeof c->skip, "%s", reason);
-}
-
-bool golden_ok(golden_case *c, xd_result result) {
-    if (result == XD_OK) return true;
-    golden_fail(c, "%s: %s", xd_result_name(result), xd_last_error(c->ctx)->message);
-    return false;
-}
-
-void *golden_memory(golden_case *c, size_t bytes) {
-    void *memory = calloc(1, bytes ? bytes : 1);
-    if (!memory || c->block_count == GOLDEN_BLOCKS) {
-        fprintf(stderr, "golden: no memory for %zu bytes in %s\n", bytes, c->path);
-        exit(2);
-    }
-    c->blocks[c->block_count++] = memory;
-    return memory;
-}
-
-/* ---- metadata ---- */
-
-const char *golden_text(const golden_case *c, const char *key) {
-    return xd_safetensors_metadata(c->file, key);
-}
-
-bool golden_is(const golden_case *c, const char *key, const char *value) {
-    const char *text = golden_text(c, key);
-    return text && strcmp(text, value) == 0;
-}
-
-bool golden_origin_has(const golden_case *c, const char *part) {
-    const char *origin = golden_text(c, "origin");
-    return origin && strstr(origin, part) != NULL;
-}
-
-double golden_number(const golden_case *c, const char *key, double absent) {
-    const char *text = golden_text(c, key);
-    char *end;
-    if (!text || strcmp(text, "null") == 0) return absent;
-    const double value = strtod(text, &end);
-    return end == text ? absent : value;
-}
-
-bool golden_flag(const golden_case *c, const char *key, bool absent) {
-    const char *text = golden_text(c, key);
-    if (!text || strcmp(text, "null") == 0) return absent;
-    return strcmp(text, "true") == 0;
-}
-
-int golden_numbers(const golden_case *c, const char *key, double *values, int room) {
-    const char *text = golden_text(c, key);
-    if (!text || text[0] != '[') return -1;
-    int count = 0;
-    for (const char *at = text + 1; *at && *at != ']' && count < room;) {
-        char *end;
-        values[count] = strtod(at, &end);
-        if (end == at) break;
-        count++;
-        at = end + strspn(end, ", ");
-    }
-    return count;
-}
-
-/* ---- tensors ---- */
-
-bool golden_has(const golden_case *c, const char *name) {
-    return xd_safetensors_find(c->file, name) >= 0;
-}
-
-int golden_tensor_count(const golden_case *c) {
-    return (int)xd_safetensors_count(c->file);
-}
-
-const char *golden_tensor_name(const golden_case *c, int index) {
-    return xd_safetensors_at(c->file, index)->name;
-}
-
-golden_array golden_tensor(golden_case *c, const char *name) {
-    golden_array a;
-    memset(&a, 0, sizeof a);
-    const int64_t index = xd_safetensors_find(c->file, name);
-    if (index < 0) {
-        golden_fail(c, "the file has no tensor %s", name);
-        return a;
-    }
-    const xd_safetensors_info *info = xd_safetensors_at(c->file, index);
-    const size_t bytes = (size_t)(info->end - info->begin);
-    if (info->ndim > 8) {
-        golden_fail(c, "%s has %d dimensions, at most 8 are expected", name, info->ndim);
-        return a;
-    }
-    void *bits = golden_memory(c, bytes); /* aligned, which the mapping need not be */
-    memcpy(bits, xd_safetensors_data(c->file, index), bytes);
-    a.bits = bits;
-    a.dtype = info->dtype;
-    a.ndim = info->ndim;
-    a.count = 1;
-    for (int d = 0; d < info->ndim; d++) a.count *= a.shape[d] = info->shape[d];
-    a.values = golden_widen(c, bits, info->dtype, a.count);
-    return a;
-}
-
-double *golden_widen(golden_case *c, const void *data, xd_dtype dtype, int64_t count) {
-    double *values = (double *)golden_memory(c, (size_t)count * sizeof *values);
-    for (int64_t i = 0; i < count; i++) values[i] = xd_load_f64(data, dtype, i);
-    return values;
-}
-
-float *golden_f32(golden_case *c, const golden_array *a) {
-    float *values = (float *)golden_memory(c, (size_t)a->count * sizeof *values);
-    for (int64_t i = 0; i < a->count; i++) values[i] = (float)a->values[i];
-    return values;
-}
-
-int64_t *golden_i64(golden_case *c, const golden_array *a) {
-    int64_t *values = (int64_t *)golden_memory(c, (size_t)a->count * sizeof *values);
-    for (int64_t i = 0; i < a->count; i++) values[i] = (int64_t)a->values[i];
-    return values;
-}
-
-uint8_t *golden_u8(golden_case *c, const golden_array *a) {
-    uint8_t *values = (uint8_t *)golden_memory(c, (size_t)a->count);
-    for (int64_t i = 0; i < a->count; i++) values[i] = (uint8_t)(a->values[i] != 0.0);
-    return values;
-}
-
-/* ---- comparisons ---- */
-
-static double golden_maximum(const golden_array *a) {
-    double maximum = 0.0;
-    for (int64_t i = 0; i < a->count; i++)
-        if (isfinite(a->values[i]) && fabs(a->values[i]) > maximum) maximum = fabs(a->values[i]);
-    return maximum;
-}
-
-static bool golden_same(double got, double expected, double bound) {
-    if (isnan(expected)) return isnan(got);
-    if (isinf(expected)) return got == expected;
-    return fabs(got - expected) <= bound; /* false for a NaN that was not expected */
-}
-
-static void golden_compare(golden_case *c, const char *name, const golden_array *expected, const double *got,
-                           int64_t count, double bound) {
-    if (count != expected->count) {
-        golden_fail(c, "%s: %lld elements, expected %lld", name, (long long)count,
-                    (long long)expected->count);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        if (golden_same(got[i], expected->values[i], bound)) continue;
-        golden_fail(c, "%s[%lld]: got %.17g, expected %.17g, bound %.3g", name, (long long)i, got[i],
-                    expected->values[i], bound);
-        return; /* the first difference of a tensor is enough */
-    }
-}
-
-void golden_within(golden_case *c, const char *name, const double *got, int64_t count, double bound) {
-    const golden_array expected = golden_tensor(c, name);
-    golden_compare(c, name, &expected, got, count, bound);
-}
-
-void golden_exact(golden_case *c, const char *name, const double *got, int64_t count) {
-    golden_within(c, name, got, count, 0.0);
-}
-
-void golden_double(golden_case *c, const char *name, const double *got, int64_t count) {
-    const golden_array expected = golden_tensor(c, name);
-    golden_compare(c, name, &expected, got, count, 1e-9 * golden_maximum(&expected) + 1e-9);
-}
-
-static void golden_relative(golden_case *c, const char *name, const double *got, int64_t count,
-                            double least) {
-    const golden_array expected = golden_tensor(c, name);
-    const double relative = fmax(least, 8.0 * c->f32_error);
-    golden_compare(c, name, &expected, got, count, relative * golden_maximum(&expected) + 1e-6);
-}
-
-void golden_close(golden_case *c, const char *name, const double *got, int64_t count) {
-    golden_relative(c, name, got, count, 1e-5);
-}
-
-void golden_gradient(golden_case *c, const char *name, const double *got, int64_t count) {
-    golden_relative(c, name, got, count, 2e-5);
-}
-
-/* Distance in representable values: the ordering of the bits with the sign folded in. */
-static int64_t golden_order(const void *data, xd_dtype dtype, int64_t index) {
-    if (dtype == XD_DTYPE_BF16) {
-        const uint16_t bits = ((const uint16_t *)data)[index];
-        return bits & 0x8000u ? -(int64_t)(bits & 0x7fffu) : (int64_t)bits;
-    }
-    uint32_t bits;
-    memcpy(&bits, (const float *)data + index, sizeof bits);
-    return bits & 0x80000000u ? -(int64_t)(bits & 0x7fffffffu) : (int64_t)bits;
-}
-
-void golden_ulps(golden_case *c, const char *name, const void *got, int64_t count, int ulps) {
-    const golden_array expected = golden_tensor(c, name);
-    if (expected.dtype != XD_DTYPE_F32 && expected.dtype != XD_DTYPE_BF16) {
-        golden_fail(c, "%s: %s data cannot be compared by ulps", name, xd_dtype_name(expected.dtype));
-        return;
-    }
-    if (count != expected.count) {
-        golden_fail(c, "%s: %lld elements, expected %lld", name, (long long)count, (long long)expected.count);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t a = golden_order(got, expected.dtype, i);
-        const int64_t b = golden_order(expected.bits, expected.dtype, i);
-        if (a - b <= ulps && b - a <= ulps) continue;
-        golden_fail(c, "%s[%lld]: got %.9g, expected %.9g, bound %d ulp", name, (long long)i,
-                    xd_load_f64(got, expected.dtype, i), expected.values[i], ulps);
-        return;
-    }
-}
-
 /* ---- running ---- */
 
 /* Kernels launched so far on an emulated GPU; where they are not counted, one more in each call. */
@@ -363,6 +118,7 @@ static void golden_run_kind(golden_case *c, const char *area, const golden_kind 
         golden_skip(c, reason);
         return;
     }
+    golden_read_nothing(c);
     kind->run(c);
     if (golden_launches() == before && !c->skip[0]) golden_fail(c, "ran without a kernel of the device");
 }
@@ -402,29 +158,44 @@ static void golden_count_skip(golden_totals *totals, const char *text) {
     totals->reasons[i].count++;
 }
 
-static void golden_run_file(xd_ctx *ctx, const char *path, golden_totals *totals) {
+static void golden_run_file(xd_ctx *ctx, const char *path, golden_outcome *outcome) {
     golden_case c;
-    memset(&c, 0, sizeof c);
-    c.ctx = ctx;
-    c.path = path;
-    golden_loans_open(&c.loans, ctx);
-    if (golden_ok(&c, xd_safetensors_open(ctx, path, NULL, &c.file))) {
+    if (golden_case_open(&c, ctx, path)) {
         const char *area = golden_text(&c, "area");
-        c.f32_error = golden_number(&c, "check.f32_err", 0.0);
         if (!golden_is(&c, "format", "xdistill-golden-1") || !area)
             golden_fail(&c, "not a golden vector: no format xdistill-golden-1 or no area in its metadata");
         else
             golden_run_kinds(&c, area);
+        if (!c.failures && !c.skip[0]) golden_judge_unread(&c);
     }
-    if (c.failures)
-        totals->failed++;
-    else if (c.skip[0])
-        golden_count_skip(totals, c.skip);
-    else
-        totals->passed++;
-    golden_back(&c.loans, XD_ERROR_STATE); /* what a failed case still has lent */
-    for (int i = 0; i < c.block_count; i++) free(c.blocks[i]);
-    xd_safetensors_close(c.file);
+    memset(outcome, 0, sizeof *outcome);
+    outcome->verdict = c.failures ? GOLDEN_FAILED : c.skip[0] ? GOLDEN_SKIPPED : GOLDEN_PASSED;
+    memcpy(outcome->reason, c.skip, sizeof c.skip);
+    golden_case_close(&c);
+}
+
+/* In a process of its own: context and device are opened there, no process has those of another. */
+static void golden_work(const xd_ctx_desc *desc, const char *const *paths, int count) {
+    golden_outcome outcome;
+    xd_ctx *ctx = NULL;
+    golden_device *device = NULL;
+    memset(&outcome, 0, sizeof outcome);
+    outcome.verdict = GOLDEN_STOP;
+    if (xd_ctx_create(desc, &ctx) != XD_OK) {
+        golden_worker_tell(&outcome);
+        return;
+    }
+    if (golden_device_open(ctx, &device) == XD_OK) {
+        for (int i = 0; i < count; i++) {
+            golden_run_file(ctx, paths[i], &outcome);
+            golden_worker_tell(&outcome);
+        }
+    } else {
+        fprintf(stderr, "golden: %s\n", xd_last_error(ctx)->message);
+        golden_worker_tell(&outcome);
+    }
+    golden_device_close(device);
+    xd_ctx_destroy(ctx);
 }
 
 static int golden_by_name(const struct dirent **a, const struct dirent **b) {
@@ -435,18 +206,29 @@ static int golden_visible(const struct dirent *entry) {
     return entry->d_name[0] != '.';
 }
 
+static void golden_add_file(golden_files *files, const char *path) {
+    char **paths = (char **)realloc(files->paths, (size_t)(files->count + 1) * sizeof *paths);
+    char *copy = (char *)malloc(strlen(path) + 1);
+    if (!paths || !copy) {
+        fprintf(stderr, "golden: no memory for the name %s\n", path);
+        exit(2);
+    }
+    strcpy(copy, path);
+    files->paths = paths;
+    files->paths[files->count++] = copy;
+}
+
 /* A file, or a directory with everything below it in the order of names. */
-static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
+static void golden_walk(const char *path, golden_files *files) {
     struct stat status;
     const size_t length = strlen(path);
     if (stat(path, &status) != 0) {
         printf("FAILED %s: cannot be read\n", path);
-        totals->failed++;
+        files->unreadable++;
         return;
     }
     if (!S_ISDIR(status.st_mode)) {
-        if (length > 12 && strcmp(path + length - 12, ".safetensors") == 0)
-            golden_run_file(ctx, path, totals);
+        if (length > 12 && strcmp(path + length - 12, ".safetensors") == 0) golden_add_file(files, path);
         return;
     }
     struct dirent **entries;
@@ -454,10 +236,34 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
     for (int i = 0; i < count; i++) {
         char below[4096];
         snprintf(below, sizeof below, "%s/%s", path, entries[i]->d_name);
-        golden_walk(ctx, below, totals);
+        golden_walk(below, files);
         free(entries[i]);
     }
     if (count >= 0) free(entries);
+}
+
+static void golden_add_up(const golden_outcome *outcomes, int count, golden_totals *totals) {
+    for (int i = 0; i < count; i++)
+        if (outcomes[i].verdict == GOLDEN_SKIPPED)
+            golden_count_skip(totals, outcomes[i].reason);
+        else if (outcomes[i].verdict == GOLDEN_PASSED)
+            totals->passed++;
+        else
+            totals->failed++;
+}
+
+/* Runs every file and adds up; false when there is no process, context or device to run them. */
+static bool golden_run(const xd_ctx_desc *desc, golden_files *files, golden_totals *totals) {
+    const size_t bytes = (size_t)(files->count + 1) * sizeof(golden_outcome);
+    golden_outcome *outcomes = (golden_outcome *)calloc(1, bytes);
+    const bool ran = outcomes && golden_workers_run(golden_work, desc, (const char *const *)files->paths,
+                                                    files->count, outcomes);
+    if (ran) golden_add_up(outcomes, files->count, totals);
+    totals->failed += files->unreadable;
+    free(outcomes);
+    for (int i = 0; i < files->count; i++) free(files->paths[i]);
+    free(files->paths);
+    return ran;
 }
 
 static bool golden_option(const char *argument, xd_ctx_desc *desc) {
@@ -468,10 +274,10 @@ static bool golden_option(const char *argument, xd_ctx_desc *desc) {
 
 int main(int argc, char **argv) {
     static golden_totals totals;
+    golden_files files;
     xd_ctx_desc desc;
-    xd_ctx *ctx = NULL;
-    golden_device *device = NULL;
     int first = 1;
+    memset(&files, 0, sizeof files);
     memset(&desc, 0, sizeof desc);
     desc.cpu = xd_test_cpu();
     while (first < argc && argv[first][0] == '-' && golden_option(argv[first], &desc)) first++;
@@ -480,18 +286,12 @@ int main(int argc, char **argv) {
                 "usage: golden [--cpu=plain|portable|avx2|avx512|avx512_bf16] [--invariant] DIR...\n");
         return 2;
     }
-    if (xd_ctx_create(&desc, &ctx) == XD_ERROR_UNSUPPORTED) {
+    if (!xd_cpu_supports(desc.cpu)) {
         printf("this machine has no %s\n", xd_cpu_level_name(desc.cpu));
         return 77;
     }
-    if (!ctx) return 2;
-    if (golden_device_open(ctx, &device) != XD_OK) {
-        fprintf(stderr, "golden: %s\n", xd_last_error(ctx)->message);
-        return 2;
-    }
-    for (int i = first; i < argc; i++) golden_walk(ctx, argv[i], &totals);
-    golden_device_close(device);
-    xd_ctx_destroy(ctx);
+    for (int i = first; i < argc; i++) golden_walk(argv[i], &files);
+    if (!golden_run(&desc, &files, &totals)) return 2;
     for (int i = 0; i < totals.reason_count; i++)
         printf("skipped %d: %s\n", totals.reasons[i].count, totals.reasons[i].text);
     printf("%d passed, %d failed, %d skipped\n", totals.passed, totals.failed, totals.skipped);

@@ -1,6 +1,8 @@
-/* Golden vectors: every file is one case, produced by the code of another library (the peer). golden.c finds the files, reads
- * metadata and tensors, compares and counts; device.c gives memory of a GPU to calls; the kinds (ema_optim.c, classic.c, ...)
- * know which public calls answer a case. A kind is chosen by area, origin and configuration, never by the case's name. */
+/* Golden vectors: every file is one case, produced by the code of another library (the peer). golden.c finds the files and
+ * counts, worker.c gives each a process, vector.c reads metadata and tensors and compares, device.c gives memory of a GPU to
+ * calls; the kinds (ema_optim.c, classic.c, ...) know which public calls answer a case. A kind is chosen by area, origin and
+ * configuration, never by the case's name. It looks at every key of the configuration and compares every result: a case
+ * passes only when none is left over. */
 #ifndef GOLDEN_H
 #define GOLDEN_H
 
@@ -60,6 +62,7 @@ bool golden_on_device(const xd_ctx *ctx);
 enum { GOLDEN_LOANS = 128 };
 typedef struct golden_loans {
     xd_ctx *ctx;
+    bool nothing_counted; /* in one of the losses so far: zeros stand for what a peer divides by 0 */
     int count;
     struct {
         void *host, *there;
@@ -85,7 +88,12 @@ xd_result golden_back(golden_loans *l, xd_result result);
 /* Memory that the library owns, on the host. */
 const void *golden_fetch(golden_case *c, const void *there, size_t bytes);
 
-/* Calls of the library with the host's arrays in their descs; a finding on a device is an error, as on the CPU. */
+/* A status for a loss, and after the call its result: findings are an error, but for "nothing counted", which the loans
+ * keep. */
+xd_status *golden_status(golden_loans *l, xd_status *status);
+xd_result golden_found(golden_loans *l, xd_result result, xd_status *status);
+
+/* Calls of the library with the host's arrays in their descs, with such a status. */
 xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_cosine_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_values *out);
@@ -97,14 +105,23 @@ xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits
 
 /* ---- reading ---- */
 
-/* Metadata. golden_text gives NULL when the key is absent; keys are written whole ("cfg.beta", "origin", "area"). */
+/* Metadata; keys are written whole ("cfg.beta", "origin", "area"). golden_text gives NULL when the key is absent. The
+ * others take null for absent, and a value that is not what they read fails the case with the key's name. */
 const char *golden_text(const golden_case *c, const char *key);
 bool golden_is(const golden_case *c, const char *key, const char *value);
 bool golden_origin_has(const golden_case *c, const char *part);
-double golden_number(const golden_case *c, const char *key, double absent); /* null reads as absent */
-bool golden_flag(const golden_case *c, const char *key, bool absent);
-/* A JSON list of numbers; returns how many (at most `room`), -1 when absent. */
-int golden_numbers(const golden_case *c, const char *key, double *values, int room);
+double golden_number(golden_case *c, const char *key, double absent);
+int golden_integer(golden_case *c, const char *key, int absent, int least, int most);
+bool golden_flag(golden_case *c, const char *key, bool absent);
+/* The value's index in a list that ends with NULL. */
+int golden_choice(golden_case *c, const char *key, const char *const *choices, int absent);
+/* What can be computed with one number or flag (0, 1) alone. */
+void golden_only(golden_case *c, const char *key, double value);
+/* A JSON list of numbers, at most `room`; returns how many, -1 when absent. */
+int golden_numbers(golden_case *c, const char *key, double *values, int room);
+/* Keys or tensors that change nothing here, such as how the peer cut its work; a last '*' stands for any end. The caller
+ * says why. */
+void golden_inert(golden_case *c, const char *pattern);
 
 /* Tensors. golden_has tests for a name; golden_tensor fails the case when the name is absent, and returns an empty array. */
 bool golden_has(const golden_case *c, const char *name);
@@ -123,6 +140,7 @@ void *golden_memory(golden_case *c, size_t bytes);
  *   golden_gradient  the same with 2e-5
  *   golden_double    |got - expected| <= 1e-9 * M + 1e-9                          (double arithmetic)
  *   golden_exact     equal, NaN equals NaN
+ * (Where nothing was counted, a 0 also equals NaN.)
  *   golden_within    |got - expected| <= bound
  *   golden_ulps      F32 or BF16 data of the file, at most `ulps` apart */
 void golden_close(golden_case *c, const char *name, const double *got, int64_t count);

@@ -37,6 +37,7 @@ static void fused_desc(golden_case *c, xd_head_loss_desc *d) {
     d->loss.temperature = golden_number(c, "cfg.temperature", 1.0);
     d->loss.divergence = XD_JSD;
     d->loss.beta = golden_number(c, "cfg.beta", 0.5);
+    golden_inert(c, "cfg.chunk_size"); /* rows that the peer takes at a time */
     if (d->loss.beta == 0.0) d->loss.divergence = XD_KL_FORWARD;
     d->loss.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
 }

@@ -127,6 +127,7 @@ static void similarity_run(golden_case *c) {
     const xd_similarity_desc desc = { (int64_t)golden_number(c, "cfg.top_k", 0.0),
                                       golden_number(c, "cfg.weight_threshold", 0.0) };
     const bool embeddings = golden_has(c, "in.embeddings_student");
+    golden_inert(c, "cfg.chunk_size"); /* rows that the peer takes at a time */
     const golden_array a = golden_tensor(c, embeddings ? "in.embeddings_student" : "in.similarities");
     const xd_rows first = xd_rows_of(golden_f32(c, &a), XD_DTYPE_F32, a.shape[0], a.shape[1]);
     xd_projection_rows rows;
@@ -147,34 +148,120 @@ static void similarity_run(golden_case *c) {
 
 /* ---- votes ---- */
 
+/* How the program casts its votes: options of its command line, or of the function that was called. */
+typedef struct vote_options {
+    bool canonical, raw, reverse, special, exact, scale_trick;
+    double max_pieces, top_k, special_threshold, special_top_k; /* special_top_k 0: as top_k */
+    double examples;                                            /* only printed */
+} vote_options;
+
 /* Both vocabularies of a case. */
 typedef struct vocabularies {
     golden_case *c;
+    vote_options options;
+    xd_json *ignored; /* names of tokens that cast no votes; NULL: the program's own two */
     xd_json *vocab[2], *decoded[2], *pieces[2]; /* student, teacher */
     xd_text *names[2];
     int64_t size[2];
     xd_votes *votes;
 } vocabularies;
 
-static bool has_flag(const golden_case *c, const char *flag) {
-    const char *flags = golden_text(c, "cfg.flags");
-    return flags && strstr(flags, flag) != NULL;
+static vote_options options_of_function(golden_case *c) {
+    vote_options o = { false, false, false, true, false, false, 4.0, 32.0, 0.3, 0.0, 0.0 };
+    o.canonical = golden_flag(c, "cfg.use_canonicalization", false);
+    o.raw = golden_flag(c, "cfg.use_raw_tokens", false);
+    o.reverse = golden_flag(c, "cfg.reverse_pass", false);
+    o.max_pieces = golden_integer(c, "cfg.tokens_to_cut", 4, 1, 1024);
+    return o;
 }
 
-static bool votes_open(golden_case *c, vocabularies *v) {
+/* Sets what one flag of the command line says; false for a flag that is none of these. */
+static bool set_flag(vote_options *o, const char *flag) {
+    const struct {
+        const char *name;
+        bool *field, value;
+    } flags[] = {
+        { "--enable-scale-trick", &o->scale_trick, true },
+        { "--disable-scale-trick", &o->scale_trick, false },
+        { "--enable-reverse-pass", &o->reverse, true },
+        { "--disable-reverse-pass", &o->reverse, false },
+        { "--enable-special-token-mapping", &o->special, true },
+        { "--disable-special-token-mapping", &o->special, false },
+        { "--enable-exact-match", &o->exact, true },
+        { "--use-raw-tokens", &o->raw, true },
+        { "--use-canonicalization", &o->canonical, true },
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (strcmp(flag, flags[i].name) == 0) {
+            *flags[i].field = flags[i].value;
+            return true;
+        }
+    return false;
+}
+
+/* The same for a flag with a number, given as its own argument or behind a '='; *used says which. */
+static bool set_number(vote_options *o, const char *flag, const char *next, bool *used) {
+    const struct {
+        const char *name;
+        double *field;
+    } numbers[] = {
+        { "--tokens-to-cut", &o->max_pieces },
+        { "--top-k", &o->top_k },
+        { "--special-token-similarity-threshold", &o->special_threshold },
+        { "--special-token-top-k", &o->special_top_k },
+        { "--num-examples", &o->examples },
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        const size_t length = strlen(numbers[i].name);
+        if (strncmp(flag, numbers[i].name, length) != 0 || (flag[length] && flag[length] != '=')) continue;
+        const char *text = flag[length] ? flag + length + 1 : next;
+        char *end = NULL;
+        *used = !flag[length];
+        if (text) *numbers[i].field = strtod(text, &end);
+        return end && end != text && *end == '\0';
+    }
+    return false;
+}
+
+static vote_options options_of_program(golden_case *c) {
+    vote_options o = { false, false, true, true, false, true, 4.0, 32.0, 0.3, 0.0, 0.0 };
+    xd_json *flags = golden_text(c, "cfg.flags") ? parse(c, "cfg.flags") : NULL;
+    o.top_k = golden_number(c, "cfg.top_k", 32.0);
+    for (const xd_json *item = xd_json_first(flags); item; item = xd_json_next(item)) {
+        const char *flag = xd_json_string(item, NULL);
+        const xd_json *after = xd_json_next(item);
+        bool used = false;
+        if (flag && set_flag(&o, flag)) continue;
+        if (flag && set_number(&o, flag, after ? xd_json_string(after, NULL) : NULL, &used)) {
+            if (used) item = after;
+            continue;
+        }
+        golden_fail(c, "cfg.flags: %s is not known, or its value",
+                    flag ? flag : "an entry that is no string");
+    }
+    xd_json_destroy(golden_ctx(c), flags);
+    return o;
+}
+
+static bool votes_open(golden_case *c, vocabularies *v, const vote_options *options) {
     static const char *const sides[2] = { "student", "teacher" };
-    const bool canonical = golden_flag(c, "cfg.use_canonicalization", false);
     memset(v, 0, sizeof *v);
     v->c = c;
+    v->options = *options;
+    if (golden_text(c, "cfg.ignore_tokens")) v->ignored = parse(c, "cfg.ignore_tokens");
     for (int side = 0; side < 2; side++) {
         char key[64];
         snprintf(key, sizeof key, "vocab.%s", sides[side]);
         v->vocab[side] = parse(c, key);
         snprintf(key, sizeof key, "decoded.%s", sides[side]);
         v->decoded[side] = parse(c, key);
-        snprintf(key, sizeof key, "reencoded%s.%s", canonical ? "_canonical" : "", sides[side]);
+        snprintf(key, sizeof key, "reencoded%s.%s", options->canonical ? "_canonical" : "", sides[side]);
         v->pieces[side] = parse(c, key);
         v->names[side] = strings(c, v->vocab[side], &v->size[side]);
+        if ((int64_t)xd_json_count(v->decoded[side]) != v->size[side] ||
+            (int64_t)xd_json_count(v->pieces[side]) != v->size[side])
+            golden_fail(c, "vocab.%s has %lld tokens, not as many as the lists of texts and pieces",
+                        sides[side], (long long)v->size[side]);
     }
     return golden_ok(c, xd_votes_create(golden_ctx(c), v->size[0], v->size[1], &v->votes));
 }
@@ -185,28 +272,39 @@ static void votes_close(vocabularies *v) {
         xd_json_destroy(golden_ctx(v->c), v->decoded[side]);
         xd_json_destroy(golden_ctx(v->c), v->pieces[side]);
     }
+    xd_json_destroy(golden_ctx(v->c), v->ignored);
     xd_votes_destroy(v->votes);
 }
 
-/* Ids of the two tokens that cast no votes; the programs skip them on both sides. */
-static int64_t skipped_ids(const vocabularies *v, int side, int64_t *ids) {
-    static const char *const names[2] = { "<|endoftext|>", "<eos>" };
-    int64_t n = 0;
+static bool is_ignored(const vocabularies *v, xd_text name) {
+    static const char *const own[2] = { "<|endoftext|>", "<eos>" };
+    for (int i = 0; !v->ignored && i < 2; i++)
+        if (name.size == (int64_t)strlen(own[i]) && memcmp(name.data, own[i], (size_t)name.size) == 0)
+            return true;
+    for (const xd_json *item = xd_json_first(v->ignored); item; item = xd_json_next(item)) {
+        size_t bytes = 0;
+        const char *text = xd_json_string(item, &bytes);
+        if (text && name.size == (int64_t)bytes && memcmp(name.data, text, bytes) == 0) return true;
+    }
+    return false;
+}
+
+/* Ids of the tokens that cast no votes; the programs skip them on both sides. */
+static int64_t *skipped_ids(const vocabularies *v, int side, int64_t *count) {
+    int64_t *ids = (int64_t *)golden_memory(v->c, (size_t)(v->size[side] + 1) * sizeof *ids);
+    *count = 0;
     for (int64_t id = 0; id < v->size[side]; id++)
-        for (int i = 0; i < 2; i++) {
-            const xd_text text = v->names[side][id];
-            if (text.size == (int64_t)strlen(names[i]) && memcmp(text.data, names[i], (size_t)text.size) == 0)
-                ids[n++] = id;
-        }
-    return n;
+        if (is_ignored(v, v->names[side][id])) ids[(*count)++] = id;
+    return ids;
 }
 
 static xd_pieces *pieces_of(const vocabularies *v, int side) {
     const xd_json *token = xd_json_first(v->pieces[side]);
     int64_t count = 0;
-    const xd_text *texts = strings(v->c, v->decoded[side], &count);
-    xd_pieces *out = (xd_pieces *)golden_memory(v->c, (size_t)(count + 1) * sizeof *out);
-    for (int64_t i = 0; i < count; i++, token = xd_json_next(token)) {
+    const xd_text *decoded = strings(v->c, v->decoded[side], &count);
+    const xd_text *texts = v->options.raw ? v->names[side] : decoded;
+    xd_pieces *out = (xd_pieces *)golden_memory(v->c, (size_t)(v->size[side] + 1) * sizeof *out);
+    for (int64_t i = 0; i < v->size[side] && token; i++, token = xd_json_next(token)) {
         int64_t *ids = (int64_t *)golden_memory(v->c, (xd_json_count(token) + 1) * sizeof *ids);
         for (const xd_json *id = xd_json_first(token); id; id = xd_json_next(id))
             xd_json_int64(id, &ids[out[i].count++]);
@@ -216,25 +314,53 @@ static xd_pieces *pieces_of(const vocabularies *v, int side) {
     return out;
 }
 
-static bool add_pass(vocabularies *v, int side, int64_t max_pieces) {
-    int64_t skip[2][8];
+static xd_votes_pass pass_of(const vocabularies *v, int side) {
     xd_votes_pass pass;
     memset(&pass, 0, sizeof pass);
     pass.tokens = pieces_of(v, side);
     pass.count = v->size[side];
     pass.reverse = side == 1;
-    pass.max_pieces = max_pieces;
-    pass.skip = skip[0];
-    pass.skip_count = skipped_ids(v, side, skip[0]);
-    pass.foreign_skip = skip[1];
-    pass.foreign_skip_count = skipped_ids(v, 1 - side, skip[1]);
+    pass.max_pieces = (int64_t)v->options.max_pieces;
+    pass.skip = skipped_ids(v, side, &pass.skip_count);
+    pass.foreign_skip = skipped_ids(v, 1 - side, &pass.foreign_skip_count);
+    return pass;
+}
+
+static bool add_pass(vocabularies *v, int side) {
+    const xd_votes_pass pass = pass_of(v, side);
     return golden_ok(v->c, xd_votes_add_pass(v->votes, &pass));
 }
 
-static xd_special_pair *special_pairs(vocabularies *v, int64_t most, int64_t *count) {
-    const xd_special_desc desc = {
-        { v->names[0], v->size[0] }, { v->names[1], v->size[1] }, 0.3, most ? most : 32
-    };
+static bool has_id(const int64_t *ids, int64_t count, int64_t id) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* The program's count of student tokens that vote for several pieces. */
+static void check_examples(const vocabularies *v) {
+    const xd_votes_pass pass = pass_of(v, 0);
+    int64_t count = 0;
+    for (int64_t i = 0; i < pass.count; i++) {
+        const xd_pieces *p = &pass.tokens[i];
+        const int64_t n = p->text.size;
+        const bool special =
+            n >= 4 && memcmp(p->text.data, "<|", 2) == 0 && memcmp(p->text.data + n - 2, "|>", 2) == 0;
+        bool votes =
+            !special && p->count >= 2 && pass.max_pieces >= 2 && !has_id(pass.skip, pass.skip_count, i);
+        for (int64_t k = 0; k < p->count; k++)
+            votes = votes && !has_id(pass.foreign_skip, pass.foreign_skip_count, p->ids[k]);
+        if (votes) count++;
+    }
+    golden_only(v->c, "cfg.multi_token_examples", (double)count);
+}
+
+static xd_special_pair *special_pairs(vocabularies *v, int64_t *count) {
+    const vote_options *o = &v->options;
+    const xd_special_desc desc = { { v->names[0], v->size[0] },
+                                   { v->names[1], v->size[1] },
+                                   o->special_threshold,
+                                   (int64_t)(o->special_top_k > 0.0 ? o->special_top_k : o->top_k) };
     xd_special_pair *pairs = NULL;
     *count = 0;
     golden_ok(v->c, xd_special_pairs(golden_ctx(v->c), &desc, &pairs, count));
@@ -261,13 +387,13 @@ static bool multitoken_claims(const golden_case *c) {
 
 static void multitoken_run(golden_case *c) {
     vocabularies v;
-    const int64_t most = (int64_t)golden_number(c, "cfg.tokens_to_cut", 4.0);
-    if (votes_open(c, &v) && add_pass(&v, 0, most) &&
-        (!golden_flag(c, "cfg.reverse_pass", false) || add_pass(&v, 1, most))) {
+    const vote_options options = options_of_function(c);
+    if (votes_open(c, &v, &options) && add_pass(&v, 0) && (!options.reverse || add_pass(&v, 1))) {
         check_votes(&v, "out.index", "out.value");
+        check_examples(&v);
         xd_json *expected = parse(c, "expect.special_mappings");
         int64_t count = 0;
-        xd_special_pair *pairs = special_pairs(&v, 0, &count);
+        xd_special_pair *pairs = special_pairs(&v, &count);
         if (count != (int64_t)xd_json_count(expected))
             golden_fail(c, "%lld special pairs, expected %zu", (long long)count, xd_json_count(expected));
         for (int64_t i = 0; i < count; i++) {
@@ -349,17 +475,45 @@ static bool pipeline_claims(const golden_case *c) {
     return golden_origin_has(c, "(whole program)");
 }
 
+/* The names of a side, in canonical form where the program makes it. */
+static xd_text *names_of(const vocabularies *v, int side) {
+    xd_text *names = (xd_text *)golden_memory(v->c, (size_t)(v->size[side] + 1) * sizeof *names);
+    size_t bytes = 0;
+    for (int64_t id = 0; id < v->size[side]; id++) bytes += (size_t)v->names[side][id].size + 3;
+    char *room = (char *)golden_memory(v->c, bytes);
+    for (int64_t id = 0; id < v->size[side]; id++) {
+        names[id] = v->names[side][id];
+        if (!v->options.canonical) continue;
+        const xd_text made = { room, xd_canonical_token(names[id], room) };
+        room += names[id].size + 3;
+        names[id] = made;
+    }
+    return names;
+}
+
+/* A student token that the teacher has too votes for it alone; of equal teacher tokens the last is taken. */
+static bool pipeline_exact(vocabularies *v) {
+    const xd_text *student = names_of(v, 0), *teacher = names_of(v, 1);
+    for (int64_t s = 0; s < v->size[0]; s++) {
+        int64_t t = v->size[1] - 1;
+        while (t >= 0 && (teacher[t].size != student[s].size ||
+                          memcmp(teacher[t].data, student[s].data, (size_t)student[s].size) != 0))
+            t--;
+        if (t >= 0 && !golden_ok(v->c, xd_votes_set_exact(v->votes, s, t))) return false;
+    }
+    return true;
+}
+
 static bool pipeline_votes(vocabularies *v) {
     golden_case *c = v->c;
-    if (!add_pass(v, 0, 4) || (!has_flag(c, "--disable-reverse-pass") && !add_pass(v, 1, 4))) return false;
-    if (has_flag(c, "--disable-special-token-mapping")) return true;
+    if (!add_pass(v, 0) || (v->options.reverse && !add_pass(v, 1))) return false;
     int64_t count = 0;
-    xd_special_pair *pairs = special_pairs(v, (int64_t)golden_number(c, "cfg.top_k", 32.0), &count);
+    xd_special_pair *pairs = v->options.special ? special_pairs(v, &count) : NULL;
     for (int64_t i = 0; i < count; i++)
         golden_ok(
             c, xd_votes_add(v->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity));
     xd_release(golden_ctx(c), pairs);
-    return true;
+    return !v->options.exact || pipeline_exact(v);
 }
 
 static void pipeline_cut(vocabularies *v, const xd_projection_rows *rows, bool preserve_last) {
@@ -369,15 +523,18 @@ static void pipeline_cut(vocabularies *v, const xd_projection_rows *rows, bool p
     xd_projection_rows out;
     if (!golden_ok(c, xd_projection_rows_cut(golden_ctx(c), rows, &desc, &out))) return;
     check_stage(v, preserve_last ? "cut_preserve_last_" : "cut_", &out);
+    check_ids(v, preserve_last ? "cut_preserve_last_" : "cut_", &out);
     xd_projection_rows_destroy(golden_ctx(c), &out);
 }
 
 static void pipeline_run(golden_case *c) {
     vocabularies v;
     xd_projection_rows rows;
-    if (votes_open(c, &v) && pipeline_votes(&v)) {
-        const xd_projection_rows_desc desc = { (int64_t)golden_number(c, "cfg.top_k", 32.0), true,
-                                               !has_flag(c, "--disable-scale-trick") };
+    const vote_options options = options_of_program(c);
+    golden_inert(c,
+                 "out.dense_normalized"); /* the program's matrix between two stages, which we never have */
+    if (votes_open(c, &v, &options) && pipeline_votes(&v)) {
+        const xd_projection_rows_desc desc = { (int64_t)options.top_k, true, options.scale_trick };
         check_votes(&v, "out.counts_index", "out.counts_value");
         if (golden_ok(c, xd_projection_rows_from_votes(v.votes, &desc, &rows))) {
             check_stage(&v, "", &rows);

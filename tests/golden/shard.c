@@ -75,7 +75,8 @@ static bool cut_claims(const golden_case *c) {
 
 static void cut_run(golden_case *c) {
     const golden_array full = golden_tensor(c, "in.full");
-    const int ranks = (int)golden_number(c, "cfg.ranks", 1), dim = (int)golden_number(c, "cfg.dim", 0);
+    const int ranks = golden_integer(c, "cfg.ranks", 1, 1, 1024);
+    const int dim = golden_integer(c, "cfg.dim", 0, -full.ndim, full.ndim - 1);
     const xd_topology t = grid(ranks, 0);
     const xd_region whole = xd_region_whole(full.ndim, full.shape);
     const float *values = golden_f32(c, &full);
@@ -233,11 +234,12 @@ static void sequence_run(golden_case *c) {
     sequence_case s;
     char name[NAME];
     memset(&s, 0, sizeof s);
-    s.ranks = (int)golden_number(c, "cfg.cp", 1);
-    if (full.ndim != 3 || s.ranks < 1 || s.ranks > RANKS) {
-        golden_fail(c, "%d dimensions over %d ranks", full.ndim, s.ranks);
+    s.ranks = golden_integer(c, "cfg.cp", 1, 1, RANKS);
+    if (full.ndim != 3) {
+        golden_fail(c, "in.full has %d dimensions, not 3", full.ndim);
         return;
     }
+    golden_only(c, "cfg.seq_len", (double)full.shape[1]);
     s.batch = full.shape[0];
     s.length = full.shape[1];
     s.width = full.shape[2];

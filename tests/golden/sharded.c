@@ -8,6 +8,7 @@ typedef struct sharded_job {
     int64_t sequences, length, width;
     sharded_body body;
     void *user;
+    bool nothing_counted[SHARDED_RANKS];
 } sharded_job;
 
 static xd_result sharded_positions(xd_ctx *ctx, const sharded_job *job, int rank, int64_t *positions,
@@ -23,7 +24,7 @@ static xd_result sharded_positions(xd_ctx *ctx, const sharded_job *job, int rank
 }
 
 static xd_result sharded_rank(xd_comm *world, void *argument) {
-    const sharded_job *job = (const sharded_job *)argument;
+    sharded_job *job = (sharded_job *)argument;
     const int cp_rank = xd_comm_rank(world) / job->tp, tp_rank = xd_comm_rank(world) % job->tp;
     xd_comm *tp = NULL, *cp = NULL;
     golden_device *device = NULL;
@@ -57,6 +58,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     xd_vocab_destroy(part.vocab);
     xd_comm_destroy(tp);
     xd_comm_destroy(cp);
+    job->nothing_counted[part.rank] = loans.nothing_counted;
     golden_back(&loans, XD_ERROR_STATE); /* what a failed body still has lent */
     golden_device_close(device);
     return result;
@@ -66,8 +68,9 @@ bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t widt
                  void *user) {
     sharded_job job;
     xd_error error;
-    job.tp = (int)golden_number(c, "cfg.tp", 1);
-    job.cp = (int)golden_number(c, "cfg.cp", 1);
+    memset(&job, 0, sizeof job);
+    job.tp = golden_integer(c, "cfg.tp", 1, 1, SHARDED_RANKS);
+    job.cp = golden_integer(c, "cfg.cp", 1, 1, SHARDED_RANKS / job.tp);
     job.sequences = sequences;
     job.length = length;
     job.width = width;
@@ -79,6 +82,8 @@ bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t widt
     desc.cpu = xd_ctx_settings(golden_ctx(c))->cpu;
     desc.reduction = xd_ctx_settings(golden_ctx(c))->reduction;
     const xd_result result = xd_run_threads(job.tp * job.cp, &desc, sharded_rank, &job, &error);
+    for (int r = 0; r < job.tp * job.cp; r++)
+        if (job.nothing_counted[r]) golden_case_loans(c)->nothing_counted = true;
     if (result != XD_OK) golden_fail(c, "%s: %s", xd_result_name(result), error.message);
     return result == XD_OK;
 }
@@ -118,8 +123,9 @@ void sharded_put(const sharded_part *part, const double *mine, int64_t n, double
             whole[part->row[i / n] * n + i % n] = mine[i];
 }
 
-static int sharded_ranks(const golden_case *c) {
-    return (int)(golden_number(c, "cfg.tp", 1) * golden_number(c, "cfg.cp", 1));
+int sharded_ranks(golden_case *c) {
+    const int tp = golden_integer(c, "cfg.tp", 1, 1, SHARDED_RANKS);
+    return tp * golden_integer(c, "cfg.cp", 1, 1, SHARDED_RANKS / tp);
 }
 
 double *sharded_values(golden_case *c) {
@@ -292,6 +298,31 @@ static void topk_distill_compare(golden_case *c, const topk_distill *job) {
                      kept);
 }
 
+/* Every position but the last of each sequence: the peer's mean without a mask. */
+static float *topk_distill_unmasked(golden_case *c, int64_t sequences, int64_t length) {
+    float *mask = (float *)golden_memory(c, (size_t)(sequences * length + 1) * sizeof *mask);
+    for (int64_t i = 0; i < sequences * length; i++) mask[i] = i % length + 1 < length ? 1.0f : 0.0f;
+    return mask;
+}
+
+static void topk_distill_settings(golden_case *c, topk_distill *job) {
+    static const char *const types[] = { "forward", "reverse", "mixed", NULL };
+    static const xd_divergence divergences[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_KL_MIXED };
+    if (golden_flag(c, "cfg.masked", true)) {
+        job->mask = sharded_mask(c, job->sequences, job->length, true);
+        job->denominator = sharded_denominator(c, job->mask, job->sequences * job->length);
+    } else {
+        job->mask = topk_distill_unmasked(c, job->sequences, job->length);
+        job->denominator = (double)(job->sequences * (job->length - 1));
+    }
+    golden_only(c, "cfg.k", (double)job->k);
+    job->mode = golden_flag(c, "cfg.zero_outside_topk", false) ? XD_TOPK_ZERO_OUTSIDE : XD_TOPK_RENORMALISE;
+    job->beta = 1.0 - golden_number(c, "cfg.mixed_kl_weight", 0.5); /* the peer weighs the forward part */
+    job->divergence = divergences[golden_choice(c, "cfg.kl_type", types, 2)];
+    if (job->divergence == XD_KL_MIXED && job->beta <= 0.0) job->divergence = XD_KL_FORWARD;
+    if (job->divergence != XD_KL_MIXED) job->beta = 0.0;
+}
+
 void topk_distill_run(golden_case *c) {
     const golden_array student = golden_tensor(c, "in.student_logits");
     const golden_array values = golden_tensor(c, "in.teacher_topk_logits");
@@ -309,14 +340,7 @@ void topk_distill_run(golden_case *c) {
     job.student = golden_f32(c, &student);
     job.values = golden_f32(c, &values);
     job.ids = golden_i64(c, &ids);
-    job.mask = sharded_mask(c, job.sequences, job.length, true);
-    job.denominator = sharded_denominator(c, job.mask, job.sequences * job.length);
-    job.mode = golden_flag(c, "cfg.zero_outside_topk", false) ? XD_TOPK_ZERO_OUTSIDE : XD_TOPK_RENORMALISE;
-    job.beta = 1.0 - golden_number(c, "cfg.mixed_kl_weight", 0.5); /* the peer weighs the forward part */
-    job.divergence = XD_KL_MIXED;
-    if (golden_is(c, "cfg.kl_type", "forward") || job.beta <= 0.0) job.divergence = XD_KL_FORWARD;
-    if (golden_is(c, "cfg.kl_type", "reverse")) job.divergence = XD_KL_REVERSE;
-    if (job.divergence != XD_KL_MIXED) job.beta = 0.0;
+    topk_distill_settings(c, &job);
     job.loss = sharded_values(c);
     job.gradient = (double *)golden_memory(c, (size_t)(student.count + 1) * sizeof(double));
     job.log_probs = (double *)golden_memory(c, (size_t)(values.count + 1) * sizeof(double));

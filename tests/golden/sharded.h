@@ -4,6 +4,8 @@
 
 #include "golden.h"
 
+enum { SHARDED_RANKS = 16 };
+
 typedef struct sharded_part sharded_part;
 
 /* The function that one rank runs; results go to whole arrays of the case, every rank writes its own elements. */
@@ -35,6 +37,7 @@ int64_t *sharded_i64(const sharded_part *part, const int64_t *whole, int64_t n);
 void sharded_put_columns(const sharded_part *part, const float *mine, double *whole);
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole);
 
+int sharded_ranks(golden_case *c);
 /* Room for one value of each rank, and the comparison of every one of them. */
 double *sharded_values(golden_case *c);
 void sharded_close_values(golden_case *c, const char *name, const double *values);

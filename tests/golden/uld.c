@@ -1,6 +1,7 @@
 /* Golden cases of universal logit distillation (area classic): TRL's ULDLoss. */
 #include "golden.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,6 +86,7 @@ static xd_uld_side uld_side(const side *s, int64_t row, double temperature) {
 }
 
 static void uld_row(batch *b, int64_t row) {
+    static const char *const strategies[] = { "observed", "bayesian", NULL };
     golden_case *c = b->c;
     xd_uld_trl_desc trl = { trl_side(&b->student, row), trl_side(&b->teacher, row),
                             golden_flag(c, "cfg.use_extended_uld", true), XD_ULD_OBSERVED };
@@ -93,7 +95,8 @@ static void uld_row(batch *b, int64_t row) {
     xd_uld_values values;
     xd_uld_desc d;
     memset(&d, 0, sizeof d);
-    d.merge = golden_is(c, "cfg.uld_token_merge_strategy", "bayesian") ? XD_ULD_BAYESIAN : XD_ULD_OBSERVED;
+    d.merge =
+        golden_choice(c, "cfg.uld_token_merge_strategy", strategies, 0) ? XD_ULD_BAYESIAN : XD_ULD_OBSERVED;
     trl.merge = d.merge;
     if (!golden_ok(c, xd_compat_uld_chunks(golden_ctx(c), &trl, &chunks))) return;
     d.student = uld_side(&b->student, row, golden_number(c, "cfg.uld_student_temperature", 1.0));
@@ -141,7 +144,8 @@ static void add_cross_entropy(batch *b, double weight) {
     d.vocab = vocab;
     d.hard_weight = weight;
     if (golden_ok(c, golden_loss(golden_case_loans(c), &d, &values))) {
-        b->sum += values.loss;
+        /* Without a label the peer's mean is 0 / 0. */
+        b->sum += golden_case_loans(c)->nothing_counted ? (double)NAN : values.loss;
         for (int64_t i = 0; i < count * x.cols; i++) b->gradient[i] += gradient[i];
     }
     xd_vocab_destroy(vocab);

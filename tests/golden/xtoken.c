@@ -54,6 +54,18 @@ static bool list_flag(golden_case *c, const char *key, int index, bool fallback)
     return value;
 }
 
+/* Entry `index` as a string; empty when it is absent or no string. */
+static void list_text(golden_case *c, const char *key, int index, char text[16]) {
+    const char *json = golden_text(c, key);
+    xd_json *list = NULL;
+    size_t bytes = 0;
+    text[0] = '\0';
+    if (!json || !golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, json, strlen(json), &list))) return;
+    const char *entry = xd_json_string(xd_json_at(list, (size_t)index), &bytes);
+    if (entry) snprintf(text, 16, "%s", entry);
+    xd_json_destroy(golden_ctx(c), list);
+}
+
 /* ids[b, t] = values[b, t + 1], `fill` at the end of each sequence. */
 static int64_t *shifted(golden_case *c, const golden_array *a, int64_t fill) {
     int64_t *out = (int64_t *)golden_memory(c, (size_t)(a->count + 1) * sizeof *out);
@@ -119,10 +131,9 @@ static bool read_alignment(xtoken_case *x, int index) {
     const golden_array teacher = golden_tensor(c, numbered(name, index, "teacher_chunk_id"));
     const golden_array valid = golden_tensor(c, numbered(name, index, "pair_valid"));
     const golden_array correct = golden_tensor(c, numbered(name, index, "pair_is_correct"));
+    const bool all_gold = golden_flag(c, "cfg.gold_loss", false);
     const bool gold =
-        x->desc.mode == XD_XTOKEN_SUM && !golden_is(c, "cfg.kd_loss_mode", "averaged_logits")
-            ? list_flag(c, "cfg.teacher_gold_loss", index, golden_flag(c, "cfg.gold_loss", false))
-            : golden_flag(c, "cfg.gold_loss", false);
+        x->desc.mode == XD_XTOKEN_SUM ? list_flag(c, "cfg.teacher_gold_loss", index, all_gold) : all_gold;
     t->student_chunks = shifted(c, &student, -1);
     t->teacher_chunks = shifted(c, &teacher, -1);
     t->desc.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
@@ -142,6 +153,27 @@ static bool read_alignment(xtoken_case *x, int index) {
     return true;
 }
 
+/* What the configuration calls a teacher is what the file has of it. */
+static bool check_kind(xtoken_case *x, int index, bool aligned) {
+    static const char *const modes[] = { "pkl", "gold", "same", NULL };
+    golden_case *c = x->c;
+    char name[64], kind[16];
+    const bool sparse = golden_has(c, numbered(name, index, "proj_coo_index"));
+    const int mode = golden_choice(c, "cfg.mode", modes, -1);
+    list_text(c, "cfg.teacher_kind", index, kind);
+    if (mode >= 0 && (modes[mode][0] == 's') == aligned)
+        golden_fail(c, "cfg.mode = %s, but teacher %d has %s", modes[mode], index,
+                    aligned ? "chunks" : "no chunks");
+    if (mode >= 0 && mode < 2 && golden_flag(c, "cfg.gold_loss", false) != (mode == 1))
+        golden_fail(c, "cfg.mode = %s, but cfg.gold_loss says otherwise", modes[mode]);
+    if (kind[0] && strcmp(kind, !aligned ? "same" : sparse ? "sparse" : "dense") != 0)
+        golden_fail(c, "cfg.teacher_kind of teacher %d is \"%s\", but its projection is %s", index, kind,
+                    !aligned ? "absent"
+                    : sparse ? "sparse"
+                             : "dense");
+    return true;
+}
+
 static bool read_teacher(xtoken_case *x, int index) {
     golden_case *c = x->c;
     xtoken_teacher *t = &x->teacher[index];
@@ -158,13 +190,17 @@ static bool read_teacher(xtoken_case *x, int index) {
         t->desc.vocabulary = (int64_t)sizes[index];
     if (golden_numbers(c, "cfg.teacher_weights", omegas, XTOKEN_TEACHERS) > index)
         t->desc.weight = omegas[index];
-    if (golden_has(c, numbered(name, index, "student_chunk_id"))) return read_alignment(x, index);
+    const bool aligned = golden_has(c, numbered(name, index, "student_chunk_id"));
+    if (!check_kind(x, index, aligned)) return false;
+    if (aligned) return read_alignment(x, index);
     t->desc.kind = XD_XTOKEN_SAME;
     t->position_weight = weights(x, &mask, false);
     return true;
 }
 
 static void read_settings(xtoken_case *x) {
+    static const char *const modes[] = { "sum", "averaged_logits", "select_teacher", NULL };
+    static const char *const scores[] = { "ce", "entropy", "max_prob", NULL };
     golden_case *c = x->c;
     xd_xtoken_desc *d = &x->desc;
     d->compat = true;
@@ -179,11 +215,23 @@ static void read_settings(xtoken_case *x) {
     d->balance = golden_flag(c, "cfg.dynamic_loss_scaling", false);
     d->alpha = golden_number(c, "cfg.alpha", 1.0);
     d->normalise_by_vocabulary = golden_flag(c, "cfg.normalize_teacher_by_vocab", false);
-    if (golden_is(c, "cfg.kd_loss_mode", "averaged_logits")) d->mode = XD_XTOKEN_AVERAGED_LOGITS;
-    if (golden_is(c, "cfg.kd_loss_mode", "select_teacher")) d->mode = XD_XTOKEN_SELECT;
-    if (golden_is(c, "cfg.sum_weights_metric", "ce")) d->score = XD_XTOKEN_SCORE_CE;
-    if (golden_is(c, "cfg.sum_weights_metric", "entropy")) d->score = XD_XTOKEN_SCORE_ENTROPY;
-    if (golden_is(c, "cfg.sum_weights_metric", "max_prob")) d->score = XD_XTOKEN_SCORE_MAX_PROB;
+    switch (golden_choice(c, "cfg.kd_loss_mode", modes, 0)) {
+    case 1: d->mode = XD_XTOKEN_AVERAGED_LOGITS; break;
+    case 2: d->mode = XD_XTOKEN_SELECT; break;
+    default: d->mode = XD_XTOKEN_SUM;
+    }
+    switch (golden_choice(c, "cfg.sum_weights_metric", scores, -1)) {
+    case 0: d->score = XD_XTOKEN_SCORE_CE; break;
+    case 1: d->score = XD_XTOKEN_SCORE_ENTROPY; break;
+    case 2: d->score = XD_XTOKEN_SCORE_MAX_PROB; break;
+    default: break;
+    }
+    golden_only(c, "cfg.student_vocab_size", (double)x->width);
+    /* Only the peer's gold loss of this teacher, or of all, reads them. */
+    golden_inert(c, "cfg.gold_loss");
+    golden_inert(c, "cfg.teacher_gold_loss");
+    golden_inert(c, "cfg.xtoken_loss");
+    golden_inert(c, "cfg.teacher_xtoken_loss");
 }
 
 static bool xtoken_open(golden_case *c, xtoken_case *x) {
@@ -206,7 +254,7 @@ static bool xtoken_open(golden_case *c, xtoken_case *x) {
     x->gradient = (double *)golden_memory(c, (size_t)(student.count + 1) * sizeof *x->gradient);
     x->desc.common.denominator_value = sharded_denominator(c, x->row_weight, x->sequences * x->length);
     read_settings(x);
-    x->teacher_count = (int)golden_number(c, "cfg.num_teachers", 1.0);
+    x->teacher_count = golden_integer(c, "cfg.num_teachers", 1, 0, XTOKEN_TEACHERS);
     for (int i = 0; i < x->teacher_count; i++)
         if (!read_teacher(x, i)) return false;
     return true;
@@ -293,8 +341,11 @@ static xd_result xtoken_body(const sharded_part *part, void *user) {
     float *slope = x->teacher_count > 1 ? gradient : student; /* over the logits */
     d.common.gradient = golden_rows_out(part->loans, sharded_rows(part, slope));
     d.teacher_values = values;
+    xd_status found; /* on the host, like the values: the call waits for them */
+    memset(&found, 0, sizeof found);
+    d.common.status = &found;
     xd_result result = xd_xtoken_loss(part->ctx, &d, &x->values[part->rank]);
-    result = golden_back(part->loans, result);
+    result = golden_found(part->loans, result, &found);
     sharded_put_columns(part, slope, x->gradient);
     if (part->rank == 0) memcpy(x->teacher_values, values, sizeof values);
     for (int i = 0; i < x->teacher_count; i++) free_mine(&mine[i]);
@@ -380,12 +431,14 @@ static bool kd_claims(const golden_case *c) {
 /* The peer's value on a rank is a share of the whole: KD/(tp cp), or a partial sum. */
 static void kd_run(golden_case *c) {
     xtoken_case x;
+    golden_inert(c, "out.rank*"); /* the peer's share on a rank, which it divides otherwise for each kind */
+    golden_inert(c, "out32.rank*");
+    golden_inert(c, "grad.rank*");
     if (xtoken_open(c, &x)) {
         x.desc.ce_weight = 0.0; /* no cross entropy in the gradient */
         if (sharded_run(c, x.sequences, x.length, x.width, xtoken_body, &x)) {
             double *kd = sharded_values(c), accuracy = ratio(x.values[0].right, x.values[0].tokens);
-            const int ranks = (int)(golden_number(c, "cfg.tp", 1.0) * golden_number(c, "cfg.cp", 1.0));
-            for (int r = 0; r < ranks; r++) kd[r] = x.values[r].kd;
+            for (int r = 0; r < sharded_ranks(c); r++) kd[r] = x.values[r].kd;
             sharded_close_values(c, "out.kd_single", kd);
             golden_close(c, "out.accuracy", &accuracy, 1);
             golden_gradient(c, "grad.student_logits_single", x.gradient, x.sequences * x.length * x.width);
@@ -403,7 +456,11 @@ static bool chunks_claims(const golden_case *c) {
 static void chunks_run(golden_case *c) {
     const golden_array values = golden_tensor(c, "in.log_probs"), ids = golden_tensor(c, "in.chunk_id");
     const golden_array weight = golden_tensor(c, "in.grad_chunk_avg");
-    if (values.ndim != 3 || ids.ndim != 2 || weight.ndim != 3) return;
+    if (values.ndim != 3 || ids.ndim != 2 || weight.ndim != 3) {
+        golden_fail(c, "chunks of %d, %d and %d dimensions", values.ndim, ids.ndim, weight.ndim);
+        return;
+    }
+    golden_only(c, "cfg.max_chunks", (double)weight.shape[1]);
     const int64_t chunks = weight.shape[1], n = values.shape[2], count = ids.shape[0] * chunks;
     const xd_chunk_map map = { golden_i64(c, &ids), ids.shape[0], ids.shape[1], chunks, NULL };
     double *sums = (double *)golden_memory(c, (size_t)(count * n + 1) * sizeof *sums);
@@ -534,7 +591,11 @@ static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t
 
 static void route_run(golden_case *c) {
     const golden_array bounds = golden_tensor(c, "in.shard_bounds"), full = golden_tensor(c, "in.full");
-    const int ranks = (int)golden_number(c, "cfg.student_cp", 1.0);
+    const int ranks = golden_integer(c, "cfg.student_cp", 1, 1, 1024);
+    const int teachers =
+        golden_integer(c, "cfg.teacher_cp", 1, 1, 1024) * golden_integer(c, "cfg.teacher_tp", 1, 1, 1024);
+    if (teachers != bounds.shape[0])
+        golden_fail(c, "%d shards of cfg.teacher_cp and cfg.teacher_tp", teachers);
     const int64_t count = bounds.shape[0], positions = full.shape[1] / ranks;
     xd_teacher_shard *shards = (xd_teacher_shard *)golden_memory(c, (size_t)(count + 1) * sizeof *shards);
     xd_teacher_piece *pieces = (xd_teacher_piece *)golden_memory(c, (size_t)(count + 1) * sizeof *pieces);

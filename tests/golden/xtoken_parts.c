@@ -12,7 +12,7 @@ typedef struct parts_case {
     int64_t n; /* entries a row of ids, columns or k */
     float *logits, *other, *weight;
     int64_t *ids;
-    double temperature, number;
+    double temperature, number, smoothing;
     double *columns_out, *gradient, *row_out, *values, *id_out;
     double *loss; /* of each rank */
 } parts_case;
@@ -137,6 +137,7 @@ static void softmax_run(golden_case *c) {
     if (golden_has(c, "grad.logits_full_gather_summed"))
         golden_gradient(c, "grad.logits_full_gather_summed", p.gradient, p.rows * p.width);
     golden_exact(c, "out.argmax_lowest", p.row_out, p.rows);
+    golden_inert(c, "out.argmax"); /* the peer's choice among equals; argmax_lowest is ours */
     golden_close(c, "out.columns", p.values, p.rows * p.n);
 }
 
@@ -283,7 +284,9 @@ static void logprobs_run(golden_case *c) {
     p.weight = with_last(&p, parts_f32(&p, "in.weight", kept));
     if (!parts_run(&p, logprobs_body)) return;
     golden_close(c, "out.logprobs", sharded_without_last(c, p.row_out, p.sequences, p.length, 1), kept);
-    golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);
+    golden_inert(c, "cfg.chunk_size");                /* positions that the peer takes at a time */
+    if (!golden_flag(c, "cfg.inference_only", false)) /* the peer then keeps nothing for a gradient */
+        golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);
 }
 
 /* ---- cross entropy: next token, Megatron's, soft targets ---- */
@@ -307,7 +310,7 @@ static xd_result ce_body(const sharded_part *part, void *user) {
     d.hard_weight = labels ? 1.0 : 0.0;
     d.soft_weight = other ? 1.0 : 0.0;
     d.vocab = part->vocab;
-    d.label_smoothing = golden_number(p->c, "cfg.label_smoothing", 0.0);
+    d.label_smoothing = p->smoothing;
     d.smoothing = XD_SMOOTHING_MEGATRON;
     d.common.denominator_value = p->number;
     d.common.comm = part->cp;
@@ -376,6 +379,7 @@ static void megatron_run(golden_case *c) {
     p.ids = parts_i64(&p, "in.target");
     p.weight = parts_f32(&p, "in.weight", p.rows);
     p.number = 1.0;
+    p.smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
     if (!parts_run(&p, ce_body)) return;
     golden_close(c, "out.loss_per_token", p.row_out, p.rows);
     golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);

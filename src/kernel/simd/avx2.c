@@ -45,6 +45,9 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_exact_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
     return _mm256_fmsub_ps(a, b, c);
 }
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_remainder(xdi_v8 a, xdi_v8 b, xdi_v8 n) {
+    return xdi_v8_exact_sub(a, b, n);
+}
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_pick(xdi_v8 a, xdi_v8 b, xdi_v8 x, xdi_v8 y) {
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
 }
@@ -331,8 +334,27 @@ XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 v
         xdi_v8_stream(x, i, value);
 }
 
+enum { xdi_u8_lanes = 8 };
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_power(xdi_v8 t) {
+    return xdi_v8_power(t);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_near(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
 #    define xdi_v xdi_v8
+#    define XDI_V(name) xdi_u8_##name
+#    define XDI_F(name) xdi_v8_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_256
+#    define XDI_OUTER XDI_SIMD_256
+#    include "kernel/simd/invariant.inc"
+#    undef XDI_V
+#    undef XDI_F
+#    undef XDI_INLINE
+#    undef XDI_OUTER
+
 #    define XDI_V(name) xdi_v8_##name
+#    define XDI_INVARIANT xdi_u8_tile_gradient
 #    define xdi_w xdi_w4
 #    define XDI_W(name) xdi_w4_##name
 #    define XDI_INLINE XDI_SIMD_INLINE_256
@@ -340,6 +362,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 v
 #    include "kernel/simd/loops.inc"
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE

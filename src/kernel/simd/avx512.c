@@ -55,6 +55,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_exact_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
     return _mm512_fmsub_ps(a, b, c);
 }
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_remainder(xdi_v16 a, xdi_v16 b, xdi_v16 n) {
+    return xdi_v16_exact_sub(a, b, n);
+}
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_pick(xdi_v16 a, xdi_v16 b, xdi_v16 x, xdi_v16 y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
 }
@@ -285,8 +288,33 @@ XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16
         xdi_v16_stream(x, i, value);
 }
 
+static const uint32_t xdi_u16_table[16] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                            0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7,
+                                            0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                            0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+enum { xdi_u16_lanes = 16 };
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_power(xdi_v16 t) {
+    const __m512i n = _mm512_castps_si512(t), table = _mm512_loadu_si512((const void *)xdi_u16_table);
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_slli_epi32(n, 20), _mm512_permutexvar_epi32(n, table)));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_near(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+
 #    define xdi_v xdi_v16
+#    define XDI_V(name) xdi_u16_##name
+#    define XDI_F(name) xdi_v16_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_512
+#    define XDI_OUTER XDI_SIMD_512
+#    include "kernel/simd/invariant.inc"
+#    undef XDI_V
+#    undef XDI_F
+#    undef XDI_INLINE
+#    undef XDI_OUTER
+
 #    define XDI_V(name) xdi_v16_##name
+#    define XDI_INVARIANT xdi_u16_tile_gradient
 #    define xdi_w xdi_w8
 #    define XDI_W(name) xdi_w8_##name
 #    define XDI_INLINE XDI_SIMD_INLINE_512
@@ -294,6 +322,7 @@ XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16
 #    include "kernel/simd/loops.inc"
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE

@@ -8,6 +8,7 @@
 
 /* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_simd_loss_fill_plain(xd_loss_kernels *kernels); /* the plain level */
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
 XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);

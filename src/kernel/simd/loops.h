@@ -100,6 +100,8 @@ typedef struct xdi_loops {
     const xdi_xtoken_loops *xtoken;
 } xdi_loops;
 
+/* portable.c: what the plain level uses of its loops. */
+XD_PRIVATE const xdi_tiles *xdi_tiles_plain(void);
 /* <level>.c */
 #if defined(XDI_PORTABLE)
 XD_PRIVATE const xdi_loops *xdi_loops_portable(void);

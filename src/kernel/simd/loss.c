@@ -549,7 +549,11 @@ static void xdi_simd_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.out = xdi_simd_array_of(&a->gradient, 0, c);
         g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
         if (path.followed) xdi_simd_ask_ahead(a, c, &g);
-        tiles->gradient(&g, kind, xdi_simd_tile_at(c, columns));
+        const int64_t n = xdi_simd_tile_at(c, columns);
+        if (a->fixed)
+            tiles->invariant(&g, kind, n);
+        else
+            tiles->gradient(&g, kind, n);
     }
 }
 
@@ -627,6 +631,11 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_loss_grad_rows, a);
 }
 
+/* On the plain level: as on the others in INVARIANT mode, so that its gradients have their bits. */
+static xd_result xdi_simd_loss_grad_plain(const xd_launch *launch, const xd_loss_args *a) {
+    return a->fixed ? xdi_simd_loss_grad(launch, a) : xd_loss_kernels_cpu_plain()->grad(launch, a);
+}
+
 /* ---- all of it, row by row ---- */
 
 /* Whether a row's gradient can use the powers of its sums, and storing them pays. Not for f32, where the row itself
@@ -696,6 +705,10 @@ static xd_result xdi_simd_loss_fused(const xd_launch *launch, const xd_loss_args
         xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_simd_fused_piece, &f);
     xdi_scratch_give(launch->ctx, f.powers);
     return result;
+}
+
+XD_PRIVATE void xdi_simd_loss_fill_plain(xd_loss_kernels *kernels) {
+    kernels->grad = xdi_simd_loss_grad_plain;
 }
 
 /* The loss entries that are faster with vectors. */

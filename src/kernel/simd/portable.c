@@ -1,15 +1,14 @@
-/* The loops on four lanes, for any processor: vector types of the compiler. */
+/* The loops on four lanes, for any processor: vector types of the compiler. The plain level has those of INVARIANT mode's
+ * gradients. */
 
 #include "kernel/simd/loops.h"
-
-#if defined(XDI_PORTABLE)
 
 /* ---- vectors ---- */
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
 typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
-enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 6 };
+enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 7 };
 
 XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
     const xdi_v4 v = { x, x, x, x };
@@ -40,6 +39,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     const xdi_v4 a_low = a - a_high, b_low = b - b_high;
     return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
 }
+XDI_SIMD_INLINE xdi_v4 xdi_v4_remainder(xdi_v4 a, xdi_v4 b, xdi_v4 n) {
+    return xdi_v4_exact_sub(a, b, n);
+}
 XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
     const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
     return (xdi_v4)((mask & (xdi_v4_bits)x) | (~mask & (xdi_v4_bits)y));
@@ -55,20 +57,23 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
 XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
     return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
 }
+/* Without a table f is up to 1/2; one term less would be wrong by 2.4e-7, all in one direction. */
 XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
-    terms[0] = xdi_v4_set(scale * 1.327647245e-03f);
-    terms[1] = xdi_v4_set(scale * 9.675540961e-03f);
-    terms[2] = xdi_v4_set(scale * 5.550713092e-02f);
-    terms[3] = xdi_v4_set(scale * 2.402212024e-01f);
-    terms[4] = xdi_v4_set(scale * 6.931469440e-01f);
-    terms[5] = xdi_v4_set(scale);
+    terms[0] = xdi_v4_set(scale * 1.535336133e-04f);
+    terms[1] = xdi_v4_set(scale * 1.339887461e-03f);
+    terms[2] = xdi_v4_set(scale * 9.618437362e-03f);
+    terms[3] = xdi_v4_set(scale * 5.550332471e-02f);
+    terms[4] = xdi_v4_set(scale * 2.402264791e-01f);
+    terms[5] = xdi_v4_set(scale * 6.931472029e-01f);
+    terms[6] = xdi_v4_set(scale);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
     xdi_v4 p = xdi_v4_fma(terms[0], f, terms[1]);
     p = xdi_v4_fma(p, f, terms[2]);
     p = xdi_v4_fma(p, f, terms[3]);
     p = xdi_v4_fma(p, f, terms[4]);
-    return xdi_v4_fma(p, f, terms[5]);
+    p = xdi_v4_fma(p, f, terms[5]);
+    return xdi_v4_fma(p, f, terms[6]);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
     const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
@@ -146,6 +151,47 @@ XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     }
 }
 
+static const uint32_t xdi_u4_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+enum { xdi_u4_lanes = 4 };
+XDI_SIMD_INLINE xdi_v4 xdi_u4_power(xdi_v4 t) {
+    uint32_t n[4];
+    float power[4];
+    xdi_v4 out;
+    memcpy(n, &t, sizeof n);
+    for (int lane = 0; lane < 4; lane++) n[lane] = (n[lane] << 20) + xdi_u4_table[n[lane] & 7];
+    memcpy(power, n, sizeof power);
+    memcpy(&out, power, sizeof out);
+    return out;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_u4_near(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    const xdi_v4 product = xdi_v4_mul(a, b);
+    return xdi_v4_add(product, c);
+}
+
+#define xdi_v xdi_v4
+#define XDI_V(name) xdi_u4_##name
+#define XDI_F(name) xdi_v4_##name
+#define XDI_INLINE XDI_SIMD_INLINE
+#define XDI_OUTER XDI_SIMD_128
+#include "kernel/simd/invariant.inc"
+#undef xdi_v
+#undef XDI_V
+#undef XDI_F
+#undef XDI_INLINE
+#undef XDI_OUTER
+
+XDI_SIMD_128 void xdi_u4_fence(void) {}
+
+static const xdi_tiles xdi_u4_tiles = { NULL,         NULL, NULL, NULL, NULL, NULL, NULL,
+                                        xdi_u4_fence, NULL, NULL, NULL, NULL, NULL, xdi_u4_tile_gradient };
+
+XD_PRIVATE const xdi_tiles *xdi_tiles_plain(void) {
+    return &xdi_u4_tiles;
+}
+
+#if defined(XDI_PORTABLE)
+
 XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
 XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
 
@@ -212,6 +258,7 @@ static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
 
 #    define xdi_v xdi_v4
 #    define XDI_V(name) xdi_v4_##name
+#    define XDI_INVARIANT xdi_u4_tile_gradient
 #    define xdi_w xdi_w2
 #    define XDI_W(name) xdi_w2_##name
 #    define XDI_INLINE XDI_SIMD_INLINE
@@ -219,6 +266,7 @@ static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
 #    include "kernel/simd/loops.inc"
 #    undef xdi_v
 #    undef XDI_V
+#    undef XDI_INVARIANT
 #    undef xdi_w
 #    undef XDI_W
 #    undef XDI_INLINE

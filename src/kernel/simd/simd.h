@@ -13,6 +13,7 @@
  *   pick        a >= b ? x : y, lane by lane
  *   mul_sub     a * b - c
  *   exact_sub   the same with one rounding, where the product is near c
+ *   remainder   exact_sub, with n an integer, for a power
  *   power       2^(n/steps), n the integer in the low bits of the argument's representation
  *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial computes its coefficients
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal

@@ -13,7 +13,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 }
 
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch) {
-    return xdi_loops_of(launch)->tiles;
+    const xdi_loops *loops = xdi_loops_of(launch);
+    return loops ? loops->tiles : xdi_tiles_plain();
 }
 
 XD_PRIVATE bool xdi_simd_fits(double max, double factor) {

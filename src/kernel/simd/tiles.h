@@ -109,6 +109,8 @@ typedef struct xdi_tiles {
     /* n records, key in the upper half and index in the lower: writes the keys' values, and the indices plus `first`. True when
      * a value is zero, whose sign the key lacks. */
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
+    /* gradient with the same bits on every level: invariant.inc */
+    void (*invariant)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
 } xdi_tiles;
 
 /* How many vectors go through a long computation together, step by step; how many are summed before they are joined with the
@@ -139,7 +141,7 @@ typedef struct xdi_row_sum {
 XD_PRIVATE bool xdi_simd_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out);
 
-/* tiles.c: the loops of the context's level. */
+/* tiles.c: the loops of the context's level; the plain one has `invariant` and `fence` alone. */
 XD_PRIVATE const xdi_tiles *xdi_simd_tiles(const xd_launch *launch);
 /* tiles.c: whether powers of numbers up to max can be computed. The bound keeps factor x accurate enough. */
 XD_PRIVATE bool xdi_simd_fits(double max, double factor);

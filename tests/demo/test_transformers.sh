@@ -28,6 +28,6 @@ if ! ready; then
     ready || { echo "needs torch and transformers from a package index"; exit 77; }
 fi
 make --no-print-directory build/demo || exit 1
-build/demo --steps 8 --heldout-bytes 2000 --out "$run" || exit 1
+build/demo --steps 8 --heldout-bytes 2000 --out "$run" --overwrite || exit 1
 PATH="$PWD/$venv/bin:$PATH" HF_HUB_OFFLINE=1 python3 tools/tutorial.py --check --object build/xdistill.o || exit 1
 "$venv/bin/python" tests/demo/check_transformers.py build/demo data/kjv_heldout.txt data/teacher "$run/student"

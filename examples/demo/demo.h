@@ -167,9 +167,8 @@ typedef struct demo_result {
 /* Points of a run of so many steps. */
 int demo_point_count(int steps);
 
-/* After how many steps point `i` is. The last point is the end, of the whole held-out text: the table's number. Those
- * before it are of rows spread evenly over that text, about DEMO_GLANCE_ROWS of them, because all of it would take a
- * quarter of the time. */
+/* After how many steps point `i` is; the last one is the end. Points are of rows spread evenly over the held-out text,
+ * about DEMO_GLANCE_ROWS of them, because all of it would take a quarter of the time; the table's number is of all. */
 int demo_point_step(int i, int steps);
 
 /* The point after `done` steps, or -1. */

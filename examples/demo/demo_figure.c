@@ -18,6 +18,7 @@ static plot_series demo_series_of(const demo_job *job, int arm, const int *at) {
         series.runs[s].heldout = result->heldout;
         series.runs[s].heldout_at = at;
         series.runs[s].points = demo_point_count(job->steps);
+        series.runs[s].end = result->bits_per_byte;
     }
     return series;
 }
@@ -49,8 +50,8 @@ xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *direct
     figure.title = title;
     figure.notes[0] = smooth;
     figure.notes[1] =
-        "Right: dots are seeds, lines their mean. The last point is of the whole held-out text, those "
-        "before of a sample spread evenly over it.";
+        "Right: a sample spread evenly over the held-out text; dots are seeds, lines their mean. The "
+        "legend and the teacher's line: all of it.";
     if (demo_texts_differ(job))
         figure.notes[2] =
             "On the left, students with less text compare with each other only: who reads a fifth of "

@@ -36,7 +36,7 @@ static void demo_run_build(xd_json_writer *w, xd_ctx *ctx) {
     demo_run_int(w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
-/* Seed by seed the values on the way, the last of each the table's. */
+/* Seed by seed the values on the way, of a sample of the held-out text. */
 static void demo_run_heldout(xd_json_writer *w, const demo_job *job, int arm) {
     xd_json_write_key(w, "heldout_on_the_way");
     xd_json_write_array(w);

@@ -115,6 +115,7 @@ typedef struct real_curve {
     const double *heldout; /* [points] bits per byte */
     const int *heldout_at; /* [points] */
     int points;
+    double end;         /* bits per byte of all of the held-out text */
     const char *sample; /* what it wrote by itself */
 } real_curve;
 

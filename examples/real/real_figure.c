@@ -14,6 +14,7 @@ typedef struct real_kept {
     double *heldout;
     int *heldout_at;
     int steps, points;
+    double end;
 } real_kept;
 
 static void real_copy_string(const xd_json *value, char *out, size_t room) {
@@ -40,7 +41,7 @@ static bool real_read_numbers(const xd_json *root, real_kept *out) {
         if (!xd_json_double(heldout, &out->heldout[i]) || !xd_json_int64(at, &step)) return false;
         out->heldout_at[i] = (int)step;
     }
-    return true;
+    return xd_json_double(xd_json_find(root, "bits_per_byte"), &out->end);
 }
 
 static xd_result real_read_root(xd_ctx *ctx, const xd_json *root, const char *path, real_kept *out) {
@@ -90,6 +91,7 @@ static void real_add_run(const real_kept *kept, plot_series *series, int *count)
     run->heldout = kept->heldout;
     run->heldout_at = kept->heldout_at;
     run->points = kept->points;
+    run->end = kept->end;
 }
 
 static xd_result real_draw(xd_ctx *ctx, const char *path, const real_kept *kept, int count) {
@@ -97,7 +99,7 @@ static xd_result real_draw(xd_ctx *ctx, const char *path, const real_kept *kept,
     plot_figure figure;
     memset(&figure, 0, sizeof figure);
     for (int i = 0; i < count; i++) {
-        if (kept[i].steps == 0) figure.teacher = kept[i].heldout[0];
+        if (kept[i].steps == 0) figure.teacher = kept[i].end;
         if (kept[i].steps > 0 && figure.series_count < PLOT_MOST_SERIES)
             real_add_run(&kept[i], series, &figure.series_count);
     }
@@ -107,8 +109,8 @@ static xd_result real_draw(xd_ctx *ctx, const char *path, const real_kept *kept,
         "Left: every step faint; bold a mean over seeds and the steps around, weighted by a Gaussian of a "
         "sixtieth of all steps, 2 at least.";
     figure.notes[1] =
-        "Right: dots are seeds, lines their mean. The last point is of the whole held-out text, those "
-        "before and the teacher of a sample spread evenly over it.";
+        "Right: a sample spread evenly over the held-out text; dots are seeds, lines their mean. The "
+        "legend: all of it, but for the teacher.";
     return plot_save(ctx, &figure, path);
 }
 

@@ -80,6 +80,7 @@ static xd_result real_judge_keep(xd_ctx *ctx, const real_options *o, const real_
     curve.heldout = &bits;
     curve.heldout_at = &at;
     curve.points = 1;
+    curve.end = bits;
     curve.sample = sample;
     return real_keep_curve(ctx, o->save, &curve);
 }

@@ -287,7 +287,7 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.common.labels.data = p->labels;
     desc.teachers = &teacher;
     desc.teacher_count = 1;
-    desc.columns = lesson->columns;
+    if (lesson->columns) desc.columns = lesson->columns;
     desc.kd_weight = 0.5;
     desc.ce_weight = 0.5;
     desc.common.gradient = desc.student;
@@ -380,13 +380,13 @@ static xd_result real_measure(real_pupil *p, int64_t stride, double *bits_per_by
     return XD_OK;
 }
 
-/* After a step: what the student is worth, when a point is there; the last one is measured by real_conclude. */
+/* After a step: what the student is worth, when a point is there. */
 static xd_result real_glance(real_pupil *p, int done) {
     const real_lesson *lesson = p->lesson;
     const int points = real_point_count(lesson->steps);
     double bits = 0.0;
     if (!lesson->heldout || !lesson->save) return XD_OK;
-    for (int i = 0; i + 1 < points; i++) {
+    for (int i = 0; i < points; i++) {
         if (real_point_step(i, lesson->steps) != done) continue;
         const int64_t rows = (lesson->heldout->count + REAL_ROW - 2) / REAL_ROW;
         XD_TRY(real_measure(p, (rows + REAL_GLANCE_ROWS - 1) / REAL_GLANCE_ROWS, &bits));
@@ -411,7 +411,7 @@ static xd_result real_conclude(real_pupil *p) {
     for (int64_t i = 0; lesson->save && i < p->model.float_count; i++)
         p->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(p->weights[i]));
     if (lesson->heldout) XD_TRY(real_measure(p, 1, &bits));
-    if (first) lesson->bits_per_byte = lesson->points[real_point_count(lesson->steps) - 1] = bits;
+    if (first) lesson->bits_per_byte = bits;
     if (first && lesson->save) result = real_save_student(p);
     return xd_agree(p->world, result);
 }

@@ -12,8 +12,7 @@ extern "C" {
  * that a student's token stands for. */
 enum { REAL_ROW = 128, REAL_TEACHER_ROW = 224, REAL_MOST_ENTRIES = 256 };
 
-/* How often the held-out text is measured, the end among them: before it about REAL_GLANCE_ROWS of its rows, evenly
- * spread. */
+/* How often about REAL_GLANCE_ROWS rows of the held-out text, evenly spread, are measured on the way. */
 enum { REAL_POINTS = 10, REAL_GLANCE_ROWS = 48 };
 
 /* Where the teacher's probabilities come from. */
@@ -49,10 +48,10 @@ typedef struct real_lesson {
     const model_extras *extras;    /* with it */
     const xd_tokenizer *tokenizer; /* with it, for the sample */
 
-    float *losses; /* [steps] cross entropy of each step, nats per token; NULL -> not wanted */
-    double points[REAL_POINTS];
+    float *losses;              /* [steps] cross entropy of each step, nats per token; NULL -> not wanted */
+    double points[REAL_POINTS]; /* on the way */
     char sample[SAMPLE_BYTES];
-    double bits_per_byte; /* of the held-out text */
+    double bits_per_byte; /* of the held-out text, all of it */
     double seconds;
     double first_loss, last_loss, last_kd, last_ce;
 } real_lesson;

@@ -157,6 +157,7 @@ static xd_result real_arm_keep_curve(xd_ctx *ctx, const real_options *o, const r
     curve.heldout_at = at;
     curve.points = real_point_count(lesson->steps);
     for (int i = 0; i < curve.points; i++) at[i] = real_point_step(i, lesson->steps);
+    curve.end = lesson->bits_per_byte;
     curve.sample = lesson->sample;
     return real_keep_curve(ctx, o->save, &curve);
 }

@@ -29,7 +29,7 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
-    echo parts bench demo demo_mpi nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts bench demo demo_mpi demo_real nvcc cuda golden examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -366,6 +366,11 @@ step_demo() {
 step_demo_mpi() {
     need mpicc mpirun
     sh tests/demo/test_demo_mpi.sh
+}
+
+step_demo_real() {
+    need python3
+    sh tests/demo/test_demo_real.sh
 }
 
 step_transformers() {

@@ -173,7 +173,7 @@ cmp -s "$work/finished" "$work/cp=2/student/model.safetensors"
 verdict $? 'a run that goes on does not replace the student of another'
 
 # What the run leaves behind.
-grep '"heldout_bits_per_byte"' "$work/whole_dp=2/metrics.jsonl" >"$work/points" && [ "$(wc -l <"$work/points")" -eq 64 ] &&
+grep '"heldout_bits_per_byte"' "$work/whole_dp=2/metrics.jsonl" >"$work/points" && [ "$(wc -l <"$work/points")" -eq 72 ] &&
 ! grep -v '"heldout_bytes": [1-9]' "$work/points" &&
 grep -q '"tokens": 2048, "tokens_per_second": [1-9]' "$work/whole_dp=2/metrics.jsonl"
 verdict $? 'metrics.jsonl has the held-out values, the tokens seen and their rate'

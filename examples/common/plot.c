@@ -6,17 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    WIDTH = 1120,
-    HEIGHT = 522,
-    PANEL_TOP = 78,
-    PANEL_HEIGHT = 320,
-    PANEL_WIDTH = 344,
-    LEFT_PANEL = 62,
-    RIGHT_PANEL = 474,
-    LEGEND = 842,
-    LEGEND_ROW = 21
-};
+static const double WIDTH = 1120, HEIGHT = 522, PANEL_TOP = 78, PANEL_HEIGHT = 320, PANEL_WIDTH = 344,
+                    LEFT_PANEL = 62, RIGHT_PANEL = 474, LEGEND = 842, LEGEND_ROW = 21;
 
 /* The colours of Okabe and Ito, which most eyes tell apart, without their yellow. */
 static const char *const plot_colors[] = { "#0072b2", "#d55e00", "#009e73", "#cc79a7",
@@ -149,7 +140,7 @@ static void plot_y_marks(FILE *svg, const plot_panel *p) {
     for (double i = ceil(p->y.low / p->y.tick); i * p->y.tick <= p->y.high; i++) {
         const double y = plot_y(p, i * p->y.tick);
         plot_mark_text(i * p->y.tick, p->y.tick, text);
-        fprintf(svg, "<path d=\"M%.1f %.1fh%d\" stroke=\"%s\"/><path d=\"M%.1f %.1fh-5\" stroke=\"%s\"/>\n",
+        fprintf(svg, "<path d=\"M%.1f %.1fh%.0f\" stroke=\"%s\"/><path d=\"M%.1f %.1fh-5\" stroke=\"%s\"/>\n",
                 p->left, y, PANEL_WIDTH, plot_grid, p->left, y, plot_ink);
         plot_text(svg, p->left - 9.0, y + 4.0, "text-anchor=\"end\"", text);
     }
@@ -160,7 +151,7 @@ static void plot_frame(FILE *svg, const plot_panel *p, const char *title, const 
     char turned[96];
     plot_y_marks(svg, p);
     plot_x_marks(svg, p);
-    fprintf(svg, "<path d=\"M%.1f %dv%dh%d\" fill=\"none\" stroke=\"%s\"/>\n", p->left, PANEL_TOP,
+    fprintf(svg, "<path d=\"M%.1f %.0fv%.0fh%.0f\" fill=\"none\" stroke=\"%s\"/>\n", p->left, PANEL_TOP,
             PANEL_HEIGHT, PANEL_WIDTH, plot_ink);
     plot_text(svg, p->left, PANEL_TOP - 14.0, "font-weight=\"bold\" font-size=\"13\"", title);
     plot_text(svg, p->left + PANEL_WIDTH / 2.0, PANEL_TOP + PANEL_HEIGHT + 39.0, "text-anchor=\"middle\"",
@@ -255,7 +246,7 @@ static void plot_heldout(FILE *svg, const plot_figure *f, const int *order) {
     plot_frame(svg, &panel, "Held-out text, the same for all", "bits per byte");
     if (f->teacher > 0.0) {
         fprintf(svg,
-                "<path d=\"M%.1f %.1fh%d\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n",
+                "<path d=\"M%.1f %.1fh%.0f\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n",
                 panel.left, plot_y(&panel, f->teacher), PANEL_WIDTH, plot_ink);
         plot_text(svg, panel.left + 8.0, plot_y(&panel, f->teacher) - 6.0, "", "teacher");
     }
@@ -284,8 +275,8 @@ static void plot_sort(const plot_figure *f, int *order) {
 
 static void plot_legend_row(FILE *svg, double y, const plot_series *s, const char *color) {
     char text[32];
-    fprintf(svg, "<path d=\"M%d %.1fh20\" stroke=\"%s\" stroke-width=\"2.4\"/>", LEGEND, y - 4.0, color);
-    fprintf(svg, "<circle cx=\"%d\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", LEGEND + 10, y - 4.0, color);
+    fprintf(svg, "<path d=\"M%.0f %.1fh20\" stroke=\"%s\" stroke-width=\"2.4\"/>", LEGEND, y - 4.0, color);
+    fprintf(svg, "<circle cx=\"%.0f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n", LEGEND + 10, y - 4.0, color);
     plot_text(svg, LEGEND + 28.0, y, "", s->name);
     snprintf(text, sizeof text, "%.2f", plot_smooth(s, s->runs[0].steps - 1));
     plot_text(svg, LEGEND + 196.0, y, "text-anchor=\"end\"", text);
@@ -308,7 +299,7 @@ static void plot_legend(FILE *svg, const plot_figure *f, const int *order) {
     }
     if (f->teacher <= 0.0) return;
     y += LEGEND_ROW;
-    fprintf(svg, "<path d=\"M%d %.1fh20\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n",
+    fprintf(svg, "<path d=\"M%.0f %.1fh20\" stroke=\"%s\" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n",
             LEGEND, y - 4.0, plot_ink);
     plot_text(svg, LEGEND + 28.0, y, "", "teacher");
     snprintf(text, sizeof text, "%.3f", f->teacher);
@@ -324,7 +315,7 @@ static void plot_draw(FILE *svg, const plot_figure *f) {
     plot_sort(f, order);
     fprintf(
         svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
         "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"12\" fill=\"%s\">\n<title>",
         WIDTH, HEIGHT, WIDTH, HEIGHT, plot_ink);
     plot_escape(svg, f->title);

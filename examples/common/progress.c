@@ -1,6 +1,7 @@
 /* progress.c - the line of progress.h. */
-#define _DEFAULT_SOURCE /* ioctl and the size of a terminal */
-#define _DARWIN_C_SOURCE
+#if !defined(_DEFAULT_SOURCE)
+#    define _DEFAULT_SOURCE /* ioctl and the size of a terminal */
+#endif
 #include "progress.h"
 
 #include <stdio.h>

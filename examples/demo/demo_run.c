@@ -485,8 +485,8 @@ static xd_result demo_train(demo_rank *r, uint64_t seed) {
  * came after, has the same bits. */
 static xd_result demo_keep(demo_rank *r, const nn_model *whole, float *weights) {
     const demo_job *job = r->job;
-    const model_extras extras = { job->tokenizer_path, "<|endoftext|>",
-                                  xd_tokenizer_find_special(job->tokenizer, "<|endoftext|>"), DEMO_ROW };
+    const int32_t end = xd_tokenizer_find_special(job->tokenizer, "<|endoftext|>");
+    const model_extras extras = { job->tokenizer_path, end < 0 ? NULL : "<|endoftext|>", end, DEMO_ROW };
     if (!job->overwrite && model_directory_is_finished(job->save_directory)) {
         if (model_directory_holds(r->ctx, job->save_directory, whole, weights)) return XD_OK;
         return XD_FAIL(r->ctx, XD_ERROR_STATE,

@@ -67,7 +67,7 @@ refused() {
     name=$1 words=$2
     shift 2
     start small "$name" "$@" && return 1
-    grep -q "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
+    grep -q -e "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
 }
 
 # verdict STATUS WHAT
@@ -104,7 +104,7 @@ few="--arms text,pkl,gold"
 run small 50 one50 --mesh dp=1 $few
 verdict $? 'one rank runs 50 steps'
 for mesh in tp=2 cp=2; do
-    run small 50 $mesh --mesh $mesh $few && close one50 $mesh
+    run small 50 long_$mesh --mesh $mesh $few && close one50 long_$mesh
     verdict $? "$mesh has the losses of one rank within 1e-3 over 50 steps"
 done
 run small 8 small_one --mesh dp=1 --reduction invariant

@@ -107,23 +107,26 @@ build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
 fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
 	@sh tests/build/check.sh fuzz
 
-demo: build/demo ## build and run the demonstration in examples/demo; ARGS are its options
-	build/demo $(ARGS)
+# Their own out/ is written again each time; a folder that ARGS names is not.
+own_out = $(if $(findstring --out,$(ARGS)),,--overwrite)
 
-build/demo: $(wildcard examples/demo/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+demo: build/demo ## build and run the demonstration in examples/demo, minutes; ARGS are its options, ARGS=--help lists them
+	build/demo $(own_out) $(ARGS)
+
+build/demo: $(wildcard examples/demo/* examples/common/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
-	$(MPIRUN) build/demo-mpi $(ARGS)
+	$(MPIRUN) build/demo-mpi $(own_out) $(ARGS)
 
-build/demo-mpi: $(wildcard examples/demo/* examples/nn/*) xdistill_mpi.h $(library)
-	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh
 
-build/real: $(wildcard examples/real/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/real: $(wildcard examples/real/* examples/common/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 build/bpe_train: tools/bpe_train.c xdistill.h | build
 	$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)

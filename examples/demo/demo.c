@@ -14,10 +14,13 @@
  * has seen. Ranks are threads of this process.
  *
  * Writes out/metrics.jsonl, out/loss.svg, out/run.json and out/student/, a Hugging Face model directory: the
- * first of the students with a teacher.
+ * first of the students with a teacher. A finished one that is there is replaced with --overwrite only, and one run at a
+ * time writes into a folder.
  *
  *   build/demo --train-teacher TEXT    trains the teacher itself, into data/teacher (see tools/teacher.sh)
  *   build/demo --eval DIR              measures a model directory on the held-out chapters
+ *   build/demo --data DIR              other texts: DIR/text.txt and DIR/heldout.txt, see demo_data.h
+ *   build/demo --help                  all options
  *   build/demo --encode FILE           prints the ids of a text, one a line; of DIR's tokenizer after --eval
  *
  * Compiled by mpicc with -DDEMO_MPI it is the same program with the processes of an MPI job as ranks: make
@@ -28,7 +31,9 @@
 #    include "xdistill_mpi.h"
 #endif
 
-#include "demo.h"
+#include "demo_data.h"
+
+#include "../common/model_directory.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -87,6 +92,8 @@ typedef struct demo_world {
     nn_config config;
     demo_result results[DEMO_MOST_SEEDS * DEMO_MOST_ARMS], teacher_result;
     char teacher_directory[480], student_directory[480], resume_directory[480];
+    demo_data data;
+    demo_lock *lock;
     demo_report *report;
 } demo_world;
 
@@ -105,19 +112,31 @@ static const demo_arm *demo_find_arm(const char *key, size_t length) {
     return NULL;
 }
 
+/* Every key, as --arms takes them. */
+static void demo_list_keys(char out[256]) {
+    int used = 0;
+    for (int i = 0; i < DEMO_STUDENT_ARMS && used < 256; i++)
+        used += snprintf(out + used, (size_t)(256 - used), "%s%s", i ? ", " : "", demo_student_arms[i].key);
+}
+
 /* The arms that --arms names, in its order. */
 static xd_result demo_choose_arms(demo_world *w, const char *names, demo_job *job) {
+    char keys[256];
+    demo_list_keys(keys);
     while (*names) {
         const size_t length = strcspn(names, ",");
         const demo_arm *arm = demo_find_arm(names, length);
-        if (!arm || job->arm_count == DEMO_MOST_ARMS || (arm->signal == DEMO_RECORDED && !w->record.cache))
-            return XD_FAIL(w->ctx, XD_ERROR_ARGUMENT, "cannot run the arm %.*s", (int)length, names);
+        XD_REQUIRE(w->ctx, arm, XD_ERROR_ARGUMENT, "cannot run the arm %.*s: there are %s", (int)length,
+                   names, keys);
+        XD_REQUIRE(w->ctx, job->arm_count < DEMO_MOST_ARMS, XD_ERROR_ARGUMENT, "--arms names more than %d",
+                   DEMO_MOST_ARMS);
         job->arms[job->arm_count++] = *arm;
         names += length + (names[length] == ',');
     }
     return XD_OK;
 }
 
+/* Without --arms those that need a cache are left out where there is none. */
 static xd_result demo_fill_arms(demo_world *w, const demo_options *o, demo_job *job) {
     if (o->teacher_text) {
         job->arms[job->arm_count++] = demo_teacher_arm;
@@ -125,7 +144,7 @@ static xd_result demo_fill_arms(demo_world *w, const demo_options *o, demo_job *
     }
     if (o->arms) XD_TRY(demo_choose_arms(w, o->arms, job));
     for (int i = 0; i < DEMO_STUDENT_ARMS && !o->arms; i++)
-        if (demo_student_arms[i].signal != DEMO_RECORDED || w->record.cache)
+        if (demo_student_arms[i].signal != DEMO_RECORDED || w->data.cache[0])
             job->arms[job->arm_count++] = demo_student_arms[i];
     if (job->arm_count == 0) return XD_FAIL(w->ctx, XD_ERROR_ARGUMENT, "there are no arms to run");
     for (int i = job->arm_count - 1; i >= 0; i--)
@@ -143,8 +162,7 @@ static xd_result demo_load_tokenizer(demo_world *w, const char *directory, demo_
 /* `text` may be NULL: the held-out one alone. */
 static xd_result demo_load_texts(demo_world *w, const demo_options *o, const char *text,
                                  demo_reader *reader) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/kjv_heldout.txt", o->data);
+    const char *path = w->data.heldout;
     XD_TRY(demo_text_load(w->ctx, reader->tokenizer, path, o->heldout_bytes, &reader->heldout));
     XD_TRY(demo_text_check(w->ctx, &reader->heldout, path));
     if (!text) return XD_OK;
@@ -157,33 +175,51 @@ static xd_result demo_load_one(demo_world *w, const demo_options *o) {
     demo_reader *reader = o->eval ? &w->teacher : &w->student;
     XD_TRY(demo_load_tokenizer(w, o->eval ? o->eval : w->teacher_directory, reader));
     XD_TRY(demo_load_texts(w, o, o->teacher_text, reader));
-    return o->eval ? demo_model_load(w->ctx, o->eval, &w->model, &w->model_weights) : XD_OK;
+    return o->eval ? model_directory_load(w->ctx, o->eval, &w->model, &w->model_weights) : XD_OK;
 }
 
-/* What a larger teacher said; without the file the arm that learns from it is left out. */
-static xd_result demo_load_record(demo_world *w, const demo_options *o) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/smollm2/kjv_student.xdcache", o->data);
-    FILE *there = fopen(path, "rb");
-    if (!there) return XD_OK;
-    fclose(there);
-    return demo_record_open(w->ctx, path, w->student.tokenizer, &w->student.text, &w->record);
+/* What a larger teacher said, when one of the arms learns from it. */
+static xd_result demo_load_record(demo_world *w, const demo_job *job) {
+    bool wanted = false;
+    for (int i = 0; i < job->arm_count; i++) wanted = wanted || job->arms[i].signal == DEMO_RECORDED;
+    if (!wanted) return XD_OK;
+    XD_REQUIRE(w->ctx, w->data.cache[0], XD_ERROR_MISSING,
+               "the arms smollm2 and smollm2-fifth need a teacher.xdcache in the folder of data");
+    return demo_record_open(w->ctx, w->data.cache, w->student.tokenizer, &w->student.text, &w->record);
 }
 
-static xd_result demo_load(demo_world *w, const demo_options *o) {
-    char directory[480], text[512];
+/* Fills in the arms, which say what is needed. */
+static xd_result demo_load(demo_world *w, const demo_options *o, demo_job *job) {
     snprintf(w->teacher_directory, sizeof w->teacher_directory, "%s/teacher", o->data);
+    XD_TRY(demo_data_find(w->ctx, o->data, !o->eval && !o->teacher_text, &w->data));
+    if (!o->eval) XD_TRY(demo_fill_arms(w, o, job));
     if (o->eval || o->teacher_text) return demo_load_one(w, o);
-    snprintf(directory, sizeof directory, "%s/student", o->data);
-    snprintf(text, sizeof text, "%s/kjv_student.txt", o->data);
-    XD_TRY(demo_load_tokenizer(w, directory, &w->student));
-    XD_TRY(demo_load_texts(w, o, text, &w->student));
-    XD_TRY(demo_load_tokenizer(w, w->teacher_directory, &w->teacher));
-    XD_TRY(demo_load_texts(w, o, text, &w->teacher));
-    XD_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->model, &w->model_weights));
+    XD_TRY(demo_load_tokenizer(w, w->data.tokenizer, &w->student));
+    XD_TRY(demo_load_texts(w, o, w->data.text, &w->student));
+    XD_TRY(demo_load_tokenizer(w, w->data.teacher, &w->teacher));
+    XD_TRY(demo_load_texts(w, o, w->data.text, &w->teacher));
+    XD_TRY(model_directory_load(w->ctx, w->data.teacher, &w->model, &w->model_weights));
     XD_TRY(demo_bridge_make(w->ctx, w->student.tokenizer, &w->student.text, w->teacher.tokenizer,
                             &w->teacher.text, &w->bridge));
-    return demo_load_record(w, o);
+    return demo_load_record(w, job);
+}
+
+/* True when the first run left a state to go on from. */
+static bool demo_has_state(const demo_world *w, const demo_options *o) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%llu.safetensors", w->resume_directory, (unsigned long long)o->seed);
+    FILE *there = fopen(path, "rb");
+    if (there) fclose(there);
+    return there != NULL;
+}
+
+/* A run that goes on may find what it left itself; demo_run.c looks at that when it has a model. */
+static xd_result demo_check_output(demo_world *w, const demo_options *o) {
+    const char *kept = o->teacher_text ? w->teacher_directory : w->student_directory;
+    if (o->overwrite || !model_directory_is_finished(kept)) return XD_OK;
+    if (o->resume && demo_has_state(w, o)) return XD_OK;
+    return XD_FAIL(w->ctx, XD_ERROR_STATE,
+                   "%s holds a finished model: --overwrite replaces it, --out names another folder", kept);
 }
 
 static xd_result demo_open_output(demo_world *w, const demo_options *o) {
@@ -191,6 +227,8 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
     snprintf(w->student_directory, sizeof w->student_directory, "%s/student", o->out);
     snprintf(w->resume_directory, sizeof w->resume_directory, "%s/resume", o->out);
     if (!demo_speaks(w)) return XD_OK;
+    XD_TRY(demo_lock_take(w->ctx, o->out, &w->lock));
+    XD_TRY(demo_check_output(w, o));
     XD_TRY(demo_report_open(w->ctx, o->out, o->resume, &w->report));
     if (o->save_every && files->make_directory(files->user, w->resume_directory) != 0)
         return XD_FAIL(w->ctx, XD_ERROR_IO, "cannot make the directory %s", w->resume_directory);
@@ -199,7 +237,6 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
 
 /* What training and measuring have in common. */
 static void demo_fill_job(demo_world *w, const demo_options *o, demo_job *job) {
-    memset(job, 0, sizeof *job);
     job->tokenizer = w->student.tokenizer;
     job->teacher_tokenizer = w->teacher.tokenizer;
     job->text = &w->student.text;
@@ -232,6 +269,7 @@ static xd_result demo_fill_training(demo_world *w, const demo_options *o, demo_j
     job->resume_directory = w->resume_directory;
     job->save_every = o->save_every;
     job->resume = o->resume;
+    job->overwrite = o->overwrite;
 
     const int runs = job->seeds * job->arm_count;
     w->losses = (float *)xd_allocate(w->ctx, (size_t)runs * (size_t)job->steps * sizeof *w->losses);
@@ -242,13 +280,13 @@ static xd_result demo_fill_training(demo_world *w, const demo_options *o, demo_j
 
 /* Local: what a process needs before ranks start. */
 static xd_result demo_prepare(demo_world *w, const demo_options *o, demo_job *job) {
-    XD_TRY(demo_load(w, o));
+    memset(job, 0, sizeof *job);
+    XD_TRY(demo_load(w, o, job));
     demo_fill_job(w, o, job);
     if (o->eval) {
         job->config = &w->model.config;
         return XD_OK;
     }
-    XD_TRY(demo_fill_arms(w, o, job));
     XD_TRY(demo_open_output(w, o));
     return demo_fill_training(w, o, job);
 }
@@ -274,8 +312,10 @@ static void demo_introduce(const demo_world *w, const demo_options *o) {
         printf("the teacher reads %lld tokens; %lld chunks, %lld of %d entries in both vocabularies\n",
                (long long)w->teacher.text.count, (long long)w->bridge.alignment.count,
                (long long)w->bridge.strict.pairs, w->config.vocab);
-    if (!o->teacher_text && !w->record.cache)
-        printf("%s/smollm2 has no cache: the student that would learn from it is left out\n", o->data);
+    if (!o->teacher_text)
+        printf("text %s, held out %s, the teacher is %s\n", w->data.text, w->data.heldout, w->data.teacher);
+    if (!o->teacher_text && !o->arms && !w->data.cache[0])
+        printf("%s has no teacher.xdcache: the students that would learn from it are left out\n", o->data);
 }
 
 static xd_result demo_work(demo_world *w, const demo_options *o) {
@@ -346,22 +386,12 @@ static int demo_main(const demo_options *o) {
     xd_result result = demo_join(&world);
     if (result == XD_OK) result = o->encode ? demo_print_ids(&world, o) : demo_work(&world, o);
     const xd_result closed = demo_report_close(world.ctx, world.report);
+    demo_lock_release(world.ctx, world.lock);
     if (result == XD_OK) result = closed;
     if (result != XD_OK) demo_complain(&world, result);
     if (result != XD_OK && world.processes) xd_comm_abort(world.processes); /* peers must not wait */
     demo_free(&world);
     return result != XD_OK;
-}
-
-static int demo_usage(const demo_options *o) {
-    fprintf(
-        stderr,
-        "demo: %s%s\n"
-        "usage: demo [--ranks N] [--mesh dp=N,cp=N,tp=N] [--steps N] [--seed N] [--data DIR] [--out DIR]\n"
-        "            [--reduction deterministic|fast|invariant] [--heldout-bytes N] [--arms text,pkl,...]\n"
-        "            [--save-every STEPS] [--resume] [--train-teacher TEXT | --eval DIR | --encode FILE]\n",
-        o->problem, o->detail);
-    return 2;
 }
 
 int main(int argc, char **argv) {
@@ -372,10 +402,12 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 #endif
-    if (demo_parse(argc, argv, ranks, &options))
-        status = demo_main(&options);
-    else
-        status = rank == 0 ? demo_usage(&options) : 2;
+    const bool understood = demo_parse(argc, argv, ranks, &options);
+    if (understood && options.help && rank == 0) demo_print_help();
+    if (understood && !options.help) status = demo_main(&options);
+    if (!understood && rank == 0)
+        fprintf(stderr, "demo: %s\nbuild/demo --help lists the options\n", options.problem);
+    if (!understood) status = 2;
 #if defined(DEMO_MPI)
     MPI_Finalize();
 #endif

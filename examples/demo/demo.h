@@ -2,6 +2,7 @@
 #ifndef DEMO_H
 #define DEMO_H
 
+#include "../common/sample.h"
 #include "../nn/nn_transformer.h"
 #include "xdistill.h"
 
@@ -15,7 +16,8 @@ extern "C" {
 #    define DEMO_BATCH 16
 #endif
 
-enum { DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8 };
+/* Points at which the held-out text is measured, the end among them. */
+enum { DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8, DEMO_POINTS = 10 };
 
 /* ---- options ---- */
 
@@ -29,18 +31,23 @@ typedef struct demo_options {
     xd_reduction reduction;
     int save_every; /* 0 -> never */
     bool resume;
+    bool overwrite;           /* a finished student in `out` may be replaced */
+    bool help;                /* print what there is and stop */
     const char *arms;         /* names with commas between them; NULL -> all there are data for */
     const char *teacher_text; /* train the teacher on it instead */
     const char *eval;         /* measure this model directory instead */
     const char *encode;       /* print this file's ids instead */
-    const char *data;         /* folder with the texts and teacher/ */
+    const char *data;         /* folder with the texts and the teacher; see demo_data.c */
     const char *out;
 
-    const char *problem, *detail; /* what is wrong when demo_parse says false */
+    char problem[256]; /* what is wrong when demo_parse says false */
 } demo_options;
 
 /* world_ranks: the processes there are, which --ranks must equal; 0 -> as many threads as asked for. */
 bool demo_parse(int argc, char **argv, int world_ranks, demo_options *out);
+
+/* The text of --help. */
+void demo_print_help(void);
 
 /* The name that --reduction takes. */
 const char *demo_reduction_name(xd_reduction reduction);
@@ -66,9 +73,6 @@ xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path);
 /* The start of row `row` of the batch of step `step`: a place in the first `share` of the text with DEMO_ROW tokens
  * and one more after it. The same on every mesh. */
 int64_t demo_row_start(const demo_text *text, double share, uint64_t seed, int step, int row);
-
-/* A repeatable number in [0, 1). */
-double demo_random(uint64_t seed, uint64_t stream, uint64_t counter);
 
 /* ---- two tokenizers ---- */
 
@@ -118,17 +122,7 @@ demo_window demo_bridge_window(const demo_bridge *bridge, int64_t student_start)
 void demo_bridge_chunks(const demo_bridge *bridge, const demo_window *window, xd_chunk_side side,
                         int64_t *chunks, int64_t *heads);
 
-/* ---- model directories ---- */
-
-/* Reads config.json and model.safetensors of a Hugging Face Llama directory into a whole model. *weights is
- * freed with xd_release, the model with nn_model_free. */
-xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights);
-
-/* Writes a directory that `transformers` opens: config.json, generation_config.json, model.safetensors
- * (bf16), tokenizer.json (a copy of `tokenizer`) and tokenizer_config.json. `weights` are rounded to what the
- * file holds. */
-xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
-                          const char *tokenizer, int32_t end_of_text);
+/* ---- shares ---- */
 
 /* This rank's part of whole weights. */
 void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part, float *weights);
@@ -163,11 +157,24 @@ typedef struct demo_arm {
 
 /* What came out. */
 typedef struct demo_result {
-    double bits_per_byte;     /* of the held-out text */
-    double seconds;           /* of its part of every step */
-    float *losses;            /* [steps] cross entropy against the text, nats per token */
-    char sample[DEMO_SAMPLE]; /* UTF-8 text the model wrote */
+    double bits_per_byte;        /* of the held-out text */
+    double seconds;              /* of its part of every step */
+    float *losses;               /* [steps] cross entropy against the text, nats per token */
+    double heldout[DEMO_POINTS]; /* bits per byte on the way: see demo_point_step */
+    char sample[SAMPLE_BYTES];   /* UTF-8 text the model wrote */
 } demo_result;
+
+/* Points of a run of so many steps. */
+int demo_point_count(int steps);
+
+/* After how many steps point `i` is; the last one is the end. Points are of rows spread evenly over the held-out text,
+ * about DEMO_GLANCE_ROWS of them, because all of it would take a quarter of the time; the table's number is of all. */
+int demo_point_step(int i, int steps);
+
+/* The point after `done` steps, or -1. */
+int demo_point_at(int done, int steps);
+
+enum { DEMO_GLANCE_ROWS = 4 * DEMO_BATCH };
 
 /* Everything ranks share. Rank 0 alone writes results and the report. */
 typedef struct demo_job {
@@ -191,6 +198,7 @@ typedef struct demo_job {
     const char *resume_directory; /* states of runs, <seed>.safetensors */
     int save_every;               /* steps between states; 0 -> none */
     bool resume;                  /* go on from the states */
+    bool overwrite;               /* over what a finished run left there */
     const char *save_directory;   /* where a model of the first run goes */
     int saved_arm;                /* and which */
     const char *tokenizer_path;   /* of the tokenizer.json that goes with it */
@@ -207,7 +215,8 @@ typedef struct demo_learner {
     xd_param *params;
     xd_optimizer *optimizer;
     double seconds;
-    float *losses; /* [steps] rank 0's; NULL elsewhere */
+    float *losses;   /* [steps] rank 0's; NULL elsewhere */
+    double *heldout; /* [DEMO_POINTS] rank 0's; NULL elsewhere */
 } demo_learner;
 
 /* Where a run stands. The first block says what and where, the second is saved and loaded. */
@@ -237,9 +246,23 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);
  * see the file and others do not. */
 xd_result demo_state_load(xd_ctx *ctx, demo_state *state);
 
+/* ---- the folder of results ---- */
+
+/* A folder that one run at a time writes into. */
+typedef struct demo_lock demo_lock;
+
+/* Makes the folder and takes it until demo_lock_release or the end of the process, however it comes. Where the file
+ * system has no locks, *out is NULL and a line on standard error says so.
+ *
+ * Errors: STATE when another process has it, with its id and what can be done; IO. */
+xd_result demo_lock_take(xd_ctx *ctx, const char *directory, demo_lock **out);
+
+/* NULL is fine. */
+void demo_lock_release(xd_ctx *ctx, demo_lock *lock);
+
 /* ---- report ---- */
 
-/* Progress on the terminal and out/metrics.jsonl. */
+/* out/metrics.jsonl. */
 typedef struct demo_report demo_report;
 
 /* resume -> metrics.jsonl is kept, up to where demo_report_go_to says. Errors: IO, MEMORY. */
@@ -248,7 +271,7 @@ xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo
 /* *bytes = the length of metrics.jsonl so far, all of it handed to the system. Errors: IO. */
 xd_result demo_report_position(xd_ctx *ctx, demo_report *report, long *bytes);
 
-/* The next step's line comes at that byte; what stood there from an interrupted run is cut off then.
+/* The next line comes at that byte; what stood there from an interrupted run is cut off then.
  * Errors: IO; DATA when the file is shorter, with both lengths. */
 xd_result demo_report_go_to(xd_ctx *ctx, demo_report *report, long bytes);
 
@@ -259,14 +282,34 @@ xd_result demo_report_close(xd_ctx *ctx, demo_report *report);
 typedef struct demo_step {
     double loss, hard, soft; /* nats per token, soft per chunk; 0 without a teacher */
     double gradient_norm, learning_rate;
+    double seconds; /* of this arm's part */
 } demo_step;
 
-/* A line of metrics.jsonl for each arm and the progress line. `seconds` since the run began. Errors: IO. */
-xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_job *job, uint64_t seed, int step,
-                           double seconds, const demo_step *arms);
+/* Where a run is when it reports. */
+typedef struct demo_moment {
+    uint64_t seed;
+    int step;       /* from 0 */
+    double seconds; /* since the run began */
+} demo_moment;
 
-/* The table on the terminal, loss.svg and run.json. */
+/* A line for each arm. Errors: IO. */
+xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_job *job, const demo_moment *at,
+                           const demo_step *arms);
+
+/* A line of one arm with what the held-out text came to; `bytes` of it were measured. Errors: IO. */
+xd_result demo_report_heldout(xd_ctx *ctx, demo_report *report, const demo_arm *arm, const demo_moment *at,
+                              double bits_per_byte, int64_t bytes);
+
+/* The line on the terminal. */
+void demo_report_progress(demo_report *report, const demo_job *job, const demo_moment *at);
+
+/* The table on the terminal, loss.svg, run.json, and where all of it is. */
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);
+
+/* The parts of that. */
+void demo_print_table(const demo_job *job);
+xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *directory);
+xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory);
 
 #ifdef __cplusplus
 }

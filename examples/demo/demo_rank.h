@@ -51,6 +51,7 @@ typedef struct demo_rank {
     size_t loss_workspace_bytes;
     bool asks_teacher; /* some arm learns from its logits */
     double teacher_seconds;
+    double seconds; /* of the run that was trained last */
 } demo_rank;
 
 /* Takes `count` things of `size` bytes; *failed remembers that one could not be had. */
@@ -85,9 +86,8 @@ xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out);
 xd_result demo_evaluate_student(demo_rank *r, const float *weights, double *bits_per_byte);
 xd_result demo_evaluate_teacher(demo_rank *r, double *bits_per_byte);
 
-/* One rank with whole weights continues a fixed beginning. */
-xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *weights,
-                            const xd_tokenizer *tokenizer, uint64_t seed, char sample[DEMO_SAMPLE]);
+/* The same of some of its rows, which are *bytes long together; see DEMO_GLANCE_ROWS. */
+xd_result demo_glance_at_student(demo_rank *r, const float *weights, double *bits_per_byte, int64_t *bytes);
 
 #ifdef __cplusplus
 }

@@ -8,11 +8,12 @@
 /* Of each arm: weights and the two moments, each as long as the model, and the losses so far. */
 enum { VALUES, MEANS, SQUARES, LOSSES, KINDS };
 
-enum { DEMO_MOST_TENSORS = DEMO_MOST_ARMS * KINDS + 1 }; /* the last one: the seconds of every arm */
+/* The last two: the seconds of every arm, and its held-out values so far. */
+enum { DEMO_MOST_TENSORS = DEMO_MOST_ARMS * KINDS + 2 };
 
 static const char *const demo_kinds[KINDS] = { "weights", "exp_avg", "exp_avg_sq", "losses" };
 
-static const char demo_seconds_name[] = "seconds";
+static const char demo_seconds_name[] = "seconds", demo_heldout_name[] = "heldout";
 
 typedef char demo_tensor_name[32];
 
@@ -71,7 +72,7 @@ static void demo_describe(const demo_state *s, demo_value values[FACTS]) {
 static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t count,
                                    xd_safetensors_writer **writer) {
     const int arms = s->job->arm_count;
-    const int64_t losses = s->done, seconds = arms;
+    const int64_t losses = s->done, seconds = arms, heldout = (int64_t)arms * DEMO_POINTS;
     demo_value values[FACTS];
     demo_tensor_name names[DEMO_MOST_TENSORS];
     xd_safetensors_pair pairs[FACTS];
@@ -89,13 +90,15 @@ static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t cou
         entries[i].ndim = 1;
         entries[i].shape = i % KINDS == LOSSES ? &losses : &count;
     }
-    entries[arms * KINDS].name = demo_seconds_name;
-    entries[arms * KINDS].dtype = XD_DTYPE_F64;
-    entries[arms * KINDS].ndim = 1;
-    entries[arms * KINDS].shape = &seconds;
+    for (int i = arms * KINDS; i < arms * KINDS + 2; i++) {
+        entries[i].name = i == arms * KINDS ? demo_seconds_name : demo_heldout_name;
+        entries[i].dtype = XD_DTYPE_F64;
+        entries[i].ndim = 1;
+        entries[i].shape = i == arms * KINDS ? &seconds : &heldout;
+    }
     memset(&desc, 0, sizeof desc);
     desc.entries = entries;
-    desc.entry_count = arms * KINDS + 1;
+    desc.entry_count = arms * KINDS + 2;
     desc.metadata = pairs;
     desc.metadata_count = FACTS;
     return xd_safetensors_writer_create(ctx, s->path, &desc, writer);
@@ -104,12 +107,14 @@ static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t cou
 /* What rank 0 has without asking the others. */
 static xd_result demo_state_write_own(const demo_state *s, xd_safetensors_writer *writer) {
     const int arms = s->job->arm_count;
-    double seconds[DEMO_MOST_ARMS];
+    double seconds[DEMO_MOST_ARMS], heldout[DEMO_MOST_ARMS * DEMO_POINTS];
     for (int arm = 0; arm < arms; arm++) {
         seconds[arm] = s->learners[arm].seconds;
+        memcpy(heldout + arm * DEMO_POINTS, s->learners[arm].heldout, DEMO_POINTS * sizeof *heldout);
         XD_TRY(xd_safetensors_writer_write(writer, arm * KINDS + LOSSES, s->learners[arm].losses));
     }
-    return xd_safetensors_writer_write(writer, arms * KINDS, seconds);
+    XD_TRY(xd_safetensors_writer_write(writer, arms * KINDS, seconds));
+    return xd_safetensors_writer_write(writer, arms * KINDS + 1, heldout);
 }
 
 /* Collects every whole tensor, one at a time; rank 0 writes it. A write that failed is told at the end: the
@@ -197,6 +202,7 @@ static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_saf
         XD_TRY(demo_state_check_tensor(ctx, s, file, name, XD_DTYPE_F32,
                                        i % KINDS == LOSSES ? (int64_t)done : count));
     }
+    XD_TRY(demo_state_check_tensor(ctx, s, file, demo_heldout_name, XD_DTYPE_F64, arms * DEMO_POINTS));
     return demo_state_check_tensor(ctx, s, file, demo_seconds_name, XD_DTYPE_F64, arms);
 }
 
@@ -221,15 +227,18 @@ static xd_result demo_state_read_arm(demo_state *s, xd_safetensors *file, int ar
 
 static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *file, const nn_model *whole,
                                  float *values, float *flat) {
-    double seconds[DEMO_MOST_ARMS];
+    double seconds[DEMO_MOST_ARMS], heldout[DEMO_MOST_ARMS * DEMO_POINTS];
     const size_t bytes = (size_t)s->job->arm_count * sizeof *seconds;
     XD_TRY(demo_state_check(ctx, s, file, whole->float_count));
     s->done = (int)demo_state_number(file, DONE, 1.0, s->job->steps);
     s->seconds = demo_state_number(file, SECONDS, 0.0, 1e12);
     s->metrics_bytes = (long)demo_state_number(file, METRICS, 0.0, 1e12);
     XD_TRY(demo_state_fetch(file, demo_seconds_name, bytes, seconds));
+    XD_TRY(demo_state_fetch(file, demo_heldout_name, bytes * DEMO_POINTS, heldout));
     for (int arm = 0; arm < s->job->arm_count; arm++) {
         s->learners[arm].seconds = seconds[arm];
+        if (s->learners[arm].heldout)
+            memcpy(s->learners[arm].heldout, heldout + arm * DEMO_POINTS, DEMO_POINTS * sizeof *heldout);
         XD_TRY(demo_state_read_arm(s, file, arm, whole, values, flat));
     }
     return XD_OK;

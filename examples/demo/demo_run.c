@@ -16,6 +16,8 @@
  * library adds those exactly. So every dp mesh has the bits of one rank. */
 #include "demo_rank.h"
 
+#include "../common/model_directory.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -345,7 +347,8 @@ static xd_result demo_learn(demo_rank *r, const demo_arm *arm, demo_learner *lea
     XD_TRY(demo_arm_loss(r, arm, out));
     XD_TRY(demo_backward(r, learner->weights));
     XD_TRY(demo_update(r, learner, out));
-    learner->seconds += xd_now(r->ctx) - start;
+    out->seconds = xd_now(r->ctx) - start;
+    learner->seconds += out->seconds;
     if (learner->losses) learner->losses[step] = (float)out->hard;
     return XD_OK;
 }
@@ -414,6 +417,7 @@ static xd_result demo_begin_run(demo_rank *r, demo_state *state) {
         XD_TRY(demo_make_optimizer(r, learner));
         learner->seconds = 0.0;
         learner->losses = first ? r->job->results[run + i].losses : NULL;
+        learner->heldout = first ? r->job->results[run + i].heldout : NULL;
     }
     state->job = r->job;
     state->world = r->world;
@@ -426,8 +430,35 @@ static xd_result demo_begin_run(demo_rank *r, demo_state *state) {
     return xd_agree(r->world, result);
 }
 
-static xd_result demo_train(demo_rank *r, uint64_t seed) {
+/* What the students are worth on the way. */
+static xd_result demo_glance(demo_rank *r, const demo_moment *at) {
+    const int steps = r->job->steps, point = demo_point_at(at->step + 1, steps);
+    if (point < 0) return XD_OK;
+    for (int i = 0; i < r->job->arm_count; i++) {
+        const demo_learner *learner = &r->learners[i];
+        xd_result result = XD_OK;
+        double bits = 0.0;
+        int64_t bytes = 0;
+        XD_TRY(demo_glance_at_student(r, learner->weights, &bits, &bytes));
+        if (learner->heldout) {
+            learner->heldout[point] = bits;
+            result = demo_report_heldout(r->ctx, r->job->report, &r->job->arms[i], at, bits, bytes);
+        }
+        if (result != XD_OK) return result;
+    }
+    return XD_OK;
+}
+
+/* After a step of all students. */
+static xd_result demo_tell(demo_rank *r, const demo_moment *at, const demo_step *steps) {
     const bool first = xd_comm_rank(r->world) == 0;
+    if (first) XD_TRY(demo_report_step(r->ctx, r->job->report, r->job, at, steps));
+    XD_TRY(demo_glance(r, at));
+    if (first) demo_report_progress(r->job->report, r->job, at);
+    return XD_OK;
+}
+
+static xd_result demo_train(demo_rank *r, uint64_t seed) {
     char path[512];
     demo_step steps[DEMO_MOST_ARMS];
     demo_state state;
@@ -440,14 +471,31 @@ static xd_result demo_train(demo_rank *r, uint64_t seed) {
     const double start = xd_now(r->ctx) - state.seconds;
     for (int i = state.done; i < r->job->steps; i++) {
         XD_TRY(demo_step_once(r, seed, i, steps));
-        const double seconds = xd_now(r->ctx) - start;
-        if (first) XD_TRY(demo_report_step(r->ctx, r->job->report, r->job, seed, i, seconds, steps));
-        XD_TRY(demo_save_state(r, &state, i + 1, seconds));
+        const demo_moment at = { seed, i, xd_now(r->ctx) - start };
+        XD_TRY(demo_tell(r, &at, steps));
+        XD_TRY(demo_save_state(r, &state, i + 1, xd_now(r->ctx) - start));
     }
+    r->seconds = xd_now(r->ctx) - start;
     return XD_OK;
 }
 
 /* ---- what came out ---- */
+
+/* A finished model of another run is not replaced unless that was asked for; this run's own, which an interruption
+ * came after, has the same bits. */
+static xd_result demo_keep(demo_rank *r, const nn_model *whole, float *weights) {
+    const demo_job *job = r->job;
+    const int32_t end = xd_tokenizer_find_special(job->tokenizer, "<|endoftext|>");
+    const model_extras extras = { job->tokenizer_path, end < 0 ? NULL : "<|endoftext|>", end, DEMO_ROW };
+    if (!job->overwrite && model_directory_is_finished(job->save_directory)) {
+        if (model_directory_holds(r->ctx, job->save_directory, whole, weights)) return XD_OK;
+        return XD_FAIL(r->ctx, XD_ERROR_STATE,
+                       "%s holds a finished model that this run did not make: "
+                       "--overwrite replaces it",
+                       job->save_directory);
+    }
+    return model_directory_save(r->ctx, job->save_directory, whole, weights, &extras);
+}
 
 /* The trained model whole on rank 0: rounded to bf16 as the file will hold it when it is saved, a sample from
  * it. */
@@ -462,11 +510,9 @@ static xd_result demo_finish_whole(demo_rank *r, const float *own, bool save, de
     status = xd_agree(r->world, status);
     if (status == XD_OK) status = demo_gather_shares(r->ctx, r->tp, &r->model, own, &whole, weights);
     if (status == XD_OK && xd_comm_rank(r->world) == 0) {
-        if (save)
-            status = demo_model_save(r->ctx, job->save_directory, &whole, weights, job->tokenizer_path,
-                                     xd_tokenizer_find_special(job->tokenizer, "<|endoftext|>"));
+        if (save) status = demo_keep(r, &whole, weights);
         if (status == XD_OK)
-            status = demo_write_sample(r, &whole, weights, job->tokenizer, job->seed, result->sample);
+            status = sample_write(r->ctx, &whole, weights, job->tokenizer, job->seed, result->sample);
     }
     xd_release(r->ctx, weights);
     nn_model_free(&whole);
@@ -483,10 +529,15 @@ static xd_result demo_finish_arm(demo_rank *r, int seed_index, int arm_index) {
     for (int64_t i = 0; save && i < r->model.float_count; i++)
         learner->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(learner->weights[i]));
     XD_TRY(demo_evaluate_student(r, learner->weights, &bits));
+    xd_result status = XD_OK;
     if (xd_comm_rank(r->world) == 0) {
+        const demo_moment at = { job->seed + (uint64_t)seed_index, job->steps - 1, r->seconds };
         result->bits_per_byte = bits;
         result->seconds = learner->seconds;
+        status =
+            demo_report_heldout(r->ctx, job->report, &job->arms[arm_index], &at, bits, job->heldout->bytes);
     }
+    XD_TRY(xd_agree(r->world, status));
     return demo_finish_whole(r, learner->weights, save, result);
 }
 
@@ -498,8 +549,8 @@ static xd_result demo_run_teacher(demo_rank *r) {
     XD_TRY(demo_evaluate_teacher(r, &bits));
     if (xd_comm_rank(r->world) == 0) {
         result->bits_per_byte = bits;
-        status = demo_write_sample(r, job->teacher, job->teacher_weights, job->teacher_tokenizer, job->seed,
-                                   result->sample);
+        status = sample_write(r->ctx, job->teacher, job->teacher_weights, job->teacher_tokenizer, job->seed,
+                              result->sample);
     }
     return xd_agree(r->world, status);
 }

@@ -1,6 +1,8 @@
 /* demo_text.c - texts as ids, and which rows a step reads. */
 #include "demo.h"
 
+#include "../common/sample.h"
+
 #include <string.h>
 
 /* Takes a copy of an encoding, which is the encoder's. */
@@ -55,21 +57,9 @@ xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path) 
                    (long long)text->count, DEMO_ROW + 2);
 }
 
-/* splitmix64 */
-static uint64_t demo_mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-double demo_random(uint64_t seed, uint64_t stream, uint64_t counter) {
-    return (double)(demo_mix(seed ^ demo_mix(stream ^ demo_mix(counter))) >> 11) / 9007199254740992.0;
-}
-
 int64_t demo_row_start(const demo_text *text, double share, uint64_t seed, int step, int row) {
     const int64_t tokens = (int64_t)((double)text->count * share);
     const int64_t places =
         tokens > DEMO_ROW ? tokens - DEMO_ROW : 1; /* the last token's label is inside, too */
-    return (int64_t)(demo_random(seed, 1, (uint64_t)step * DEMO_BATCH + (uint64_t)row) * (double)places);
+    return (int64_t)(sample_random(seed, 1, (uint64_t)step * DEMO_BATCH + (uint64_t)row) * (double)places);
 }

@@ -6,12 +6,17 @@
  *   real student alone TOKENIZER TEXT HELDOUT                 trains a small student on the text,
  *   real student live TOKENIZER TEXT HELDOUT MODEL.gguf       on it and the running model,
  *   real student cached TOKENIZER TEXT HELDOUT MODEL.gguf CACHE   or on it and the cache
+ *   real judge MODEL.gguf HELDOUT            what the model is worth on rows of that length, and what it writes
+ *   real figure PICTURE.svg DIR...           draws what `student` and `judge` left in folders, prints their samples
  *   real pair STUDENT TEACHER TEXT...        two vocabularies: overlap, projection, alignment, a few steps;
  *                                            --student-preset and --teacher-preset for rank files
  *
  *   --ranks N      threads (2)               --bytes N      read no more of a text
  *   --steps N      of training               --seed N       of training (1)
- *   --out FILE     adds the results to it, a line of JSON each */
+ *   --out FILE     adds the results to it, a line of JSON each
+ *   --save DIR     keeps the student there, as a directory that transformers opens, with its curve; the teacher's
+ *                  curve alone
+ *   --overwrite    replaces a finished student that is there */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
@@ -28,8 +33,13 @@ typedef struct real_command {
 } real_command;
 
 static const real_command real_commands[] = {
-    { "encode", 2, 2, real_encode },   { "check", 2, 6, real_check }, { "cache", 3, 3, real_cache },
-    { "student", 4, 6, real_student }, { "pair", 3, 6, real_pair },
+    { "encode", 2, 2, real_encode },
+    { "check", 2, 6, real_check },
+    { "cache", 3, 3, real_cache },
+    { "student", 4, 6, real_student },
+    { "pair", 3, 6, real_pair },
+    { "judge", 2, 2, real_judge },
+    { "figure", 2, REAL_MOST_PATHS, real_figure },
 };
 
 static bool real_number(const char *text, int64_t most, int64_t *out) {
@@ -54,6 +64,7 @@ static bool real_preset(const char *name, xd_tokenizer_preset *out) {
 static bool real_option(const char *name, const char *value, real_options *o) {
     int64_t number = 0;
     if (strcmp(name, "--out") == 0) return (o->out = value) != NULL;
+    if (strcmp(name, "--save") == 0) return (o->save = value) != NULL && strlen(value) < 400;
     if (strcmp(name, "--student-preset") == 0) return real_preset(value, &o->preset[0]);
     if (strcmp(name, "--teacher-preset") == 0) return real_preset(value, &o->preset[1]);
     if (!real_number(value, (int64_t)1 << 40, &number)) return false;
@@ -71,11 +82,13 @@ static bool real_parse(int argc, char **argv, real_options *o) {
     if (argc < 2) return false;
     o->command = argv[1];
     for (int i = 2; i < argc; i++) {
-        if (argv[i][0] == '-') {
+        if (strcmp(argv[i], "--overwrite") == 0) {
+            o->overwrite = true;
+        } else if (argv[i][0] == '-') {
             if (!real_option(argv[i], argv[i + 1], o)) return false; /* argv ends with NULL */
             i++;
         } else {
-            if (o->paths == 6) return false;
+            if (o->paths == REAL_MOST_PATHS) return false;
             o->path[o->paths++] = argv[i];
         }
     }
@@ -101,7 +114,10 @@ int main(int argc, char **argv) {
                         "       real student alone|live|cached TOKENIZER TEXT HELDOUT [MODEL.gguf [CACHE]]\n"
                         "       real pair STUDENT TEACHER TEXT... [--student-preset NAME] "
                         "[--teacher-preset NAME]\n"
-                        "       [--ranks N] [--bytes N] [--steps N] [--seed N] [--out FILE]\n");
+                        "       real judge MODEL.gguf HELDOUT\n"
+                        "       real figure PICTURE.svg DIR...\n"
+                        "       [--ranks N] [--bytes N] [--steps N] [--seed N] [--out FILE] [--save DIR] "
+                        "[--overwrite]\n");
         return 2;
     }
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;

@@ -3,6 +3,9 @@
 #ifndef REAL_H
 #define REAL_H
 
+#include "../common/model_directory.h"
+#include "../common/progress.h"
+#include "../common/sample.h"
 #include "../nn/nn_transformer.h"
 #include "gguf_model.h"
 
@@ -10,23 +13,32 @@
 extern "C" {
 #endif
 
+enum { REAL_MOST_PATHS = 40 }; /* a figure of many students */
+
 /* The command line. */
 typedef struct real_options {
     const char *command;
-    const char *path[6]; /* what stands behind the command and is no option */
+    const char *path[REAL_MOST_PATHS]; /* what stands behind the command and is no option */
     int paths;
     int ranks;     /* threads; 0 -> 2 */
     int64_t bytes; /* of a text; 0 -> all */
     int steps;     /* of training; 0 -> the command's own number */
     uint64_t seed;
+    const char *save;              /* a folder for the model and its curve; NULL -> none */
+    bool overwrite;                /* a finished model that is there */
     const char *out;               /* a file that gets the result as one line of JSON; NULL -> none */
     xd_tokenizer_preset preset[2]; /* of rank files: student, teacher */
 } real_options;
 
 /* ---- small things ---- */
 
-/* A progress line: redrawn on a terminal, every tenth of the way elsewhere. */
-void real_progress(const char *what, int64_t done, int64_t total, const char *unit, double seconds);
+/* How far something is. */
+typedef struct real_stand {
+    const char *what;
+    int64_t done, total; /* in some unit */
+} real_stand;
+
+void real_progress(progress *line, const real_stand *at, const char *unit, double seconds);
 
 /* A path without its folders: results tell nothing of the machine. */
 const char *real_name(const char *path);
@@ -93,6 +105,26 @@ void real_runner_free(xd_ctx *ctx, real_runner *runner);
 /* runner->logits = what follows each of `count` tokens, from these tokens alone. */
 xd_result real_runner_forward(real_runner *runner, const float *weights, const int32_t *ids, int count);
 
+/* ---- what stays ---- */
+
+/* A model that was measured; curve.json in its folder. */
+typedef struct real_curve {
+    const char *name;
+    const float *losses; /* [steps] nats per token; NULL for a teacher */
+    int steps;
+    const double *heldout; /* [points] bits per byte */
+    const int *heldout_at; /* [points] */
+    int points;
+    double end;         /* bits per byte of all of the held-out text */
+    const char *sample; /* what it wrote by itself */
+} real_curve;
+
+/* Makes the folder. Errors: STATE when it holds a finished model that is not to be replaced; IO. */
+xd_result real_keep_begin(xd_ctx *ctx, const real_options *o);
+
+/* Writes curve.json there. */
+xd_result real_keep_curve(xd_ctx *ctx, const char *directory, const real_curve *curve);
+
 /* ---- commands; see real.c ---- */
 
 xd_result real_encode(xd_ctx *ctx, const real_options *o);
@@ -100,6 +132,8 @@ xd_result real_check(xd_ctx *ctx, const real_options *o);
 xd_result real_cache(xd_ctx *ctx, const real_options *o);
 xd_result real_student(xd_ctx *ctx, const real_options *o);
 xd_result real_pair(xd_ctx *ctx, const real_options *o);
+xd_result real_judge(xd_ctx *ctx, const real_options *o);
+xd_result real_figure(xd_ctx *ctx, const real_options *o);
 
 #ifdef __cplusplus
 }

@@ -5,20 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 /* ---- small things ---- */
 
-void real_progress(const char *what, int64_t done, int64_t total, const char *unit, double seconds) {
-    const bool terminal = isatty(1) != 0, last = done == total;
-    const int64_t tenth = total >= 10 ? total / 10 : 1;
-    if (!terminal && !last && done % tenth != 0) return;
-    const double rate = seconds > 0.0 ? (double)done / seconds : 0.0;
-    const int eta = rate > 0.0 ? (int)((double)(total - done) / rate + 0.5) : 0;
-    printf("%s%s %lld/%lld %s | %.1f/s | peak %.0f MiB | eta %d:%02d%s", terminal ? "\r" : "", what,
-           (long long)done, (long long)total, unit, rate, real_peak_mib(), eta / 60, eta % 60,
-           terminal && !last ? "   " : "\n");
-    fflush(stdout);
+void real_progress(progress *line, const real_stand *at, const char *unit, double seconds) {
+    const double rate = seconds > 0.0 ? (double)at->done / seconds : 0.0;
+    char done[96], share[16], speed[48], memory[32], left[48], time[32];
+    const char *const parts[] = { done, share, speed, memory, left };
+    snprintf(done, sizeof done, "%s %lld/%lld %s", at->what, (long long)at->done, (long long)at->total, unit);
+    snprintf(share, sizeof share, "%d%%", (int)(100 * at->done / at->total));
+    snprintf(speed, sizeof speed, "%.1f %s/s", rate, unit);
+    snprintf(memory, sizeof memory, "peak %.0f MiB", real_peak_mib());
+    snprintf(left, sizeof left, "%s left",
+             progress_time(time, rate > 0.0 ? (double)(at->total - at->done) / rate : 0.0));
+    progress_show(line, seconds, parts, 5, at->done == at->total);
 }
 
 const char *real_name(const char *path) {

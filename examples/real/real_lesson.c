@@ -287,7 +287,7 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.common.labels.data = p->labels;
     desc.teachers = &teacher;
     desc.teacher_count = 1;
-    desc.columns = lesson->columns;
+    if (lesson->columns) desc.columns = lesson->columns;
     desc.kd_weight = 0.5;
     desc.ce_weight = 0.5;
     desc.common.gradient = desc.student;
@@ -339,38 +339,98 @@ static xd_result real_step(real_pupil *p, int step, xd_xtoken_values *values) {
     return real_update(p, step);
 }
 
-/* Every token of the held-out text once, from what precedes it in its row. */
-static xd_result real_measure(real_pupil *p, double *bits_per_byte) {
+int real_point_count(int steps) {
+    return steps < REAL_POINTS ? steps : REAL_POINTS;
+}
+
+int real_point_step(int i, int steps) {
+    return (int)((int64_t)steps * (i + 1) / real_point_count(steps));
+}
+
+/* The rows from `first` on of the held-out text, of which every `stride`th is read. */
+static void real_read_heldout(real_pupil *p, int64_t first, int64_t stride) {
     const real_text *text = p->lesson->heldout;
+    for (int64_t at = 0; at < (int64_t)p->batch.sequences * REAL_ROW; at++) {
+        const int64_t row = first + p->first_row + at / REAL_ROW;
+        const int64_t place = row * stride * REAL_ROW + at % REAL_ROW;
+        const bool inside = place + 1 < text->count;
+        p->ids[at] = inside ? text->ids[place] : 0;
+        p->labels[at] = inside ? text->ids[place + 1] : XD_IGNORE_INDEX;
+    }
+}
+
+/* Every token of those rows once, from what precedes it in its row. */
+static xd_result real_measure(real_pupil *p, int64_t stride, double *bits_per_byte) {
+    const real_text *text = p->lesson->heldout;
+    const int64_t apart = stride * REAL_ROW; /* tokens */
     double nats = 0.0;
-    for (int64_t first = 0; first * REAL_ROW + 1 < text->count; first += p->lesson->rows) {
+    int64_t bytes = 0;
+    for (int64_t first = 0; first * apart + 1 < text->count; first += p->lesson->rows) {
         double part = 0.0;
-        for (int64_t at = 0; at < (int64_t)p->batch.sequences * REAL_ROW; at++) {
-            const int64_t place = (first + p->first_row) * REAL_ROW + at;
-            const bool inside = place + 1 < text->count;
-            p->ids[at] = inside ? text->ids[place] : 0;
-            p->labels[at] = inside ? text->ids[place + 1] : XD_IGNORE_INDEX;
-        }
+        real_read_heldout(p, first, stride);
         XD_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
         XD_TRY(real_text_loss(p, 1.0, false, &part));
         nats += part;
     }
-    *bits_per_byte = nats / log(2.0) / (double)(text->bytes - (size_t)text->spans[0].end);
+    for (int64_t start = 0; start + 1 < text->count; start += apart) {
+        const int64_t last = start + REAL_ROW < text->count ? start + REAL_ROW : text->count - 1;
+        bytes += text->spans[last].end - text->spans[start].end;
+    }
+    *bits_per_byte = nats / log(2.0) / (double)bytes;
     return XD_OK;
+}
+
+/* After a step: what the student is worth, when a point is there. */
+static xd_result real_glance(real_pupil *p, int done) {
+    const real_lesson *lesson = p->lesson;
+    const int points = real_point_count(lesson->steps);
+    double bits = 0.0;
+    if (!lesson->heldout || !lesson->save) return XD_OK;
+    for (int i = 0; i < points; i++) {
+        if (real_point_step(i, lesson->steps) != done) continue;
+        const int64_t rows = (lesson->heldout->count + REAL_ROW - 2) / REAL_ROW;
+        XD_TRY(real_measure(p, (rows + REAL_GLANCE_ROWS - 1) / REAL_GLANCE_ROWS, &bits));
+        if (xd_comm_rank(p->world) == 0) p->lesson->points[i] = bits;
+    }
+    return XD_OK;
+}
+
+/* Rank 0 has all weights, because ranks that save share rows only. */
+static xd_result real_save_student(real_pupil *p) {
+    real_lesson *lesson = p->lesson;
+    XD_TRY(model_directory_save(p->ctx, lesson->save, &p->model, p->weights, lesson->extras));
+    return sample_write(p->ctx, &p->model, p->weights, lesson->tokenizer, lesson->seed, lesson->sample);
+}
+
+/* The end: what is saved is measured as it is saved, every weight rounded to bf16. */
+static xd_result real_conclude(real_pupil *p) {
+    real_lesson *lesson = p->lesson;
+    const bool first = xd_comm_rank(p->world) == 0;
+    xd_result result = XD_OK;
+    double bits = 0.0;
+    for (int64_t i = 0; lesson->save && i < p->model.float_count; i++)
+        p->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(p->weights[i]));
+    if (lesson->heldout) XD_TRY(real_measure(p, 1, &bits));
+    if (first) lesson->bits_per_byte = bits;
+    if (first && lesson->save) result = real_save_student(p);
+    return xd_agree(p->world, result);
 }
 
 static xd_result real_teach(real_pupil *p) {
     real_lesson *lesson = p->lesson;
     const bool first = xd_comm_rank(p->world) == 0;
     const double start = xd_now(p->ctx);
+    progress line = progress_begin();
     xd_xtoken_values values;
-    double bits = 0.0;
     memset(&values, 0, sizeof values);
     for (int step = 0; step < lesson->steps; step++) {
+        const real_stand at = { lesson->name, step + 1, lesson->steps };
         XD_TRY(real_step(p, step, &values));
+        XD_TRY(real_glance(p, step + 1));
         if (!first) continue;
         if (step == 0) lesson->first_loss = values.loss;
-        real_progress(lesson->name, step + 1, lesson->steps, "steps", xd_now(p->ctx) - start);
+        if (lesson->losses) lesson->losses[step] = (float)values.ce;
+        real_progress(&line, &at, "steps", xd_now(p->ctx) - start);
     }
     if (first) {
         lesson->seconds = xd_now(p->ctx) - start;
@@ -378,9 +438,7 @@ static xd_result real_teach(real_pupil *p) {
         lesson->last_kd = values.kd;
         lesson->last_ce = values.ce;
     }
-    if (lesson->heldout) XD_TRY(real_measure(p, &bits));
-    if (first) lesson->bits_per_byte = bits;
-    return XD_OK;
+    return real_conclude(p);
 }
 
 xd_result real_lesson_rank(xd_comm *world, void *lesson) {

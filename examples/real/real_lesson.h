@@ -12,6 +12,9 @@ extern "C" {
  * that a student's token stands for. */
 enum { REAL_ROW = 128, REAL_TEACHER_ROW = 224, REAL_MOST_ENTRIES = 256 };
 
+/* How often about REAL_GLANCE_ROWS rows of the held-out text, evenly spread, are measured on the way. */
+enum { REAL_POINTS = 10, REAL_GLANCE_ROWS = 48 };
+
 /* Where the teacher's probabilities come from. */
 typedef enum real_source {
     REAL_ALONE = 0, /* nowhere: the text alone */
@@ -41,8 +44,14 @@ typedef struct real_lesson {
     int steps;
     uint64_t seed;
     const char *name;
+    const char *save;              /* a folder for the model; NULL -> none */
+    const model_extras *extras;    /* with it */
+    const xd_tokenizer *tokenizer; /* with it, for the sample */
 
-    double bits_per_byte; /* of the held-out text */
+    float *losses;              /* [steps] cross entropy of each step, nats per token; NULL -> not wanted */
+    double points[REAL_POINTS]; /* on the way */
+    char sample[SAMPLE_BYTES];
+    double bits_per_byte; /* of the held-out text, all of it */
     double seconds;
     double first_loss, last_loss, last_kd, last_ce;
 } real_lesson;
@@ -55,6 +64,10 @@ xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *r
 xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t student_size,
                               int64_t teacher_size, xd_projection *out);
 void real_lesson_free(xd_ctx *ctx, real_lesson *lesson);
+
+/* Points of a run of so many steps, and after how many point `i` is. */
+int real_point_count(int steps);
+int real_point_step(int i, int steps);
 
 /* What each rank runs; `lesson` is a real_lesson. */
 xd_result real_lesson_rank(xd_comm *world, void *lesson);

@@ -96,12 +96,13 @@ static xd_result real_pair_text(xd_ctx *ctx, const real_options *o, real_sides *
            encoded, (long long)r.chunks, aligned, (double)r.chunks / (double)s->text.count,
            (long long)(r.chunks - r.exact), (long long)r.one_sided, (long long)r.lost_bytes);
     return real_record(ctx, o,
-                       "{\"align\": \"%s\", \"student\": \"%s\", \"bytes\": %zu, \"student_tokens\": %lld, "
+                       "{\"align\": \"%s\", \"student\": \"%s\", \"teacher\": \"%s\", \"bytes\": %zu, "
+                       "\"student_tokens\": %lld, "
                        "\"teacher_tokens\": %lld, \"chunks\": %lld, \"exact\": %lld, \"one_sided\": %lld, "
                        "\"lost_bytes\": %lld}",
-                       real_name(path), real_name(o->path[1]), s->text.bytes, (long long)s->text.count,
-                       (long long)s->teacher_text.count, (long long)r.chunks, (long long)r.exact,
-                       (long long)r.one_sided, (long long)r.lost_bytes);
+                       real_name(path), real_name(o->path[0]), real_name(o->path[1]), s->text.bytes,
+                       (long long)s->text.count, (long long)s->teacher_text.count, (long long)r.chunks,
+                       (long long)r.exact, (long long)r.one_sided, (long long)r.lost_bytes);
 }
 
 /* ---- steps ---- */

@@ -15,6 +15,7 @@ typedef struct real_arm {
     xd_token_span *spans;
     int32_t *ids;
     xd_projection projection;
+    model_extras extras;
     real_lesson lesson;
 } real_arm;
 
@@ -110,6 +111,7 @@ static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm
 
 static void real_arm_free(xd_ctx *ctx, real_arm *arm) {
     real_lesson_free(ctx, &arm->lesson);
+    xd_release(ctx, arm->lesson.losses);
     xd_projection_destroy(ctx, &arm->projection);
     xd_teacher_cache_close(arm->cache);
     xd_release(ctx, arm->positions);
@@ -122,12 +124,52 @@ static void real_arm_free(xd_ctx *ctx, real_arm *arm) {
     real_teacher_free(ctx, &arm->teacher);
 }
 
+/* What is kept of the run: room for its curve, and what goes with the model. */
+static xd_result real_arm_keep(xd_ctx *ctx, const real_options *o, real_arm *arm) {
+    real_lesson *lesson = &arm->lesson;
+    bool failed = false;
+    if (!o->save) return XD_OK;
+    XD_TRY(real_keep_begin(ctx, o));
+    lesson->losses = (float *)real_room(ctx, lesson->steps, sizeof *lesson->losses, &failed);
+    XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %d losses", lesson->steps);
+    arm->extras.tokenizer = o->path[1];
+    arm->extras.end_of_text = xd_tokenizer_find_special(arm->tokenizer, "<|endoftext|>");
+    arm->extras.end_token = arm->extras.end_of_text >= 0 ? "<|endoftext|>" : NULL;
+    arm->extras.positions = REAL_ROW;
+    lesson->save = o->save;
+    lesson->extras = &arm->extras;
+    lesson->tokenizer = arm->tokenizer;
+    return XD_OK;
+}
+
+static xd_result real_arm_keep_curve(xd_ctx *ctx, const real_options *o, const real_arm *arm) {
+    const real_lesson *lesson = &arm->lesson;
+    real_curve curve;
+    int at[REAL_POINTS];
+    char name[64];
+    if (!o->save) return XD_OK;
+    snprintf(name, sizeof name, "%s, %d steps", lesson->name, lesson->steps);
+    memset(&curve, 0, sizeof curve);
+    curve.name = name;
+    curve.losses = lesson->losses;
+    curve.steps = lesson->steps;
+    curve.heldout = lesson->points;
+    curve.heldout_at = at;
+    curve.points = real_point_count(lesson->steps);
+    for (int i = 0; i < curve.points; i++) at[i] = real_point_step(i, lesson->steps);
+    curve.end = lesson->bits_per_byte;
+    curve.sample = lesson->sample;
+    return real_keep_curve(ctx, o->save, &curve);
+}
+
 xd_result real_student(xd_ctx *ctx, const real_options *o) {
     real_arm arm;
     memset(&arm, 0, sizeof arm);
     const real_lesson *lesson = &arm.lesson;
     xd_result result = real_arm_load(ctx, o, &arm);
+    if (result == XD_OK) result = real_arm_keep(ctx, o, &arm);
     if (result == XD_OK) result = real_run(ctx, o, real_lesson_rank, &arm.lesson);
+    if (result == XD_OK) result = real_arm_keep_curve(ctx, o, &arm);
     if (result == XD_OK) {
         printf("%s, %d steps: %.4f bits per byte of %s, %.0f s\n", lesson->name, lesson->steps,
                lesson->bits_per_byte, o->path[3], lesson->seconds);

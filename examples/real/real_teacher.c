@@ -117,17 +117,17 @@ static xd_result real_check_slice(xd_comm *world, real_check_job *job, real_slic
     enum { RUNS = 3 };
     double nats = 0.0, best = INFINITY, least = INFINITY;
     xd_ctx *ctx = xd_comm_ctx(world);
+    progress line = progress_begin();
     XD_TRY(xd_agree(world, real_slice_create(world, job, s)));
     for (int run = 0; run < RUNS; run++) {
+        const real_stand at = { "check", (run + 1) * job->text->count, RUNS * job->text->count };
         const double start = xd_now(ctx), busy = real_processor_seconds();
         XD_TRY((xd_result)nn_forward(&s->model, job->teacher->weights, &s->batch, false, s->workspace,
                                      s->logits));
         XD_TRY(real_slice_loss(world, s, &nats));
         best = fmin(best, xd_now(ctx) - start);
         least = fmin(least, real_processor_seconds() - busy);
-        if (xd_comm_rank(world) == 0)
-            real_progress("check", (run + 1) * job->text->count, RUNS * job->text->count, "tokens",
-                          best * (run + 1));
+        if (xd_comm_rank(world) == 0) real_progress(&line, &at, "tokens", best * (run + 1));
     }
     if (xd_comm_rank(world) == 0) {
         job->seconds = best;
@@ -231,7 +231,9 @@ static xd_result real_cache_append(const real_cache_job *job, int64_t first, int
 static xd_result real_cache_contexts(xd_comm *world, const real_cache_job *job, real_runner *runner) {
     const int ranks = xd_comm_size(world), rank = xd_comm_rank(world);
     const int64_t tokens = job->text->count, contexts = (tokens + REAL_STEP - 1) / REAL_STEP;
+    progress line = progress_begin();
     for (int64_t first = 0; first < contexts; first += ranks) {
+        const real_stand at = { "cache", first + ranks < contexts ? first + ranks : contexts, contexts };
         int64_t read = 0, begin = 0, end = 0;
         xd_result result = XD_OK;
         real_context_of(tokens, first + rank, &read, &begin, &end);
@@ -241,9 +243,7 @@ static xd_result real_cache_contexts(xd_comm *world, const real_cache_job *job, 
         XD_TRY(xd_agree(world, result));
         if (rank == 0) result = real_cache_append(job, first, ranks);
         XD_TRY(xd_agree(world, result));
-        if (rank == 0)
-            real_progress("cache", first + ranks < contexts ? first + ranks : contexts, contexts, "contexts",
-                          xd_now(xd_comm_ctx(world)) - job->start);
+        if (rank == 0) real_progress(&line, &at, "contexts", xd_now(xd_comm_ctx(world)) - job->start);
     }
     return XD_OK;
 }

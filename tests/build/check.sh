@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves bench demo demo_mpi nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves bench demo demo_mpi demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -421,6 +421,11 @@ step_demo() {
 step_demo_mpi() {
     need mpicc mpirun
     sh tests/demo/test_demo_mpi.sh
+}
+
+step_demo_real() {
+    need python3
+    sh tests/demo/test_demo_real.sh
 }
 
 step_transformers() {

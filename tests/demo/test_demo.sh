@@ -21,8 +21,8 @@ start() {
 
 # losses NAME: leaves "step loss kd ce norm" lines in NAME.losses
 losses() {
-    sed 's/.*"step": \([0-9]*\).*"loss": \([^,]*\), "kd": \([^,]*\), "ce": \([^,]*\), "gradient_norm": \([^,]*\),.*/\1 \2 \3 \4 \5/' \
-        "$work/$1/metrics.jsonl" >"$work/$1.losses"
+    grep '"loss"' "$work/$1/metrics.jsonl" | sed 's/.*"step": \([0-9]*\).*"loss": \([^,]*\), "kd": \([^,]*\), "ce": \([^,]*\), "gradient_norm": \([^,]*\),.*/\1 \2 \3 \4 \5/' \
+        >"$work/$1.losses"
 }
 
 # run PROGRAM STEPS NAME OPTION...: a whole run and its losses, STEPS of each of its students
@@ -30,7 +30,7 @@ run() {
     program=$1 steps=$2 name=$3
     shift 3
     start "$program" "$name" --steps "$steps" "$@" && losses "$name" &&
-    arms=$(grep -c '"step": 0,' "$work/$name/metrics.jsonl") && [ "$arms" -ge 2 ] &&
+    arms=$(grep '"loss"' "$work/$name/metrics.jsonl" | grep -c '"step": 0,') && [ "$arms" -ge 2 ] &&
     [ "$(wc -l <"$work/$name.losses")" -eq $((arms * steps)) ] && ! grep -qi 'nan\|inf' "$work/$name.losses"
 }
 
@@ -67,7 +67,7 @@ refused() {
     name=$1 words=$2
     shift 2
     start small "$name" "$@" && return 1
-    grep -q "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
+    grep -q -e "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
 }
 
 # verdict STATUS WHAT
@@ -83,7 +83,7 @@ verdict() {
 library=$work/xdistill.o
 if [ "$include" = . ]; then library=build/libxdistill.a && make --no-print-directory "$library"
 else ${CC:-cc} -std=c99 -O2 "-I$include" -c tests/build/implementation.c -o "$library"; fi
-build="${CC:-cc} -std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$include examples/demo/*.c examples/nn/*.c $library -lm -lpthread"
+build="${CC:-cc} -std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$include examples/demo/*.c examples/common/*.c examples/nn/*.c $library -lm -lpthread"
 $build -o "$work/demo" && $build -DDEMO_ROW=32 -DDEMO_BATCH=8 -o "$work/small"
 verdict $? 'the demo builds'
 
@@ -104,7 +104,7 @@ few="--arms text,pkl,gold"
 run small 50 one50 --mesh dp=1 $few
 verdict $? 'one rank runs 50 steps'
 for mesh in tp=2 cp=2; do
-    run small 50 $mesh --mesh $mesh $few && close one50 $mesh
+    run small 50 long_$mesh --mesh $mesh $few && close one50 long_$mesh
     verdict $? "$mesh has the losses of one rank within 1e-3 over 50 steps"
 done
 run small 8 small_one --mesh dp=1 --reduction invariant
@@ -127,6 +127,78 @@ done
 interrupted 1.safetensors elsewhere --mesh dp=2 --reduction invariant &&
 run small 8 elsewhere --mesh dp=4 --reduction invariant --resume && same small_one elsewhere
 verdict $? 'in INVARIANT mode another mesh goes on with the same bits'
+
+# What is wrong is answered with what would be right, before anything is done.
+for bad in '--steps 0:--steps takes a number from 1 to 1000000, not "0"' '--ranks two:--ranks takes a number from 1 to 64' \
+    '--mesh dp=0:--mesh takes dp=N, cp=N, tp=N' '--reduction exact:deterministic, fast or invariant' '--epochs 3:no option --epochs' \
+    '--seed:--seed takes a number from 0' '--arms text,magic:there are text, pkl, gold, hkl, chunk, smollm2,' \
+    '--data nowhere:nowhere has no heldout.txt'; do
+    refused refused "${bad#*:}" ${bad%%:*}
+    verdict $? "${bad%%:*} is answered with the valid range"
+done
+"$work/small" --help >"$work/help.log"
+for option in arms steps seed data out overwrite save-every resume ranks mesh reduction heldout-bytes train-teacher eval encode help; do
+    grep -q "^  --$option " "$work/help.log" || echo "no --$option"
+done >"$work/missing"
+[ ! -s "$work/missing" ] && grep -q 'build/demo --arms' "$work/help.log" && grep -q '(240;' "$work/help.log"
+verdict $? '--help lists the options, their defaults and an example'
+
+# One run at a time, and nothing finished is lost.
+"$work/small" --heldout-bytes 1000 --out "$work/busy" --arms text --steps 100000 --mesh dp=1 >"$work/busy.log" 2>&1 &
+child=$! waited=0
+while [ ! -s "$work/busy/metrics.jsonl" ] && [ $waited -lt 300 ]; do
+    sleep 0.1
+    waited=$((waited + 1))
+done
+cp "$work/busy.log" "$work/first.log"
+refused busy "process $child runs in .*busy.*--out.*--resume" --steps 2 && refused busy "process $child" --steps 2 --resume --overwrite
+verdict $? 'a second run in the same folder is refused with the process of the first'
+kill -9 $child 2>/dev/null
+wait $child 2>/dev/null
+awk '!/^{.*}$/ { torn++ } END { exit torn > 1 || NR == 0 }' "$work/busy/metrics.jsonl" &&
+start small busy --steps 2 --mesh dp=1 --arms text
+verdict $? 'the lock goes with its process, and no line is torn but the last'
+cp "$work/busy/student/model.safetensors" "$work/finished"
+refused busy 'busy/student holds a finished model: --overwrite' --steps 2 --mesh dp=1 --arms text --seed 2 &&
+refused busy 'busy/student holds a finished model: --overwrite' --steps 2 --mesh dp=1 --arms text --seed 2 --resume &&
+cmp -s "$work/finished" "$work/busy/student/model.safetensors" &&
+start small busy --steps 2 --mesh dp=1 --arms text --seed 2 --overwrite &&
+! cmp -s "$work/finished" "$work/busy/student/model.safetensors"
+verdict $? 'a finished student is replaced with --overwrite only'
+run small 8 cp=2 --mesh cp=2 --save-every 2 --resume && same whole_cp=2 cp=2
+verdict $? 'a finished run that goes on finds its own student'
+cp "$work/finished" "$work/cp=2/student/model.safetensors"
+refused cp=2 'cp=2/student holds a finished model that this run did not make' --steps 8 --mesh cp=2 --save-every 2 --resume &&
+cmp -s "$work/finished" "$work/cp=2/student/model.safetensors"
+verdict $? 'a run that goes on does not replace the student of another'
+
+# What the run leaves behind.
+grep '"heldout_bits_per_byte"' "$work/whole_dp=2/metrics.jsonl" >"$work/points" && [ "$(wc -l <"$work/points")" -eq 72 ] &&
+! grep -v '"heldout_bytes": [1-9]' "$work/points" &&
+grep -q '"tokens": 2048, "tokens_per_second": [1-9]' "$work/whole_dp=2/metrics.jsonl"
+verdict $? 'metrics.jsonl has the held-out values, the tokens seen and their rate'
+for run in dp=2 tp=2; do
+    grep '"heldout_bits_per_byte"' "$work/whole_$run/metrics.jsonl" | sed 's/"wall": [^,]*, //' >"$work/points"
+    grep '"heldout_bits_per_byte"' "$work/$run/metrics.jsonl" | sed 's/"wall": [^,]*, //' | cmp -s - "$work/points" &&
+    cmp -s "$work/whole_$run/loss.svg" "$work/$run/loss.svg"
+    verdict $? "a run on $run that was killed draws the same picture"
+done
+tail -n 9 "$work/whole_dp=2.log" >"$work/end" && grep -q 'loss.svg' "$work/end" && grep -q 'metrics.jsonl' "$work/end" &&
+grep -q "from_pretrained(\"$work/whole_dp=2/student\")" "$work/end" && grep -q 'build/demo --eval' "$work/end"
+verdict $? 'the last lines say where everything is and how to open it'
+awk '/^step/ && length > 100 { long++ } /^step/ && /% [|] .*tokens\/s [|] .* left$/ { lines++ } END { exit long > 0 || lines < 1 }' \
+    "$work/whole_dp=2.log"
+verdict $? 'progress is told in short lines'
+
+# Texts of one's own: two files, or with a cache that only its students read.
+mkdir "$work/own" && head -c 30000 data/kjv_heldout.txt >"$work/own/text.txt" && head -c 3000 data/kjv_student.txt >"$work/own/heldout.txt" &&
+start small own_run --data "$work/own" --steps 2 --mesh dp=1 && grep -q 'has no teacher.xdcache' "$work/own_run.log" &&
+! grep -q SmolLM2 "$work/own_run.log"
+verdict $? 'a folder with two texts is enough'
+echo 'not a cache' >"$work/own/teacher.xdcache"
+start small own_run --data "$work/own" --steps 2 --mesh dp=1 --arms text,pkl --overwrite && refused own_run 'demo: ERROR' \
+    --data "$work/own" --steps 2 --mesh dp=1 --arms smollm2 --overwrite
+verdict $? 'a cache is opened for those who read it'
 
 # What cannot go on. dp=2 holds the states of a finished run.
 set -- --save-every 2 --resume --steps 8

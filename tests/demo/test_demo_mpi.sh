@@ -27,7 +27,7 @@ processes() {
 # same A B: the same metrics but for the time they took, and the same student
 same() {
     for run in "$1" "$2"; do
-        sed 's/"wall": [^,]*, //' "$work/$run/metrics.jsonl" >"$work/$run.losses"
+        sed 's/"wall": [^,]*, //; s/, "tokens_per_second": [^}]*//' "$work/$run/metrics.jsonl" >"$work/$run.losses"
     done
     [ "$(wc -l <"$work/$1.losses")" -ge 8 ] && cmp -s "$work/$1.losses" "$work/$2.losses" &&
     cmp -s "$work/$1/student/model.safetensors" "$work/$2/student/model.safetensors"
@@ -47,7 +47,7 @@ verdict() {
 library=$work/xdistill.o
 if [ "$include" = . ]; then library=build/libxdistill.a && make --no-print-directory "$library"
 else ${CC:-cc} -std=c99 -O2 "-I$include" -c tests/build/implementation.c -o "$library"; fi
-set -- -std=c99 -O2 -DXDISTILL_IMPLEMENTED "-I$include" -DDEMO_ROW=32 -DDEMO_BATCH=8 examples/demo/*.c examples/nn/*.c \
+set -- -std=c99 -O2 -DXDISTILL_IMPLEMENTED "-I$include" -DDEMO_ROW=32 -DDEMO_BATCH=8 examples/demo/*.c examples/common/*.c examples/nn/*.c \
     "$library" -lm -lpthread
 { ${CC:-cc} "$@" -o "$work/threads" && mpicc -DDEMO_MPI "$@" -o "$work/processes"; } >"$work/build.log" 2>&1
 verdict $? 'the demo builds for threads and for processes' build

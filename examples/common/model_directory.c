@@ -1,0 +1,304 @@
+/* model_directory.c - Hugging Face directories of the Llama models of examples/nn. */
+#include "model_directory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- config.json ---- */
+
+static bool model_int(const xd_json *root, const char *key, int *out) {
+    int64_t value = 0;
+    if (!xd_json_int64(xd_json_find(root, key), &value) || value <= 0 || value > 1 << 24) return false;
+    *out = (int)value;
+    return true;
+}
+
+/* "rope_theta" stands at the top, or in newer files under "rope_parameters". */
+static double model_rope_theta(const xd_json *root) {
+    double theta = 10000.0;
+    if (!xd_json_double(xd_json_find(root, "rope_theta"), &theta))
+        (void)xd_json_double(xd_json_find(xd_json_find(root, "rope_parameters"), "rope_theta"), &theta);
+    return theta;
+}
+
+static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out) {
+    xd_json *root = NULL;
+    nn_config c;
+    double eps = 1e-6;
+    memset(&c, 0, sizeof c);
+    XD_TRY(xd_json_load(ctx, NULL, path, &root));
+    const bool sizes = model_int(root, "vocab_size", &c.vocab) && model_int(root, "hidden_size", &c.hidden) &&
+                       model_int(root, "num_hidden_layers", &c.layers) &&
+                       model_int(root, "num_attention_heads", &c.heads) &&
+                       model_int(root, "intermediate_size", &c.ffn);
+    if (!model_int(root, "num_key_value_heads", &c.kv_heads)) c.kv_heads = c.heads;
+    if (sizes && !model_int(root, "head_dim", &c.head_dim)) c.head_dim = c.hidden / c.heads;
+    (void)xd_json_double(xd_json_find(root, "rms_norm_eps"), &eps);
+    (void)xd_json_bool(xd_json_find(root, "tie_word_embeddings"), &c.tied);
+    c.rope_theta = (float)model_rope_theta(root);
+    c.norm_eps = (float)eps;
+    xd_json_destroy(ctx, root);
+    if (!sizes) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s lacks a size of a Llama model", path);
+    *out = c;
+    return XD_OK;
+}
+
+static void model_write_int(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void model_write_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+static void model_write_double(xd_json_writer *w, const char *key, double value) {
+    xd_json_write_key(w, key);
+    xd_json_write_double(w, value);
+}
+
+/* A float as one would write it: 1e-5, not the 9.99999975e-06 that it is as a double. */
+static void model_write_float(xd_json_writer *w, const char *key, float value) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)value);
+    model_write_double(w, key, strtod(text, NULL));
+}
+
+static void model_write_bool(xd_json_writer *w, const char *key, bool value) {
+    xd_json_write_key(w, key);
+    xd_json_write_bool(w, value);
+}
+
+/* Without such a token null, or transformers would take its own default for one. */
+static void model_write_ends(xd_json_writer *w, const model_extras *e) {
+    static const char *const keys[] = { "bos_token_id", "eos_token_id" };
+    for (int i = 0; i < 2; i++) {
+        xd_json_write_key(w, keys[i]);
+        if (e->end_token)
+            xd_json_write_int64(w, e->end_of_text);
+        else
+            xd_json_write_null(w);
+    }
+}
+
+static void model_write_config(xd_json_writer *w, const nn_config *c, const model_extras *e) {
+    xd_json_write_key(w, "architectures");
+    xd_json_write_array(w);
+    xd_json_write_string(w, "LlamaForCausalLM");
+    xd_json_write_end(w);
+    model_write_string(w, "model_type", "llama");
+    model_write_string(w, "dtype", "bfloat16");
+    model_write_string(w, "torch_dtype", "bfloat16");
+    model_write_string(w, "hidden_act", "silu");
+    model_write_int(w, "vocab_size", c->vocab);
+    model_write_int(w, "hidden_size", c->hidden);
+    model_write_int(w, "intermediate_size", c->ffn);
+    model_write_int(w, "num_hidden_layers", c->layers);
+    model_write_int(w, "num_attention_heads", c->heads);
+    model_write_int(w, "num_key_value_heads", c->kv_heads);
+    model_write_int(w, "head_dim", c->head_dim);
+    model_write_int(w, "max_position_embeddings", e->positions);
+    model_write_float(w, "rms_norm_eps", c->norm_eps);
+    model_write_float(w, "rope_theta", c->rope_theta);
+    model_write_bool(w, "tie_word_embeddings", c->tied);
+    model_write_bool(w, "attention_bias", false);
+    model_write_bool(w, "mlp_bias", false);
+    model_write_ends(w, e);
+}
+
+static void model_write_generation(xd_json_writer *w, const model_extras *e) {
+    model_write_bool(w, "do_sample", true);
+    model_write_double(w, "temperature", 0.8);
+    model_write_ends(w, e);
+}
+
+static void model_write_tokenizer(xd_json_writer *w, const model_extras *e) {
+    model_write_string(w, "tokenizer_class", "PreTrainedTokenizerFast");
+    if (e->end_token) {
+        model_write_string(w, "bos_token", e->end_token);
+        model_write_string(w, "eos_token", e->end_token);
+    }
+    model_write_int(w, "model_max_length", e->positions);
+    model_write_bool(w, "clean_up_tokenization_spaces", false);
+}
+
+/* ---- model.safetensors ---- */
+
+/* Writes every weight as bf16; `bits` has room for the largest. */
+static xd_result model_tensors_write(xd_safetensors_writer *writer, const nn_model *m, const float *weights,
+                                     uint16_t *bits) {
+    for (int i = 0; i < m->param_count; i++) {
+        const float *from = weights + m->params[i].offset;
+        for (int64_t j = 0; j < nn_param_count(&m->params[i]); j++) bits[j] = xd_bf16_from_f32(from[j]);
+        XD_TRY(xd_safetensors_writer_write(writer, i, bits));
+    }
+    return XD_OK;
+}
+
+static xd_result model_tensors_save(xd_ctx *ctx, const char *path, const nn_model *m, const float *weights) {
+    xd_safetensors_writer_desc desc;
+    xd_safetensors_writer *writer = NULL;
+    const size_t count = (size_t)m->param_count;
+    xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(ctx, count * sizeof *entries);
+    int64_t *shapes = (int64_t *)xd_allocate(ctx, 2 * count * sizeof *shapes);
+    uint16_t *bits = (uint16_t *)xd_allocate(ctx, (size_t)m->float_count * sizeof *bits);
+    xd_result result = XD_OK;
+    if (!entries || !shapes || !bits) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to write %s", path);
+    for (int i = 0; i < m->param_count && result == XD_OK; i++) {
+        shapes[2 * i] = m->params[i].rows;
+        shapes[2 * i + 1] = m->params[i].cols;
+        entries[i].name = m->params[i].name;
+        entries[i].dtype = XD_DTYPE_BF16;
+        entries[i].ndim = m->params[i].dims;
+        entries[i].shape = &shapes[2 * i];
+    }
+    memset(&desc, 0, sizeof desc);
+    desc.entries = entries;
+    desc.entry_count = m->param_count;
+    if (result == XD_OK) result = xd_safetensors_writer_create(ctx, path, &desc, &writer);
+    if (result == XD_OK) result = model_tensors_write(writer, m, weights, bits);
+    if (result == XD_OK)
+        result = xd_safetensors_writer_commit(writer);
+    else
+        xd_safetensors_writer_abort(writer);
+    xd_release(ctx, entries);
+    xd_release(ctx, shapes);
+    xd_release(ctx, bits);
+    return result;
+}
+
+/* One weight of an open file. */
+static xd_result model_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const nn_param *p, float *out) {
+    const int64_t index = xd_safetensors_find(file, p->name), count = nn_param_count(p);
+    if (index < 0) return XD_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
+    const xd_safetensors_info *info = xd_safetensors_at(file, index);
+    if (info->dtype != XD_DTYPE_BF16)
+        return XD_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
+    if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
+        return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
+                       p->name, p->rows, p->cols);
+    const uint8_t *bytes = (const uint8_t *)xd_safetensors_data(file, index);
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, bytes + 2 * i, sizeof bits); /* the format does not align its data */
+        out[i] = xd_f32_from_bf16(bits);
+    }
+    return XD_OK;
+}
+
+static xd_result model_tensors_load(xd_ctx *ctx, const char *path, const nn_model *m, float *weights) {
+    xd_safetensors *file = NULL;
+    xd_result result = XD_OK;
+    XD_TRY(xd_safetensors_open(ctx, path, NULL, &file));
+    for (int i = 0; i < m->param_count && result == XD_OK; i++)
+        result = model_tensor_read(ctx, file, &m->params[i], weights + m->params[i].offset);
+    xd_safetensors_close(file);
+    return result;
+}
+
+/* ---- directories ---- */
+
+static void model_path(char out[512], const char *directory, const char *name) {
+    snprintf(out, 512, "%s/%s", directory, name);
+}
+
+xd_result model_directory_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights) {
+    char path[512];
+    nn_config config;
+    model_path(path, directory, "config.json");
+    XD_TRY(model_config_load(ctx, path, &config));
+    const char *problem = nn_model_init(&config, NULL, NULL, model);
+    if (problem) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", path, problem);
+    float *read = (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
+    model_path(path, directory, "model.safetensors");
+    const xd_result result = read ? model_tensors_load(ctx, path, model, read)
+                                  : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
+    if (result == XD_OK) {
+        *weights = read;
+        return XD_OK;
+    }
+    xd_release(ctx, read);
+    nn_model_free(model);
+    return result;
+}
+
+/* Finishes a writer that holds one open object, and writes it as a file of the directory. */
+static xd_result model_json_save(xd_ctx *ctx, xd_json_writer *w, const char *directory, const char *name) {
+    char path[512];
+    const char *text = NULL;
+    size_t bytes = 0;
+    xd_json_write_end(w);
+    xd_result result = xd_json_writer_text(w, &text, &bytes);
+    model_path(path, directory, name);
+    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
+    xd_json_writer_destroy(w);
+    return result;
+}
+
+static xd_json_writer model_json_open(xd_ctx *ctx) {
+    xd_json_writer w = xd_json_writer_create(ctx);
+    w.indent = 2;
+    xd_json_write_object(&w);
+    return w;
+}
+
+static xd_result model_copy(xd_ctx *ctx, const char *from, const char *to) {
+    char *data = NULL;
+    size_t bytes = 0;
+    XD_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
+    const xd_result result = xd_file_save(ctx, to, data, bytes);
+    xd_release(ctx, data);
+    return result;
+}
+
+static xd_result model_files_save(xd_ctx *ctx, const char *directory, const nn_model *model,
+                                  const float *weights, const model_extras *extras) {
+    char path[512];
+    xd_json_writer w = model_json_open(ctx);
+    model_write_config(&w, &model->config, extras);
+    XD_TRY(model_json_save(ctx, &w, directory, "config.json"));
+    w = model_json_open(ctx);
+    model_write_generation(&w, extras);
+    XD_TRY(model_json_save(ctx, &w, directory, "generation_config.json"));
+    w = model_json_open(ctx);
+    model_write_tokenizer(&w, extras);
+    XD_TRY(model_json_save(ctx, &w, directory, "tokenizer_config.json"));
+    model_path(path, directory, "tokenizer.json");
+    XD_TRY(model_copy(ctx, extras->tokenizer, path));
+    model_path(path, directory, "model.safetensors");
+    return model_tensors_save(ctx, path, model, weights);
+}
+
+xd_result model_directory_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
+                               const model_extras *extras) {
+    xd_publish_directory *made = NULL;
+    for (int64_t i = 0; i < model->float_count; i++)
+        weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
+    XD_TRY(xd_publish_directory_create(ctx, directory, &made));
+    const xd_result result = model_files_save(ctx, xd_publish_directory_path(made), model, weights, extras);
+    if (result == XD_OK) return xd_publish_directory_commit(made);
+    xd_publish_directory_abort(made);
+    return result;
+}
+
+bool model_directory_is_finished(const char *directory) {
+    char path[512];
+    model_path(path, directory, "model.safetensors");
+    FILE *there = fopen(path, "rb");
+    if (there) fclose(there);
+    return there != NULL;
+}
+
+bool model_directory_holds(xd_ctx *ctx, const char *directory, const nn_model *model, const float *weights) {
+    nn_model other;
+    float *held = NULL;
+    if (model_directory_load(ctx, directory, &other, &held) != XD_OK) return false;
+    bool same = other.float_count == model->float_count && other.param_count == model->param_count;
+    for (int64_t i = 0; same && i < model->float_count; i++)
+        same = xd_bf16_from_f32(held[i]) == xd_bf16_from_f32(weights[i]);
+    xd_release(ctx, held);
+    nn_model_free(&other);
+    return same;
+}

@@ -1,0 +1,115 @@
+/* demo_record_run.c - run.json: what ran, and what came out. */
+#define _POSIX_C_SOURCE 200112L /* sysconf */
+#include "demo.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+static void demo_run_number(xd_json_writer *w, const char *key, double value) {
+    xd_json_write_key(w, key);
+    xd_json_write_double(w, value);
+}
+
+static void demo_run_int(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void demo_run_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+/* What the program is made of and runs on: the bits of a run depend on each of these. */
+static void demo_run_build(xd_json_writer *w, xd_ctx *ctx) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
+    demo_run_string(w, "version", version);
+#if defined(__clang__)
+    demo_run_string(w, "compiler", __VERSION__);
+#elif defined(__GNUC__)
+    demo_run_string(w, "compiler", "gcc " __VERSION__);
+#else
+    demo_run_string(w, "compiler", "unknown");
+#endif
+    demo_run_string(w, "cpu", xd_cpu_level_name(xd_ctx_settings(ctx)->cpu));
+    demo_run_int(w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* Seed by seed the values on the way, of a sample of the held-out text. */
+static void demo_run_heldout(xd_json_writer *w, const demo_job *job, int arm) {
+    xd_json_write_key(w, "heldout_on_the_way");
+    xd_json_write_array(w);
+    for (int s = 0; s < job->seeds; s++) {
+        xd_json_write_array(w);
+        for (int i = 0; i < demo_point_count(job->steps); i++)
+            xd_json_write_double(w, job->results[s * job->arm_count + arm].heldout[i]);
+        xd_json_write_end(w);
+    }
+    xd_json_write_end(w);
+}
+
+static void demo_run_points(xd_json_writer *w, const demo_job *job) {
+    xd_json_write_key(w, "heldout_steps");
+    xd_json_write_array(w);
+    for (int i = 0; i < demo_point_count(job->steps); i++)
+        xd_json_write_int64(w, demo_point_step(i, job->steps));
+    xd_json_write_end(w);
+}
+
+static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
+    xd_json_write_object(w);
+    xd_json_write_key(w, "name");
+    xd_json_write_string(w, job->arms[arm].name);
+    demo_run_number(w, "kd_weight", job->arms[arm].kd_weight);
+    demo_run_number(w, "ce_weight", job->arms[arm].ce_weight);
+    demo_run_number(w, "temperature", job->arms[arm].temperature);
+    demo_run_number(w, "learning_rate", job->arms[arm].learning_rate);
+    demo_run_number(w, "share", job->arms[arm].share);
+    xd_json_write_key(w, "heldout_bits_per_byte");
+    xd_json_write_array(w);
+    for (int s = 0; s < job->seeds; s++)
+        xd_json_write_double(w, job->results[s * job->arm_count + arm].bits_per_byte);
+    xd_json_write_end(w);
+    demo_run_heldout(w, job, arm);
+    demo_run_number(w, "seconds", job->results[arm].seconds);
+    xd_json_write_end(w);
+}
+
+xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory) {
+    char path[512];
+    const char *text = NULL;
+    size_t bytes = 0;
+    xd_json_writer w = xd_json_writer_create(ctx);
+    w.indent = 2;
+    xd_json_write_object(&w);
+    demo_run_build(&w, ctx);
+    demo_run_string(&w, "ranks_are", job->ranks_are);
+    demo_run_int(&w, "ranks", (int64_t)job->dp * job->cp * job->tp);
+    xd_json_write_key(&w, "mesh");
+    xd_json_write_object(&w);
+    demo_run_int(&w, "dp", job->dp);
+    demo_run_int(&w, "cp", job->cp);
+    demo_run_int(&w, "tp", job->tp);
+    xd_json_write_end(&w);
+    demo_run_string(&w, "reduction", demo_reduction_name(job->reduction));
+    demo_run_int(&w, "steps", job->steps);
+    demo_run_int(&w, "batch", DEMO_BATCH);
+    demo_run_int(&w, "row", DEMO_ROW);
+    demo_run_int(&w, "seed", (int64_t)job->seed);
+    demo_run_int(&w, "seeds", job->seeds);
+    demo_run_int(&w, "layers", job->config->layers);
+    demo_run_int(&w, "hidden", job->config->hidden);
+    if (job->teacher_result) demo_run_number(&w, "teacher_bits_per_byte", job->teacher_result->bits_per_byte);
+    demo_run_points(&w, job);
+    xd_json_write_key(&w, "arms");
+    xd_json_write_array(&w);
+    for (int arm = 0; arm < job->arm_count; arm++) demo_run_arm_json(&w, job, arm);
+    xd_json_write_end(&w);
+    xd_json_write_end(&w);
+    snprintf(path, sizeof path, "%s/run.json", directory);
+    xd_result result = xd_json_writer_text(&w, &text, &bytes);
+    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
+    xd_json_writer_destroy(&w);
+    return result;
+}

@@ -2680,8 +2680,8 @@ XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *c
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
  * Between threads, and between processes of one node with any communicator, the ring is shared memory:
  * a window that lies contiguously in one slot, with the requested dtype, is a pointer into
- * it; other windows are copied once from the slots. Processes share a file in /dev/shm, which is unlinked
- * before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * it; other windows are copied once from the slots. Processes share a file in /dev/shm without a name, opened through
+ * rank 0's /proc, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
  * another node, shares its process with another rank, or the system refuses it memory, a file or a GPU's memory, all
  * ranks use messages.
  *
@@ -6274,6 +6274,10 @@ typedef struct xd_transport_ops {
     xd_result (*poll)(xd_transport *transport);
     /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
+    /* A wait by other means has failed with TIMEOUT or PEER because of the world rank `culprit`: from now on the world is
+     * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
+     * offered; then they find out by themselves. */
+    void (*fail)(xd_transport *transport, xd_result result, int culprit);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -18661,6 +18665,9 @@ XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 /* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
+/* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -18671,6 +18678,9 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 /* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
+/* threads.c: the failure that broke the world; XD_OK while it is whole. */
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
@@ -18689,6 +18699,10 @@ XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
  * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
  * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
+/* node.c: the failure that ended somebody's wait for this memory, as `rank`'s waiter reports it; XD_OK without one. */
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank);
+/* node.c: what broke the group, or its world, is what breaks this memory: before a rank leaves because of it. */
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node);
 /* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
@@ -18979,6 +18993,10 @@ static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
         comm->culprit = error->result == result ? error->culprit : -1;
     }
     return result;
+}
+
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
+    return comm->broken == XD_OK ? -1 : comm->culprit;
 }
 
 static double xdi_comm_deadline(const xd_comm *comm) {
@@ -19555,7 +19573,8 @@ static void xdi_self_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
+    NULL
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
@@ -20209,7 +20228,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
                                                   NULL,
-                                                  true };
+                                                  true,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 
@@ -20234,6 +20254,11 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     xdi_threads *t = (xdi_threads *)xdi_comm_transport(comm);
     const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
     return xdi_threads_wait(t, counter, target, rank, deadline);
+}
+
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    return xdi_threads_failure(t->group->world) ? xdi_threads_report(t, false) : XD_OK;
 }
 
 /* A handle on a group whose `holders` includes it already; releases it on failure. */
@@ -20431,7 +20456,8 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 /* >>comm/node.c */
 
 /* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
- * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
+ * rank 0 and mapped by all. It has no name, or loses it before it holds a byte, so nothing is left behind when a process
+ * dies, whenever that is: the others open it through rank 0's descriptor, in /proc.
  *
  * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
  * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
@@ -20453,24 +20479,50 @@ enum {
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* The start of the file, before the shared memory. */
+/* The flag that makes a file without a name; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_TMPFILE)
+enum { XDI_NODE_NAMELESS = O_TMPFILE };
+#elif defined(__O_TMPFILE)
+enum { XDI_NODE_NAMELESS = __O_TMPFILE };
+#else
+enum { XDI_NODE_NAMELESS = 0 };
+#endif
+
+/* The start of the file; then, in lines of its own, 1 + whom each rank waits for, and the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t token;   /* that rank 0 told: the same process and descriptor on another host has another file */
     uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
     xd_comm *comm;
-    char *memory; /* the mapping, head first */
-    size_t bytes;
-    int file; /* open as long as the lock is needed */
+    char *memory;        /* the mapping, head first */
+    size_t bytes, begin; /* of the mapping; of the shared memory in it */
+    int file;            /* open as long as the lock is needed */
 };
 
 /* ---- the file ---- */
 
-/* The ranks agree on the name as two numbers: a process and a time. */
-static void xdi_node_name(const int64_t *name, char *path, size_t size) {
-    snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
+/* What the ranks are told of the file: rank 0's process and descriptor, and a token, 0 when there is no file. */
+typedef enum xdi_node_told {
+    XDI_NODE_PROCESS,
+    XDI_NODE_DESCRIPTOR,
+    XDI_NODE_TOKEN,
+    XDI_NODE_WORDS
+} xdi_node_told;
+
+/* A file without a name; where the system has none, one whose name is gone at once. */
+static int xdi_node_open(uint64_t token) {
+    char path[64];
+    if (XDI_NODE_NAMELESS) {
+        const int file = open("/dev/shm", O_RDWR | O_CLOEXEC | XDI_NODE_NAMELESS, 0600);
+        if (file >= 0) return file;
+    }
+    snprintf(path, sizeof path, "/dev/shm/xdistill-%lld-%llx", (long long)getpid(),
+             (unsigned long long)token);
+    const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file >= 0) unlink(path);
+    return file;
 }
 
 /* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
@@ -20510,40 +20562,39 @@ static bool xdi_node_lives(const xdi_node *node, int rank) {
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Rank 0 makes the file; name[1] is 0 when it cannot. path is the file to be removed, or "". */
-static bool xdi_node_make(xdi_node *node, int64_t *name, char *path, size_t size) {
+/* Rank 0 makes the file. */
+static bool xdi_node_make(xdi_node *node, int64_t *told) {
     struct timespec now;
     if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return false;
     const uint64_t moment = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    name[0] = (int64_t)getpid();
-    name[1] = (int64_t)((xd_hash(moment, &name[0], sizeof name[0]) >> 1) | 1u);
-    xdi_node_name(name, path, size);
-    node->file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (node->file < 0) path[0] = 0; /* nothing to remove */
-    if (node->file >= 0 && xdi_node_fill(node->file, node->bytes) && xdi_node_map(node)) {
-        ((xdi_node_head *)(void *)node->memory)->token = (uint64_t)name[1];
-        return true;
-    }
-    name[1] = 0;
-    return false;
+    const int64_t process = (int64_t)getpid();
+    const uint64_t token = (xd_hash(moment, &process, sizeof process) >> 1) | 1u;
+    node->file = xdi_node_open(token);
+    if (node->file < 0 || !xdi_node_fill(node->file, node->bytes) || !xdi_node_map(node)) return false;
+    ((xdi_node_head *)(void *)node->memory)->token = token;
+    told[XDI_NODE_PROCESS] = process;
+    told[XDI_NODE_DESCRIPTOR] = node->file;
+    told[XDI_NODE_TOKEN] = (int64_t)token;
+    return true;
 }
 
-static bool xdi_node_join(xdi_node *node, const int64_t *name) {
+static bool xdi_node_join(xdi_node *node, const int64_t *told) {
     char path[64];
-    if (name[1] == 0) return false;
-    xdi_node_name(name, path, sizeof path);
-    node->file = open(path, O_RDWR | O_CLOEXEC);
+    if (told[XDI_NODE_TOKEN] == 0) return false;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)told[XDI_NODE_PROCESS],
+             (long long)told[XDI_NODE_DESCRIPTOR]);
+    node->file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     return node->file >= 0 && xdi_node_map(node) &&
-           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)name[1];
+           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)told[XDI_NODE_TOKEN];
 }
 
 /* ---- creating ---- */
 
 /* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
-static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
+static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *told, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
-    XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
-    if (can && rank > 0) can = xdi_node_join(node, name);
+    XD_TRY(xd_broadcast(comm, told, XDI_NODE_WORDS, XD_DTYPE_I64, 0));
+    if (can && rank > 0) can = xdi_node_join(node, told);
     if (can) {
         struct flock lock = xdi_node_byte(rank);
         can = fcntl(node->file, F_SETLK, &lock) == 0;
@@ -20555,19 +20606,19 @@ static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, boo
 }
 
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out) {
-    char path[64] = "";
-    int64_t name[2] = { 0, 0 };
+    int64_t told[XDI_NODE_WORDS] = { 0, 0, 0 };
     bool shared = false;
     xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
     bool can = node && bytes <= SIZE_MAX / 2;
     if (node) {
+        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(uint32_t);
         node->comm = comm;
-        node->bytes = bytes + XDI_NODE_LINE;
+        node->begin = XDI_NODE_LINE * (1 + (waits + XDI_NODE_LINE - 1) / XDI_NODE_LINE);
+        node->bytes = bytes + node->begin;
         node->file = -1;
     }
-    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, name, path, sizeof path);
-    const xd_result result = xdi_node_meet(comm, node, name, can, &shared);
-    if (path[0]) unlink(path);
+    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, told);
+    const xd_result result = xdi_node_meet(comm, node, told, can, &shared);
     if (result != XD_OK || !shared) {
         xdi_node_destroy(node);
         node = NULL;
@@ -20584,7 +20635,7 @@ XD_PRIVATE void xdi_node_destroy(xdi_node *node) {
 }
 
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node) {
-    return node->memory + XDI_NODE_LINE;
+    return node->memory + node->begin;
 }
 
 /* ---- waiting ---- */
@@ -20593,27 +20644,61 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
+static uint64_t xdi_node_failure(const xdi_node *node) {
+    return __atomic_load_n(&((const xdi_node_head *)(const void *)node->memory)->failure, __ATOMIC_ACQUIRE);
+}
+
 /* Only the first failure is recorded: all later waits report it. */
-static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
+static void xdi_node_break(const xdi_node *node, xd_result result, int culprit) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
-    const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
     uint64_t none = 0;
-    __atomic_compare_exchange_n(&head->failure, &none, ((uint64_t)result << 32) | culprit, false,
+    __atomic_compare_exchange_n(&head->failure, &none,
+                                ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1), false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
+static uint32_t *xdi_node_waits(const xdi_node *node, int rank) {
+    return (uint32_t *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+}
+
+/* Whom everybody waits for when `rank` did not come: a rank that is waiting here itself is not the late one. */
+static int xdi_node_root(const xdi_node *node, int rank) {
+    int root = rank;
+    for (int r = 0; r < xd_comm_size(node->comm); r++) {
+        const uint32_t next = __atomic_load_n(xdi_node_waits(node, root), __ATOMIC_ACQUIRE);
+        if (next == 0 || (int)next - 1 == root) return root;
+        root = (int)next - 1;
+    }
+    return rank; /* they wait for one another */
+}
+
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. The transport hands
+ * the failure on to ranks that wait elsewhere. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
-    const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
+    const uint64_t failure = xdi_node_failure(node);
     const int culprit = (int)(failure & 0xffffffffu) - 1, rank = xd_comm_rank(node->comm);
-    const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
+    const xd_result cause = (xd_result)(failure >> 32);
+    const bool late = cause == XD_ERROR_TIMEOUT;
     xd_ctx *ctx = xd_comm_ctx(node->comm);
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    if (transport->ops->fail) transport->ops->fail(transport, cause, culprit);
     if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
         return XD_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
                                culprit);
     return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
                            late ? "came after the deadline" : "has died or left");
+}
+
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank) {
+    return xdi_node_failure(node) ? xdi_node_report(node, rank) : XD_OK;
+}
+
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node) {
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    int culprit = xdi_comm_culprit(node->comm);
+    if (culprit < 0 && transport->ops->poll && transport->ops->poll(transport) != XD_OK)
+        culprit = xd_last_error(transport->ctx)->culprit;
+    if (culprit >= 0) xdi_node_break(node, XD_ERROR_PEER, culprit);
 }
 
 static void xdi_node_pause(int turn) {
@@ -20624,25 +20709,39 @@ static void xdi_node_pause(int turn) {
         nanosleep(&nap, NULL);
 }
 
-XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
-                                    int rank) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
+static xd_result xdi_node_wait(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank) {
     xd_ctx *ctx = xd_comm_ctx(node->comm);
     xd_transport *transport = xdi_comm_transport(node->comm);
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->timeout_seconds;
     for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
-        if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
+        XD_TRY(xdi_node_check(node, rank));
         if (turn < XDI_NODE_SPIN) continue;
-        if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
+        const xd_result polled = transport->ops->poll ? transport->ops->poll(transport) : XD_OK;
+        if (polled != XD_OK) {
+            xdi_node_break(node, polled, xd_last_error(ctx)->culprit);
+            return polled;
+        }
         /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
-            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
+            const int root = died ? rank : xdi_node_root(node, rank);
+            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT,
+                           xd_comm_world_rank(node->comm, root));
             return xdi_node_report(node, rank);
         }
         xdi_node_pause(turn);
     }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
+                                    int rank) {
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    uint32_t *waits = xdi_node_waits(node, xd_comm_rank(node->comm));
+    __atomic_store_n(waits, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+    const xd_result result = xdi_node_wait(node, counter, target, rank);
+    __atomic_store_n(waits, 0u, __ATOMIC_RELEASE);
+    return result;
 }
 
 /* >>comm/leaves.c */
@@ -36781,6 +36880,9 @@ XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *coun
     else if (rank != route->plan.rank)
         XD_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
+    /* It may have left because another rank failed before: then that one is named. */
+    if (route->node) XD_TRY(xdi_node_check(route->node, rank));
+    if (!route->node && rank != route->plan.rank) XD_TRY(xdi_threads_check(route->comm));
     return XD_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
                            world_rank);
 }
@@ -36951,6 +37053,7 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
         if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);
     }
+    xdi_node_hand_on(route->node);
     xdi_route_say_farewell(route);
     if (route->own_rows && xdi_route_wait_closed(route))
         route->kernels->memory.share_destroy(route->ctx, route->own_rows);
@@ -43674,4 +43777,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 aba8a9e29642c1f0f024f1ee39d14881982baf80ba14cdfb3f194a7414a14211 */
+/* xdistill sha256 57bf64bf39317102f78a170501e81571d8e284952548f8db057336afdde78424 */

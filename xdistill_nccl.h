@@ -1642,6 +1642,10 @@ static void xdi_nccl_abort(xd_transport *transport) {
     xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
+static void xdi_nccl_fail(xd_transport *transport, xd_result result, int culprit) {
+    xdi_nccl_break(((xdi_nccl *)transport)->world, result, culprit);
+}
+
 /* Pending work gets the time of one collective; then the communicator is aborted. */
 static void xdi_nccl_close(xdi_nccl *t) {
     const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
@@ -1681,7 +1685,8 @@ static void xdi_nccl_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_nccl_ops = {
-    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL, true
+    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL,
+    true,   xdi_nccl_fail
 };
 
 /* A handle without a communicator; the caller fills in world_ranks. */

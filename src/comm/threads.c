@@ -633,7 +633,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
                                                   NULL,
-                                                  true };
+                                                  true,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 
@@ -658,6 +659,11 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     xdi_threads *t = (xdi_threads *)xdi_comm_transport(comm);
     const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
     return xdi_threads_wait(t, counter, target, rank, deadline);
+}
+
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    return xdi_threads_failure(t->group->world) ? xdi_threads_report(t, false) : XD_OK;
 }
 
 /* A handle on a group whose `holders` includes it already; releases it on failure. */

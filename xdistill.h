@@ -1232,7 +1232,7 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
 /* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes of the dense part that `rank` holds. */
+/* Bytes of the dense part that `rank` holds; 0 also when they do not fit into a size_t. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 /* >>tensor/redistribute */
@@ -1484,8 +1484,8 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
- * Local. */
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc,
+ * and when the bytes do not fit into a size_t. Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
 /* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
@@ -20271,8 +20271,8 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, leaves);
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
-        xdi_threads_group_leave(group);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        xdi_threads_group_leave(group); /* which may free it */
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", (int)n);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;
@@ -22407,8 +22407,11 @@ XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
 
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
     xd_region region;
+    size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;
-    return (size_t)xd_region_numel(&region) * xd_dtype_size(dtype);
+    for (int d = 0; d < region.ndim; d++)
+        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]), &bytes)) return 0;
+    return bytes;
 }
 
 /* >>tensor/redistribute.c */
@@ -31627,6 +31630,8 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
                                          double temperature, xd_rows weight, xd_rows gradient) {
     xdi_softmax_exchange x;
     double *lse;
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
+                           xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
     x.args.weights = weight;
@@ -31976,7 +31981,9 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
                               gathered * partials,
                               gathered * mixtures,
                               words };
-    size_t at[7];
+    size_t at[7], most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)), &most))
+        return false;
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
@@ -32242,8 +32249,12 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 }
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
-    const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
+    const size_t chunk = (size_t)p->chunk;
+    size_t logits, hidden;
+    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) || !xdi_size_multiply(logits, sizeof(float), &logits) ||
+        !xdi_size_multiply(chunk, (size_t)p->width, &hidden) || !xdi_size_multiply(hidden, sizeof(float), &hidden))
+        return false;
+    if (!p->d->hidden_gradient.data) hidden = 0;
     const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
                               hidden,        invariant ? hidden : 0,
                               sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
@@ -32296,7 +32307,9 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
     xdi_head_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->chunk_rows < 0) return 0;
+    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->student.hidden.cols < 0 ||
+        desc->student.weight.rows < 0 || desc->chunk_rows < 0)
+        return 0;
     xdi_head_begin(desc, &plan);
     xdi_loss_fill_args(NULL, &plan.loss);
     return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */
@@ -32864,7 +32877,8 @@ static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
     plan->teacher = *a;
     plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+    const int64_t words = XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k;
+    plan->side_words = (int64_t)((uint64_t)d->student.rows * (uint64_t)words); /* the layout refuses what wraps */
 }
 
 static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
@@ -32929,7 +32943,10 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * sizeof(xd_topk_row),
                                (size_t)xdi_reduction_words(&plan->reduction) * word,
                                (ranks > 1 ? ranks + 1 : 1) * candidates };
+    const size_t each = 16 * (2 * XD_TOPK_SUMS + 1) + sizeof(xd_topk_side) + sizeof(xd_topk_row);
     unsigned char *at[15];
+    size_t most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most)) return false;
     for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
@@ -43777,4 +43794,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 57bf64bf39317102f78a170501e81571d8e284952548f8db057336afdde78424 */
+/* xdistill sha256 40c61a1f6803b2f3a907c1a843ef85db9462f560636366b633aef1b612bd1139 */

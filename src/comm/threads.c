@@ -676,8 +676,8 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, leaves);
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
-        xdi_threads_group_leave(group);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        xdi_threads_group_leave(group); /* which may free it */
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", (int)n);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;

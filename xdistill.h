@@ -22410,7 +22410,9 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
     size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;
     for (int d = 0; d < region.ndim; d++)
-        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]), &bytes)) return 0;
+        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]),
+                               &bytes))
+            return 0;
     return bytes;
 }
 
@@ -31982,7 +31984,8 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
                               gathered * mixtures,
                               words };
     size_t at[7], most; /* no size wraps if this one does not */
-    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)), &most))
+    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)),
+                           &most))
         return false;
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
@@ -32251,8 +32254,10 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     const size_t chunk = (size_t)p->chunk;
     size_t logits, hidden;
-    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) || !xdi_size_multiply(logits, sizeof(float), &logits) ||
-        !xdi_size_multiply(chunk, (size_t)p->width, &hidden) || !xdi_size_multiply(hidden, sizeof(float), &hidden))
+    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) ||
+        !xdi_size_multiply(logits, sizeof(float), &logits) ||
+        !xdi_size_multiply(chunk, (size_t)p->width, &hidden) ||
+        !xdi_size_multiply(hidden, sizeof(float), &hidden))
         return false;
     if (!p->d->hidden_gradient.data) hidden = 0;
     const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
@@ -32575,6 +32580,9 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     if (!terms->data) return XD_OK;
     XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
                xd_dtype_name(terms->dtype));
+    XD_REQUIRE(ctx, terms->stride == 0 || terms->stride >= terms->cols, XD_ERROR_SHAPE,
+               "terms have stride %lld, less than their %lld columns", (long long)terms->stride,
+               (long long)terms->cols);
     XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
@@ -32878,7 +32886,8 @@ static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     plan->teacher = *a;
     plan->teacher.logits = d->teacher;
     const int64_t words = XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k;
-    plan->side_words = (int64_t)((uint64_t)d->student.rows * (uint64_t)words); /* the layout refuses what wraps */
+    plan->side_words =
+        (int64_t)((uint64_t)d->student.rows * (uint64_t)words); /* the layout refuses what wraps */
 }
 
 static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
@@ -32946,7 +32955,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t each = 16 * (2 * XD_TOPK_SUMS + 1) + sizeof(xd_topk_side) + sizeof(xd_topk_row);
     unsigned char *at[15];
     size_t most; /* no size wraps if this one does not */
-    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most)) return false;
+    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most))
+        return false;
     for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
@@ -43794,4 +43804,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 40c61a1f6803b2f3a907c1a843ef85db9462f560636366b633aef1b612bd1139 */
+/* xdistill sha256 385a0e02ecdb9d31df5c1c34af53e119a234faf429ccb850dbae3a45b17843ad */

@@ -1251,7 +1251,7 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
 /* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes of the dense part that `rank` holds. */
+/* Bytes of the dense part that `rank` holds; 0 also when they do not fit into a size_t. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 /* >>tensor/redistribute */
@@ -1503,8 +1503,8 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
- * Local. */
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc,
+ * and when the bytes do not fit into a size_t. Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
 /* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
@@ -2746,8 +2746,8 @@ XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *c
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
  * Between threads, and between processes of one node with any communicator, the ring is shared memory:
  * a window that lies contiguously in one slot, with the requested dtype, is a pointer into
- * it; other windows are copied once from the slots. Processes share a file in /dev/shm, which is unlinked
- * before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * it; other windows are copied once from the slots. Processes share a file in /dev/shm without a name, opened through
+ * rank 0's /proc, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
  * another node, shares its process with another rank, or the system refuses it memory, a file or a GPU's memory, all
  * ranks use messages.
  *
@@ -6491,6 +6491,10 @@ typedef struct xd_transport_ops {
     xd_result (*poll)(xd_transport *transport);
     /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
+    /* A wait by other means has failed with TIMEOUT or PEER because of the world rank `culprit`: from now on the world is
+     * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
+     * offered; then they find out by themselves. */
+    void (*fail)(xd_transport *transport, xd_result result, int culprit);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -19608,6 +19612,9 @@ XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 /* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
+/* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -19618,6 +19625,9 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 /* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
+/* threads.c: the failure that broke the world; XD_OK while it is whole. */
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
@@ -19636,6 +19646,10 @@ XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
  * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
  * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
+/* node.c: the failure that ended somebody's wait for this memory, as `rank`'s waiter reports it; XD_OK without one. */
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank);
+/* node.c: what broke the group, or its world, is what breaks this memory: before a rank leaves because of it. */
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node);
 /* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
@@ -19926,6 +19940,10 @@ static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
         comm->culprit = error->result == result ? error->culprit : -1;
     }
     return result;
+}
+
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
+    return comm->broken == XD_OK ? -1 : comm->culprit;
 }
 
 static double xdi_comm_deadline(const xd_comm *comm) {
@@ -20502,7 +20520,8 @@ static void xdi_self_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
+    NULL
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
@@ -21156,7 +21175,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
                                                   NULL,
-                                                  true };
+                                                  true,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 
@@ -21183,6 +21203,11 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     return xdi_threads_wait(t, counter, target, rank, deadline);
 }
 
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    return xdi_threads_failure(t->group->world) ? xdi_threads_report(t, false) : XD_OK;
+}
+
 /* A handle on a group whose `holders` includes it already; releases it on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
     const size_t n = (size_t)group->size;
@@ -21193,8 +21218,8 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, leaves);
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
-        xdi_threads_group_leave(group);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        xdi_threads_group_leave(group); /* which may free it */
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", (int)n);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;
@@ -21378,7 +21403,8 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 /* >>comm/node.c */
 
 /* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
- * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
+ * rank 0 and mapped by all. It has no name, or loses it before it holds a byte, so nothing is left behind when a process
+ * dies, whenever that is: the others open it through rank 0's descriptor, in /proc.
  *
  * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
  * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
@@ -21400,24 +21426,50 @@ enum {
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* The start of the file, before the shared memory. */
+/* The flag that makes a file without a name; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_TMPFILE)
+enum { XDI_NODE_NAMELESS = O_TMPFILE };
+#elif defined(__O_TMPFILE)
+enum { XDI_NODE_NAMELESS = __O_TMPFILE };
+#else
+enum { XDI_NODE_NAMELESS = 0 };
+#endif
+
+/* The start of the file; then, in lines of its own, 1 + whom each rank waits for, and the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t token;   /* that rank 0 told: the same process and descriptor on another host has another file */
     uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
     xd_comm *comm;
-    char *memory; /* the mapping, head first */
-    size_t bytes;
-    int file; /* open as long as the lock is needed */
+    char *memory;        /* the mapping, head first */
+    size_t bytes, begin; /* of the mapping; of the shared memory in it */
+    int file;            /* open as long as the lock is needed */
 };
 
 /* ---- the file ---- */
 
-/* The ranks agree on the name as two numbers: a process and a time. */
-static void xdi_node_name(const int64_t *name, char *path, size_t size) {
-    snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
+/* What the ranks are told of the file: rank 0's process and descriptor, and a token, 0 when there is no file. */
+typedef enum xdi_node_told {
+    XDI_NODE_PROCESS,
+    XDI_NODE_DESCRIPTOR,
+    XDI_NODE_TOKEN,
+    XDI_NODE_WORDS
+} xdi_node_told;
+
+/* A file without a name; where the system has none, one whose name is gone at once. */
+static int xdi_node_open(uint64_t token) {
+    char path[64];
+    if (XDI_NODE_NAMELESS) {
+        const int file = open("/dev/shm", O_RDWR | O_CLOEXEC | XDI_NODE_NAMELESS, 0600);
+        if (file >= 0) return file;
+    }
+    snprintf(path, sizeof path, "/dev/shm/xdistill-%lld-%llx", (long long)getpid(),
+             (unsigned long long)token);
+    const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file >= 0) unlink(path);
+    return file;
 }
 
 /* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
@@ -21457,40 +21509,39 @@ static bool xdi_node_lives(const xdi_node *node, int rank) {
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Rank 0 makes the file; name[1] is 0 when it cannot. path is the file to be removed, or "". */
-static bool xdi_node_make(xdi_node *node, int64_t *name, char *path, size_t size) {
+/* Rank 0 makes the file. */
+static bool xdi_node_make(xdi_node *node, int64_t *told) {
     struct timespec now;
     if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return false;
     const uint64_t moment = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    name[0] = (int64_t)getpid();
-    name[1] = (int64_t)((xd_hash(moment, &name[0], sizeof name[0]) >> 1) | 1u);
-    xdi_node_name(name, path, size);
-    node->file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (node->file < 0) path[0] = 0; /* nothing to remove */
-    if (node->file >= 0 && xdi_node_fill(node->file, node->bytes) && xdi_node_map(node)) {
-        ((xdi_node_head *)(void *)node->memory)->token = (uint64_t)name[1];
-        return true;
-    }
-    name[1] = 0;
-    return false;
+    const int64_t process = (int64_t)getpid();
+    const uint64_t token = (xd_hash(moment, &process, sizeof process) >> 1) | 1u;
+    node->file = xdi_node_open(token);
+    if (node->file < 0 || !xdi_node_fill(node->file, node->bytes) || !xdi_node_map(node)) return false;
+    ((xdi_node_head *)(void *)node->memory)->token = token;
+    told[XDI_NODE_PROCESS] = process;
+    told[XDI_NODE_DESCRIPTOR] = node->file;
+    told[XDI_NODE_TOKEN] = (int64_t)token;
+    return true;
 }
 
-static bool xdi_node_join(xdi_node *node, const int64_t *name) {
+static bool xdi_node_join(xdi_node *node, const int64_t *told) {
     char path[64];
-    if (name[1] == 0) return false;
-    xdi_node_name(name, path, sizeof path);
-    node->file = open(path, O_RDWR | O_CLOEXEC);
+    if (told[XDI_NODE_TOKEN] == 0) return false;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)told[XDI_NODE_PROCESS],
+             (long long)told[XDI_NODE_DESCRIPTOR]);
+    node->file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     return node->file >= 0 && xdi_node_map(node) &&
-           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)name[1];
+           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)told[XDI_NODE_TOKEN];
 }
 
 /* ---- creating ---- */
 
 /* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
-static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
+static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *told, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
-    XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
-    if (can && rank > 0) can = xdi_node_join(node, name);
+    XD_TRY(xd_broadcast(comm, told, XDI_NODE_WORDS, XD_DTYPE_I64, 0));
+    if (can && rank > 0) can = xdi_node_join(node, told);
     if (can) {
         struct flock lock = xdi_node_byte(rank);
         can = fcntl(node->file, F_SETLK, &lock) == 0;
@@ -21502,19 +21553,19 @@ static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, boo
 }
 
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out) {
-    char path[64] = "";
-    int64_t name[2] = { 0, 0 };
+    int64_t told[XDI_NODE_WORDS] = { 0, 0, 0 };
     bool shared = false;
     xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
     bool can = node && bytes <= SIZE_MAX / 2;
     if (node) {
+        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(uint32_t);
         node->comm = comm;
-        node->bytes = bytes + XDI_NODE_LINE;
+        node->begin = XDI_NODE_LINE * (1 + (waits + XDI_NODE_LINE - 1) / XDI_NODE_LINE);
+        node->bytes = bytes + node->begin;
         node->file = -1;
     }
-    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, name, path, sizeof path);
-    const xd_result result = xdi_node_meet(comm, node, name, can, &shared);
-    if (path[0]) unlink(path);
+    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, told);
+    const xd_result result = xdi_node_meet(comm, node, told, can, &shared);
     if (result != XD_OK || !shared) {
         xdi_node_destroy(node);
         node = NULL;
@@ -21531,7 +21582,7 @@ XD_PRIVATE void xdi_node_destroy(xdi_node *node) {
 }
 
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node) {
-    return node->memory + XDI_NODE_LINE;
+    return node->memory + node->begin;
 }
 
 /* ---- waiting ---- */
@@ -21540,27 +21591,61 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
+static uint64_t xdi_node_failure(const xdi_node *node) {
+    return __atomic_load_n(&((const xdi_node_head *)(const void *)node->memory)->failure, __ATOMIC_ACQUIRE);
+}
+
 /* Only the first failure is recorded: all later waits report it. */
-static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
+static void xdi_node_break(const xdi_node *node, xd_result result, int culprit) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
-    const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
     uint64_t none = 0;
-    __atomic_compare_exchange_n(&head->failure, &none, ((uint64_t)result << 32) | culprit, false,
+    __atomic_compare_exchange_n(&head->failure, &none,
+                                ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1), false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
+static uint32_t *xdi_node_waits(const xdi_node *node, int rank) {
+    return (uint32_t *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+}
+
+/* Whom everybody waits for when `rank` did not come: a rank that is waiting here itself is not the late one. */
+static int xdi_node_root(const xdi_node *node, int rank) {
+    int root = rank;
+    for (int r = 0; r < xd_comm_size(node->comm); r++) {
+        const uint32_t next = __atomic_load_n(xdi_node_waits(node, root), __ATOMIC_ACQUIRE);
+        if (next == 0 || (int)next - 1 == root) return root;
+        root = (int)next - 1;
+    }
+    return rank; /* they wait for one another */
+}
+
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. The transport hands
+ * the failure on to ranks that wait elsewhere. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
-    const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
+    const uint64_t failure = xdi_node_failure(node);
     const int culprit = (int)(failure & 0xffffffffu) - 1, rank = xd_comm_rank(node->comm);
-    const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
+    const xd_result cause = (xd_result)(failure >> 32);
+    const bool late = cause == XD_ERROR_TIMEOUT;
     xd_ctx *ctx = xd_comm_ctx(node->comm);
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    if (transport->ops->fail) transport->ops->fail(transport, cause, culprit);
     if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
         return XD_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
                                culprit);
     return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
                            late ? "came after the deadline" : "has died or left");
+}
+
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank) {
+    return xdi_node_failure(node) ? xdi_node_report(node, rank) : XD_OK;
+}
+
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node) {
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    int culprit = xdi_comm_culprit(node->comm);
+    if (culprit < 0 && transport->ops->poll && transport->ops->poll(transport) != XD_OK)
+        culprit = xd_last_error(transport->ctx)->culprit;
+    if (culprit >= 0) xdi_node_break(node, XD_ERROR_PEER, culprit);
 }
 
 static void xdi_node_pause(int turn) {
@@ -21571,25 +21656,39 @@ static void xdi_node_pause(int turn) {
         nanosleep(&nap, NULL);
 }
 
-XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
-                                    int rank) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
+static xd_result xdi_node_wait(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank) {
     xd_ctx *ctx = xd_comm_ctx(node->comm);
     xd_transport *transport = xdi_comm_transport(node->comm);
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->timeout_seconds;
     for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
-        if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
+        XD_TRY(xdi_node_check(node, rank));
         if (turn < XDI_NODE_SPIN) continue;
-        if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
+        const xd_result polled = transport->ops->poll ? transport->ops->poll(transport) : XD_OK;
+        if (polled != XD_OK) {
+            xdi_node_break(node, polled, xd_last_error(ctx)->culprit);
+            return polled;
+        }
         /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
-            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
+            const int root = died ? rank : xdi_node_root(node, rank);
+            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT,
+                           xd_comm_world_rank(node->comm, root));
             return xdi_node_report(node, rank);
         }
         xdi_node_pause(turn);
     }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
+                                    int rank) {
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    uint32_t *waits = xdi_node_waits(node, xd_comm_rank(node->comm));
+    __atomic_store_n(waits, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+    const xd_result result = xdi_node_wait(node, counter, target, rank);
+    __atomic_store_n(waits, 0u, __ATOMIC_RELEASE);
+    return result;
 }
 
 /* >>comm/leaves.c */
@@ -23255,8 +23354,13 @@ XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
 
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
     xd_region region;
+    size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;
-    return (size_t)xd_region_numel(&region) * xd_dtype_size(dtype);
+    for (int d = 0; d < region.ndim; d++)
+        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]),
+                               &bytes))
+            return 0;
+    return bytes;
 }
 
 /* >>tensor/redistribute.c */
@@ -33091,6 +33195,8 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
                                          double temperature, xd_rows weight, xd_rows gradient) {
     xdi_softmax_exchange x;
     double *lse;
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
+                           xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
     x.args.weights = weight;
@@ -33441,7 +33547,10 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
                               gathered * partials,
                               gathered * mixtures,
                               words };
-    size_t at[7];
+    size_t at[7], most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)),
+                           &most))
+        return false;
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
@@ -33707,9 +33816,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 }
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
-    const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t states = chunk * (size_t)p->width * sizeof(float),
-                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t chunk = (size_t)p->chunk;
+    size_t logits, states;
+    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) ||
+        !xdi_size_multiply(logits, sizeof(float), &logits) ||
+        !xdi_size_multiply(chunk, (size_t)p->width, &states) ||
+        !xdi_size_multiply(states, sizeof(float), &states))
+        return false;
+    const size_t hidden = p->d->hidden_gradient.data ? states : 0;
     const size_t sizes[6] = { logits,
                               p->d->teacher.hidden.data ? logits : 0,
                               p->d->weight_gradient ? states : hidden,
@@ -33765,7 +33879,9 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
     xdi_head_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->chunk_rows < 0) return 0;
+    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->student.hidden.cols < 0 ||
+        desc->student.weight.rows < 0 || desc->chunk_rows < 0)
+        return 0;
     xdi_head_begin(desc, &plan);
     xdi_loss_fill_args(NULL, &plan.loss);
     return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */
@@ -34054,6 +34170,9 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     if (!terms->data) return XD_OK;
     XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
                xd_dtype_name(terms->dtype));
+    XD_REQUIRE(ctx, terms->stride == 0 || terms->stride >= terms->cols, XD_ERROR_SHAPE,
+               "terms have stride %lld, less than their %lld columns", (long long)terms->stride,
+               (long long)terms->cols);
     XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
@@ -34357,7 +34476,9 @@ static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
     plan->teacher = *a;
     plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+    const int64_t words = XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k;
+    plan->side_words =
+        (int64_t)((uint64_t)d->student.rows * (uint64_t)words); /* the layout refuses what wraps */
 }
 
 static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
@@ -34425,7 +34546,11 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * sizeof(xd_topk_row),
                                (size_t)xdi_reduction_words(&plan->reduction) * word,
                                (ranks > 1 ? ranks + 1 : 1) * candidates };
+    const size_t each = 16 * (2 * XD_TOPK_SUMS + 1) + sizeof(xd_topk_side) + sizeof(xd_topk_row);
     unsigned char *at[15];
+    size_t most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most))
+        return false;
     for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
@@ -38425,6 +38550,9 @@ XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *coun
     else if (rank != route->plan.rank)
         XD_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
+    /* It may have left because another rank failed before: then that one is named. */
+    if (route->node) XD_TRY(xdi_node_check(route->node, rank));
+    if (!route->node && rank != route->plan.rank) XD_TRY(xdi_threads_check(route->comm));
     return XD_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
                            world_rank);
 }
@@ -38595,6 +38723,7 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
         if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);
     }
+    xdi_node_hand_on(route->node);
     xdi_route_say_farewell(route);
     if (route->own_rows && xdi_route_wait_closed(route))
         route->kernels->memory.share_destroy(route->ctx, route->own_rows);
@@ -46000,4 +46129,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 29be2e12a6667641322c42ddf1c3eca2798d8ef111f753551ea04d77f9f8c4f9 */
+/* xdistill sha256 03f2117d75a233a39cda09dd1c8f14ec8c4cedbc50f24db0e723359a32120ee9 */

@@ -53,7 +53,9 @@ typedef struct xd_mpi_desc {
  * init_timeout_seconds. Memory: staging_bytes, once for all groups that are split from the world.
  *
  * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER; those that wait for one
- * that died or destroyed its handle get TIMEOUT at their deadline. Memory of a broken world that MPI may
+ * that died or destroyed its handle get TIMEOUT at their deadline. A call that fails returns at most one second
+ * later: messages that have begun to arrive are given so long, because MPI writes them into the caller's memory.
+ * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
  * Errors: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups, staging_bytes
@@ -271,8 +273,10 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     return xdi_mpi_report(t, true);
 }
 
-/* Waits for all pending messages. */
+/* Waits for all pending messages. A deadline that has passed is believed only after some more turns: a process that was
+ * stopped finds first what the others have sent meanwhile, the notice that it is late above all. */
 static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
+    int late = 0;
     for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
         int done = 0;
         const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
@@ -287,7 +291,7 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
             XD_TRY(xdi_mpi_test_each(t));
             return xdi_mpi_report(t, true);
         }
-        if (xd_now(t->base.ctx) < deadline) continue;
+        if (xd_now(t->base.ctx) < deadline || ++late < XDI_MPI_SPIN) continue;
         XD_TRY(xdi_mpi_expire(t));
         break;
     }
@@ -606,6 +610,10 @@ static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
+static void xdi_mpi_fail(xd_transport *transport, xd_result result, int culprit) {
+    xdi_mpi_break(((xdi_mpi *)transport)->world, result, culprit);
+}
+
 /* Polling for a notice calls MPI, which makes progress on pending messages. */
 static xd_result xdi_mpi_poll(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
@@ -632,8 +640,9 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
-                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false };
+static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
+                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy,
+                                              xdi_mpi_poll,  false,           xdi_mpi_fail };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,

@@ -7,7 +7,7 @@
 
        cudaSetDevice(local_rank);
        xd_cuda_create(ctx, NULL, &cuda);
-       xd_nccl_desc desc = { .rank = rank, .size = size, .host = "node0", .port = "29501" };
+       xd_nccl_desc desc = { .rank = rank, .size = size, .host = "node0", .port = "29501", .secret = secret };
        xd_comm_nccl(ctx, &desc, &world);
        ...
        xd_comm_destroy(world);
@@ -26,25 +26,45 @@
 #    error "xdistill_nccl.h belongs to xdistill.h version 0.2: take both from one release"
 #endif
 
-#include <cuda_runtime.h>
-#include <nccl.h>
-
-#if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
-#    error "xdistill_nccl.h needs NCCL 2.18"
+/* The exchange of the id needs neither CUDA nor NCCL, and compiles without them: for its test. */
+#if !defined(XDISTILL_NCCL_EXCHANGE)
+#    include <cuda_runtime.h>
+#    include <nccl.h>
+#    if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
+#        error "xdistill_nccl.h needs NCCL 2.18"
+#    endif
+#else
+typedef struct ncclUniqueId {
+    char internal[128];
+} ncclUniqueId;
 #endif
 
 /* How to join a world. Zero is the default of every field. Ranks get the id of the world in one of three
  * ways: as `id`, or rank 0 creates it and passes it on through a file or TCP. A world of one rank needs none
- * of them. */
+ * of them.
+ *
+ * Through a file or TCP, rank 0 gives the id only to who has the secret, one process a rank, and the others take it only
+ * from who has it. Both sides prove it by HMAC-SHA-256 over fresh random numbers: the secret is never sent, and what is
+ * recorded cannot be used again. Strangers may call, say nothing, or answer in the place of rank 0: they learn nothing
+ * and delay nobody. Nothing is encrypted: the id itself passes in clear, and so does all that NCCL sends later,
+ * to anybody who reaches its ports. A network on which others can read or change what the ranks send needs more than this. */
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
     const ncclUniqueId *id; /* from xd_nccl_unique_id on one rank, sent to all, for example by MPI */
-    const char *file; /* a path that all ranks see, where no file exists yet; removed when all have joined */
-    const char *host; /* the machine of rank 0 (MASTER_ADDR of a launcher) */
-    const char *port; /* a free port there: not MASTER_PORT, on which torchrun itself listens */
-    int64_t compare;  /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
+    const char
+        *file; /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are
+                         written there with mode 600 and removed; what an earlier run has left is no obstacle */
+    const char
+        *host; /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its addresses only */
+    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun itself listens */
+    int64_t compare;      /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
     size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
+    const char *
+        secret; /* required with file or host: what all ranks know and nobody else can guess, 16 bytes or more.
+                             From a file of mode 600, or a variable that the launcher sets; never on a command line */
 } xd_nccl_desc;
+
+#if !defined(XDISTILL_NCCL_EXCHANGE)
 
 /* The id of a new world, for xd_nccl_desc.id. Local. Errors: DEVICE, PEER (with NCCL's own text). */
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
@@ -76,17 +96,866 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
+#endif
 
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_NCCL_IMPLEMENTED)
 #define XDISTILL_NCCL_IMPLEMENTED
 
+#include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+/* ---- a keyed hash: HMAC (RFC 2104) with SHA-256 (FIPS 180-4), which takes keys of any length ---- */
+
+enum {
+    XDI_NCCL_ID = 128,                               /* bytes of an id */
+    XDI_NCCL_NONCE = 16,                             /* of a random number that is used once */
+    XDI_NCCL_TAG = 32,                               /* of a keyed hash */
+    XDI_NCCL_BLOCK = 64,                             /* of the hash's blocks */
+    XDI_NCCL_HELLO = 28,                             /* of a rank's question: protocol, rank, size, nonce */
+    XDI_NCCL_REPLY = 4 + XDI_NCCL_ID + XDI_NCCL_TAG, /* of rank 0's answer: verdict, id, keyed hash */
+    XDI_NCCL_SECRET = 16,                            /* least bytes of a secret */
+    XDI_NCCL_DOORS = 8,                              /* addresses of rank 0's machine */
+    XDI_NCCL_SPARE = 64, /* connections that rank 0 has room for beyond one a rank */
+    XDI_NCCL_TURN = 10   /* milliseconds that a turn of waiting lasts at most */
+};
+
+static uint32_t xdi_nccl_load(const unsigned char *from) {
+    return (uint32_t)from[0] << 24 | (uint32_t)from[1] << 16 | (uint32_t)from[2] << 8 | (uint32_t)from[3];
+}
+
+static void xdi_nccl_store(unsigned char *to, uint32_t value) {
+    for (int i = 0; i < 4; i++) to[i] = (unsigned char)(value >> (24 - 8 * i) & 255u);
+}
+
+static uint32_t xdi_nccl_turn_right(uint32_t x, int bits) {
+    return x >> bits | x << (32 - bits);
+}
+
+/* One block of SHA-256. */
+static void xdi_nccl_hash_block(uint32_t state[8], const unsigned char *block) {
+    static const uint32_t constants[64] = {
+        0x428a2f98u, 0x71374491u, 0xb5c0fbcfu, 0xe9b5dba5u, 0x3956c25bu, 0x59f111f1u, 0x923f82a4u,
+        0xab1c5ed5u, 0xd807aa98u, 0x12835b01u, 0x243185beu, 0x550c7dc3u, 0x72be5d74u, 0x80deb1feu,
+        0x9bdc06a7u, 0xc19bf174u, 0xe49b69c1u, 0xefbe4786u, 0x0fc19dc6u, 0x240ca1ccu, 0x2de92c6fu,
+        0x4a7484aau, 0x5cb0a9dcu, 0x76f988dau, 0x983e5152u, 0xa831c66du, 0xb00327c8u, 0xbf597fc7u,
+        0xc6e00bf3u, 0xd5a79147u, 0x06ca6351u, 0x14292967u, 0x27b70a85u, 0x2e1b2138u, 0x4d2c6dfcu,
+        0x53380d13u, 0x650a7354u, 0x766a0abbu, 0x81c2c92eu, 0x92722c85u, 0xa2bfe8a1u, 0xa81a664bu,
+        0xc24b8b70u, 0xc76c51a3u, 0xd192e819u, 0xd6990624u, 0xf40e3585u, 0x106aa070u, 0x19a4c116u,
+        0x1e376c08u, 0x2748774cu, 0x34b0bcb5u, 0x391c0cb3u, 0x4ed8aa4au, 0x5b9cca4fu, 0x682e6ff3u,
+        0x748f82eeu, 0x78a5636fu, 0x84c87814u, 0x8cc70208u, 0x90befffau, 0xa4506cebu, 0xbef9a3f7u,
+        0xc67178f2u,
+    };
+    uint32_t w[64], s[8];
+    for (int i = 0; i < 16; i++) w[i] = xdi_nccl_load(block + 4 * i);
+    for (int i = 16; i < 64; i++) {
+        const uint32_t a = w[i - 15], b = w[i - 2];
+        w[i] = w[i - 16] + w[i - 7] + (xdi_nccl_turn_right(a, 7) ^ xdi_nccl_turn_right(a, 18) ^ a >> 3) +
+               (xdi_nccl_turn_right(b, 17) ^ xdi_nccl_turn_right(b, 19) ^ b >> 10);
+    }
+    memcpy(s, state, sizeof s);
+    for (int i = 0; i < 64; i++) {
+        const uint32_t a = s[0], e = s[4];
+        const uint32_t mixed =
+            s[7] + constants[i] + w[i] + ((e & s[5]) ^ (~e & s[6])) +
+            (xdi_nccl_turn_right(e, 6) ^ xdi_nccl_turn_right(e, 11) ^ xdi_nccl_turn_right(e, 25));
+        const uint32_t majority = (a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]);
+        memmove(s + 1, s, 7 * sizeof *s);
+        s[4] += mixed;
+        s[0] = mixed + majority +
+               (xdi_nccl_turn_right(a, 2) ^ xdi_nccl_turn_right(a, 13) ^ xdi_nccl_turn_right(a, 22));
+    }
+    for (int i = 0; i < 8; i++) state[i] += s[i];
+}
+
+typedef struct xdi_nccl_hash {
+    uint32_t state[8];
+    uint64_t bytes;
+    unsigned char block[XDI_NCCL_BLOCK];
+} xdi_nccl_hash;
+
+static void xdi_nccl_hash_begin(xdi_nccl_hash *h) {
+    static const uint32_t start[8] = {
+        0x6a09e667u, 0xbb67ae85u, 0x3c6ef372u, 0xa54ff53au,
+        0x510e527fu, 0x9b05688cu, 0x1f83d9abu, 0x5be0cd19u,
+    };
+    memcpy(h->state, start, sizeof start);
+    h->bytes = 0;
+}
+
+static void xdi_nccl_hash_add(xdi_nccl_hash *h, const void *data, size_t bytes) {
+    const unsigned char *from = (const unsigned char *)data;
+    for (size_t i = 0; i < bytes; i++) {
+        h->block[h->bytes++ % XDI_NCCL_BLOCK] = from[i];
+        if (h->bytes % XDI_NCCL_BLOCK == 0) xdi_nccl_hash_block(h->state, h->block);
+    }
+}
+
+static void xdi_nccl_hash_end(xdi_nccl_hash *h, unsigned char out[XDI_NCCL_TAG]) {
+    static const unsigned char zero = 0, one = 0x80;
+    unsigned char length[8];
+    xdi_nccl_store(length, (uint32_t)(h->bytes >> 29));
+    xdi_nccl_store(length + 4, (uint32_t)(h->bytes << 3 & 0xffffffffu));
+    xdi_nccl_hash_add(h, &one, 1);
+    while (h->bytes % XDI_NCCL_BLOCK != XDI_NCCL_BLOCK - sizeof length) xdi_nccl_hash_add(h, &zero, 1);
+    xdi_nccl_hash_add(h, length, sizeof length);
+    for (int i = 0; i < 8; i++) xdi_nccl_store(out + 4 * i, h->state[i]);
+}
+
+typedef struct xdi_nccl_mac {
+    xdi_nccl_hash inner, outer;
+} xdi_nccl_mac;
+
+static void xdi_nccl_mac_begin(xdi_nccl_mac *m, const char *secret) {
+    unsigned char key[XDI_NCCL_BLOCK] = { 0 };
+    const size_t bytes = strlen(secret);
+    if (bytes > sizeof key) {
+        xdi_nccl_hash_begin(&m->inner);
+        xdi_nccl_hash_add(&m->inner, secret, bytes);
+        xdi_nccl_hash_end(&m->inner, key);
+    } else {
+        memcpy(key, secret, bytes);
+    }
+    for (size_t i = 0; i < sizeof key; i++) key[i] ^= 0x36;
+    xdi_nccl_hash_begin(&m->inner);
+    xdi_nccl_hash_add(&m->inner, key, sizeof key);
+    for (size_t i = 0; i < sizeof key; i++) key[i] ^= 0x36 ^ 0x5c;
+    xdi_nccl_hash_begin(&m->outer);
+    xdi_nccl_hash_add(&m->outer, key, sizeof key);
+}
+
+static void xdi_nccl_mac_end(xdi_nccl_mac *m, unsigned char tag[XDI_NCCL_TAG]) {
+    xdi_nccl_hash_end(&m->inner, tag);
+    xdi_nccl_hash_add(&m->outer, tag, XDI_NCCL_TAG);
+    xdi_nccl_hash_end(&m->outer, tag);
+}
+
+/* Takes the same time wherever the two differ. */
+static bool xdi_nccl_equal(const unsigned char *a, const unsigned char *b, size_t bytes) {
+    volatile unsigned char difference = 0;
+    for (size_t i = 0; i < bytes; i++) difference = (unsigned char)(difference | (a[i] ^ b[i]));
+    return difference == 0;
+}
+
+/* ---- the exchange of the id ----
+ *
+ * Every message is bound by a keyed hash to the secret, to its direction and to random numbers of both sides, so that
+ * a recorded one is worth nothing, and neither the secret nor anything that replaces it is ever sent:
+ *
+ *     rank r -> 0    hello = protocol, r, size, nonce of this process
+ *     0 -> r         challenge = another nonce
+ *     r -> 0         tag of 'r', hello, challenge
+ *     0 -> r         verdict, id, tag of '0', hello, challenge, verdict, id
+ *     r -> 0         one byte: it has the id
+ *
+ * Rank 0 serves all connections at once and waits for none of them. A rank that has to call again shows the same
+ * nonce, so that its place remains its own. By file the same numbers go from FILE.RANK to FILE. */
+
+typedef enum xdi_nccl_verdict {
+    XDI_NCCL_GIVEN,
+    XDI_NCCL_TAKEN,      /* another process has that rank */
+    XDI_NCCL_OTHER_SIZE, /* in place of the id: the size of rank 0's world */
+} xdi_nccl_verdict;
+
+/* One connection, and what is still to be sent and then received before its next step. */
+typedef struct xdi_nccl_line {
+    int socket; /* -1: closed */
+    int step;   /* steps done */
+    size_t sent, sends, received, receives;
+    double since;   /* of a rank: when it called */
+    int64_t number; /* of rank 0: calls before this one */
+    unsigned char hello[XDI_NCCL_HELLO], challenge[XDI_NCCL_NONCE];
+    unsigned char out[XDI_NCCL_REPLY], in[XDI_NCCL_REPLY];
+} xdi_nccl_line;
+
+static void xdi_nccl_hang_up(xdi_nccl_line *l) {
+    if (l->socket >= 0) close(l->socket);
+    l->socket = -1;
+}
+
+/* Takes a socket, on which no call waits from now on; -1 is none. */
+static void xdi_nccl_pick_up(xdi_nccl_line *l, int socket) {
+    memset(l, 0, sizeof *l);
+    l->socket = socket;
+    if (socket < 0) return;
+    const int flags = fcntl(socket, F_GETFL);
+    if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) != 0 ||
+        fcntl(socket, F_SETFD, FD_CLOEXEC) != 0)
+        xdi_nccl_hang_up(l);
+}
+
+/* The next step: `sends` bytes of out go, then `receives` bytes come. */
+static void xdi_nccl_expect(xdi_nccl_line *l, size_t sends, size_t receives) {
+    l->sent = l->received = 0;
+    l->sends = sends;
+    l->receives = receives;
+}
+
+/* Moves what moves without waiting: 1 when the step is complete, 0 when it is not, -1 when the other side is gone. */
+static int xdi_nccl_pump(xdi_nccl_line *l) {
+    while (l->sent < l->sends || l->received < l->receives) {
+        const bool sends = l->sent < l->sends;
+        const ssize_t moved = sends ? send(l->socket, l->out + l->sent, l->sends - l->sent, MSG_NOSIGNAL)
+                                    : recv(l->socket, l->in + l->received, l->receives - l->received, 0);
+        if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+        if (moved <= 0) return -1;
+        *(sends ? &l->sent : &l->received) += (size_t)moved;
+    }
+    return 1;
+}
+
+static struct pollfd xdi_nccl_watch(const xdi_nccl_line *l) {
+    struct pollfd watch;
+    watch.fd = l->socket; /* poll leaves out what is closed */
+    watch.events = l->sent < l->sends ? POLLOUT : POLLIN;
+    watch.revents = 0;
+    return watch;
+}
+
+static void xdi_nccl_nap(int milliseconds) {
+    struct timespec nap;
+    nap.tv_sec = 0;
+    nap.tv_nsec = (long)milliseconds * 1000000;
+    nanosleep(&nap, NULL);
+}
+
+static xd_result xdi_nccl_random(xd_ctx *ctx, unsigned char *out, size_t bytes) {
+    const int source = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    const ssize_t got = source < 0 ? -1 : read(source, out, bytes);
+    if (source >= 0) close(source);
+    XD_REQUIRE(ctx, got == (ssize_t)bytes, XD_ERROR_IO, "/dev/urandom gives no random numbers: %s",
+               strerror(errno));
+    return XD_OK;
+}
+
+/* What this process says of itself in every question. */
+static xd_result xdi_nccl_introduce(xd_ctx *ctx, const xd_nccl_desc *d, unsigned char hello[XDI_NCCL_HELLO]) {
+    memcpy(hello, "xdn2", 4);
+    xdi_nccl_store(hello + 4, (uint32_t)d->rank);
+    xdi_nccl_store(hello + 8, (uint32_t)d->size);
+    return xdi_nccl_random(ctx, hello + 12, XDI_NCCL_NONCE);
+}
+
+/* The tag of one direction over what both sides know of a connection, and a message of `bytes`. */
+static void xdi_nccl_sign(const char *secret, char direction, const xdi_nccl_line *l,
+                          const unsigned char *message, size_t bytes, unsigned char tag[XDI_NCCL_TAG]) {
+    xdi_nccl_mac mac;
+    xdi_nccl_mac_begin(&mac, secret);
+    xdi_nccl_hash_add(&mac.inner, &direction, 1);
+    xdi_nccl_hash_add(&mac.inner, l->hello, sizeof l->hello);
+    xdi_nccl_hash_add(&mac.inner, l->challenge, sizeof l->challenge);
+    xdi_nccl_hash_add(&mac.inner, message, bytes);
+    xdi_nccl_mac_end(&mac, tag);
+}
+
+/* The addresses of the host; the caller frees them. NULL and why when there are none. Rank 0 listens where the others
+ * call, so an address that stands for every interface is none: *everywhere is set. */
+static struct addrinfo *xdi_nccl_resolve(const xd_nccl_desc *d, const char **why, bool *everywhere) {
+    static const unsigned char zeros[16] = { 0 };
+    struct addrinfo hints, *found = NULL;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    const int code = getaddrinfo(d->host, d->port, &hints, &found);
+    if (code != 0) *why = gai_strerror(code);
+    if (code != 0) return NULL;
+    for (const struct addrinfo *a = found; a; a = a->ai_next) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)a->ai_addr;
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)a->ai_addr;
+        if ((a->ai_family == AF_INET && memcmp(&v4->sin_addr, zeros, 4) == 0) ||
+            (a->ai_family == AF_INET6 && memcmp(&v6->sin6_addr, zeros, 16) == 0))
+            *everywhere = true;
+    }
+    return found;
+}
+
+static xd_result xdi_nccl_no_interface(xd_ctx *ctx, const xd_nccl_desc *d) {
+    return XD_FAIL(ctx, XD_ERROR_ARGUMENT,
+                   "host %s stands for every interface: give the one that the ranks use", d->host);
+}
+
+/* "1,4,7" of the ranks that are not marked; returns the first of them. */
+static int xdi_nccl_missing(const bool *marked, int size, char *text, size_t room) {
+    int first = -1;
+    size_t at = 0;
+    text[0] = 0;
+    for (int r = 1; r < size; r++) {
+        if (marked[r]) continue;
+        const int written = at + 16 < room ? snprintf(text + at, room - at, first < 0 ? "%d" : ",%d", r) : 0;
+        if (first < 0) first = r;
+        if (written == 0 && at > 0 && at + 4 < room) {
+            snprintf(text + at, room - at, "...");
+            break;
+        }
+        at += (size_t)written;
+    }
+    return first;
+}
+
+/* ---- rank 0 ---- */
+
+typedef struct xdi_nccl_server {
+    xd_ctx *ctx;
+    const xd_nccl_desc *desc;
+    const unsigned char *id;
+    unsigned char seed[XDI_NCCL_NONCE]; /* of the challenges */
+    int doors[XDI_NCCL_DOORS], door_count;
+    int room, left;         /* connections at most; ranks that do not have the id yet */
+    int64_t calls, refused; /* connections so far; those whose tag was wrong */
+    xdi_nccl_line *lines;   /* [room] */
+    struct pollfd *watched; /* [room + doors] */
+    unsigned char *nonces;  /* [size][XDI_NCCL_NONCE], of the processes that have the places */
+    bool *held, *served;    /* [size] */
+} xdi_nccl_server;
+
+/* A socket that listens at one address, without waiting; -1, with errno, when there is none. */
+static int xdi_nccl_door(const struct addrinfo *a) {
+    const int on = 1;
+    xdi_nccl_line door;
+    xdi_nccl_pick_up(&door, socket(a->ai_family, a->ai_socktype, a->ai_protocol));
+    if (door.socket < 0) return -1;
+    setsockopt(door.socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (a->ai_family == AF_INET6) setsockopt(door.socket, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if (bind(door.socket, a->ai_addr, a->ai_addrlen) == 0 && listen(door.socket, 1024) == 0)
+        return door.socket;
+    const int code = errno;
+    xdi_nccl_hang_up(&door);
+    errno = code;
+    return -1;
+}
+
+/* Listens at every address of the host that is free. */
+static xd_result xdi_nccl_listen(xdi_nccl_server *s) {
+    const char *why = NULL;
+    bool everywhere = false;
+    struct addrinfo *found = xdi_nccl_resolve(s->desc, &why, &everywhere);
+    for (const struct addrinfo *a = found; a && !everywhere && s->door_count < XDI_NCCL_DOORS;
+         a = a->ai_next) {
+        const int door = xdi_nccl_door(a);
+        if (door < 0) why = strerror(errno);
+        if (door >= 0) s->doors[s->door_count++] = door;
+    }
+    if (found) freeaddrinfo(found);
+    if (everywhere) return xdi_nccl_no_interface(s->ctx, s->desc);
+    XD_REQUIRE(s->ctx, s->door_count > 0, XD_ERROR_IO, "cannot listen at %s port %s: %s", s->desc->host,
+               s->desc->port, why ? why : "it has no address");
+    return XD_OK;
+}
+
+/* The connection of the caller that has shown nothing for longest; NULL when there is no connection. */
+static xdi_nccl_line *xdi_nccl_oldest(xdi_nccl_server *s) {
+    xdi_nccl_line *oldest = NULL;
+    for (int i = 0; i < s->room; i++) {
+        xdi_nccl_line *l = &s->lines[i];
+        const bool proven = l->step >= 2, than = oldest && oldest->step >= 2;
+        if (l->socket < 0) continue;
+        if (!oldest || (proven == than ? l->number < oldest->number : than)) oldest = l;
+    }
+    return oldest;
+}
+
+/* Takes the next caller, in the place of the oldest stranger when there is no other, or no descriptor. */
+static void xdi_nccl_admit(xdi_nccl_server *s, int door) {
+    xdi_nccl_line *l = NULL;
+    const int caller = accept(door, NULL, NULL);
+    const bool full =
+        caller < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+    if (caller < 0 && !full) return;
+    for (int i = 0; i < s->room && !full && !l; i++)
+        if (s->lines[i].socket < 0) l = &s->lines[i];
+    if (!l) l = xdi_nccl_oldest(s);
+    if (l) xdi_nccl_hang_up(l);
+    if (full) {
+        xdi_nccl_nap(XDI_NCCL_TURN);
+        return;
+    }
+    xdi_nccl_pick_up(l, caller);
+    l->number = s->calls++;
+    xdi_nccl_expect(l, 0, XDI_NCCL_HELLO);
+}
+
+/* What rank 0 says to a caller that has the secret. */
+static xdi_nccl_verdict xdi_nccl_judge(xdi_nccl_server *s, const xdi_nccl_line *l) {
+    const uint32_t rank = xdi_nccl_load(l->hello + 4), size = xdi_nccl_load(l->hello + 8);
+    const unsigned char *nonce = l->hello + 12;
+    if (size != (uint32_t)s->desc->size) return XDI_NCCL_OTHER_SIZE;
+    if (rank == 0 || rank >= size) return XDI_NCCL_TAKEN;
+    unsigned char *place = s->nonces + (size_t)rank * XDI_NCCL_NONCE;
+    if (!s->held[rank]) memcpy(place, nonce, XDI_NCCL_NONCE);
+    s->held[rank] = true;
+    return memcmp(place, nonce, XDI_NCCL_NONCE) == 0 ? XDI_NCCL_GIVEN : XDI_NCCL_TAKEN;
+}
+
+/* The answer to a caller's tag. False when the tag is wrong: it gets none. */
+static bool xdi_nccl_reply(xdi_nccl_server *s, xdi_nccl_line *l) {
+    unsigned char tag[XDI_NCCL_TAG];
+    const char *secret = s->desc->secret;
+    xdi_nccl_sign(secret, 'r', l, NULL, 0, tag);
+    if (!xdi_nccl_equal(tag, l->in, sizeof tag)) {
+        s->refused++;
+        return false;
+    }
+    const xdi_nccl_verdict verdict = xdi_nccl_judge(s, l);
+    memset(l->out, 0, sizeof l->out);
+    xdi_nccl_store(l->out, (uint32_t)verdict);
+    if (verdict == XDI_NCCL_GIVEN) memcpy(l->out + 4, s->id, XDI_NCCL_ID);
+    if (verdict == XDI_NCCL_OTHER_SIZE) xdi_nccl_store(l->out + 4, (uint32_t)s->desc->size);
+    xdi_nccl_sign(secret, '0', l, l->out, 4 + XDI_NCCL_ID, l->out + 4 + XDI_NCCL_ID);
+    xdi_nccl_expect(l, XDI_NCCL_REPLY, 1);
+    return true;
+}
+
+/* A number that nobody can foresee and that comes once: no descriptor is needed for it, which strangers could use up. */
+static void xdi_nccl_challenge(const xdi_nccl_server *s, xdi_nccl_line *l) {
+    unsigned char tag[XDI_NCCL_TAG];
+    xdi_nccl_mac mac;
+    xdi_nccl_mac_begin(&mac, s->desc->secret);
+    xdi_nccl_hash_add(&mac.inner, "c", 1);
+    xdi_nccl_hash_add(&mac.inner, s->seed, sizeof s->seed);
+    xdi_nccl_hash_add(&mac.inner, &l->number, sizeof l->number);
+    xdi_nccl_mac_end(&mac, tag);
+    memcpy(l->challenge, tag, sizeof l->challenge);
+    memcpy(l->out, tag, sizeof l->challenge);
+    xdi_nccl_expect(l, sizeof l->challenge, XDI_NCCL_TAG);
+}
+
+/* The step after one that is complete. False when the conversation is over. */
+static bool xdi_nccl_answer(xdi_nccl_server *s, xdi_nccl_line *l) {
+    const uint32_t rank = xdi_nccl_load(l->hello + 4);
+    switch (l->step++) {
+    case 0:
+        memcpy(l->hello, l->in, sizeof l->hello);
+        if (memcmp(l->hello, "xdn2", 4) != 0) return false;
+        xdi_nccl_challenge(s, l);
+        return true;
+    case 1: return xdi_nccl_reply(s, l);
+    default: /* refused callers send nothing more */
+        if (xdi_nccl_load(l->out) != (uint32_t)XDI_NCCL_GIVEN) return false;
+        if (!s->served[rank]) s->left--;
+        s->served[rank] = true;
+        return false;
+    }
+}
+
+/* Only what is open is watched: poll refuses lists that are longer than a process may have descriptors. */
+static void xdi_nccl_serve_turn(xdi_nccl_server *s) {
+    int watched = s->door_count;
+    for (int i = 0; i < s->door_count; i++) {
+        s->watched[i].fd = s->doors[i];
+        s->watched[i].events = POLLIN;
+        s->watched[i].revents = 0;
+    }
+    for (int i = 0; i < s->room; i++)
+        if (s->lines[i].socket >= 0) s->watched[watched++] = xdi_nccl_watch(&s->lines[i]);
+    const int ready = poll(s->watched, (nfds_t)watched, XDI_NCCL_TURN);
+    if (ready < 0) xdi_nccl_nap(XDI_NCCL_TURN);
+    if (ready <= 0) return;
+    for (int i = s->room - 1; i >= 0; i--) {
+        xdi_nccl_line *l = &s->lines[i];
+        if (l->socket < 0 || !s->watched[--watched].revents) continue;
+        const int moved = xdi_nccl_pump(l);
+        if (moved < 0 || (moved > 0 && !xdi_nccl_answer(s, l))) xdi_nccl_hang_up(l);
+    }
+    for (int i = 0; i < s->door_count; i++)
+        if (s->watched[i].revents) xdi_nccl_admit(s, s->doors[i]);
+}
+
+static xd_result xdi_nccl_serve_all(xdi_nccl_server *s, double deadline) {
+    char missing[128];
+    XD_REQUIRE(s->ctx, s->lines && s->watched && s->nonces && s->held && s->served, XD_ERROR_MEMORY,
+               "no room for a list of %d ranks", s->desc->size);
+    for (int i = 0; i < s->room; i++) s->lines[i].socket = -1;
+    XD_TRY(xdi_nccl_random(s->ctx, s->seed, sizeof s->seed));
+    XD_TRY(xdi_nccl_listen(s));
+    while (s->left > 0) {
+        xdi_nccl_serve_turn(s);
+        if (s->left == 0 || xd_now(s->ctx) < deadline) continue;
+        const int first = xdi_nccl_missing(s->served, s->desc->size, missing, sizeof missing);
+        return XD_FAIL_CULPRIT(s->ctx, XD_ERROR_TIMEOUT, first,
+                               "ranks %s did not ask for the id at %s port %s before the deadline (%lld "
+                               "calls, %lld with another secret)",
+                               missing, s->desc->host, s->desc->port, (long long)s->calls,
+                               (long long)s->refused);
+    }
+    return XD_OK;
+}
+
+/* Rank 0 gives the id to every other rank. */
+static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const void *id, double deadline) {
+    const size_t n = (size_t)d->size;
+    xdi_nccl_server s;
+    memset(&s, 0, sizeof s);
+    s.ctx = ctx;
+    s.desc = d;
+    s.id = (const unsigned char *)id;
+    s.left = d->size - 1;
+    s.room = d->size + XDI_NCCL_SPARE;
+    s.lines = (xdi_nccl_line *)xd_allocate(ctx, (size_t)s.room * sizeof *s.lines);
+    s.watched = (struct pollfd *)xd_allocate(ctx, ((size_t)s.room + XDI_NCCL_DOORS) * sizeof *s.watched);
+    s.nonces = (unsigned char *)xd_allocate(ctx, n * XDI_NCCL_NONCE);
+    s.held = (bool *)xd_allocate(ctx, n * sizeof *s.held);
+    s.served = (bool *)xd_allocate(ctx, n * sizeof *s.served);
+    const xd_result result = xdi_nccl_serve_all(&s, deadline);
+    for (int i = 0; i < s.door_count; i++) close(s.doors[i]);
+    for (int i = 0; s.door_count > 0 && i < s.room; i++) xdi_nccl_hang_up(&s.lines[i]);
+    xd_release(ctx, s.served);
+    xd_release(ctx, s.held);
+    xd_release(ctx, s.nonces);
+    xd_release(ctx, s.watched);
+    xd_release(ctx, s.lines);
+    return result;
+}
+
+/* ---- the other ranks ---- */
+
+typedef struct xdi_nccl_caller {
+    xd_ctx *ctx;
+    const xd_nccl_desc *desc;
+    unsigned char *id;
+    unsigned char hello[XDI_NCCL_HELLO];
+    xdi_nccl_line lines[XDI_NCCL_DOORS]; /* one for each address of the host */
+    struct sockaddr_storage addresses[XDI_NCCL_DOORS];
+    socklen_t lengths[XDI_NCCL_DOORS];
+    int count;
+    bool told;           /* this rank has the id */
+    bool doubts;         /* somebody answered without the secret */
+    const char *unknown; /* why the host has no address */
+} xdi_nccl_caller;
+
+/* A name that nobody knows yet has no address. */
+static xd_result xdi_nccl_look_up(xdi_nccl_caller *c) {
+    bool everywhere = false;
+    struct addrinfo *found = xdi_nccl_resolve(c->desc, &c->unknown, &everywhere);
+    c->count = 0;
+    for (const struct addrinfo *a = found; a && c->count < XDI_NCCL_DOORS; a = a->ai_next, c->count++) {
+        memcpy(&c->addresses[c->count], a->ai_addr, a->ai_addrlen);
+        c->lengths[c->count] = (socklen_t)a->ai_addrlen;
+        c->lines[c->count].socket = -1;
+    }
+    if (found) freeaddrinfo(found);
+    if (found) c->unknown = NULL;
+    return everywhere ? xdi_nccl_no_interface(c->ctx, c->desc) : XD_OK;
+}
+
+/* Calls every address with which there is no conversation. */
+static void xdi_nccl_call(xdi_nccl_caller *c) {
+    for (int i = 0; i < c->count; i++) {
+        xdi_nccl_line *l = &c->lines[i];
+        if (l->socket >= 0) continue;
+        xdi_nccl_pick_up(l, socket(c->addresses[i].ss_family, SOCK_STREAM, 0));
+        if (l->socket < 0) continue;
+        l->since = xd_now(c->ctx);
+        memcpy(l->hello, c->hello, sizeof l->hello);
+        memcpy(l->out, c->hello, sizeof c->hello);
+        xdi_nccl_expect(l, sizeof c->hello, XDI_NCCL_NONCE);
+        const struct sockaddr *address = (const struct sockaddr *)(const void *)&c->addresses[i];
+        if (connect(l->socket, address, c->lengths[i]) != 0 && errno != EINPROGRESS) xdi_nccl_hang_up(l);
+    }
+}
+
+/* Reads rank 0's answer, if it is rank 0's: *over is set when it is not. */
+static xd_result xdi_nccl_believe(xdi_nccl_caller *c, xdi_nccl_line *l, bool *over) {
+    unsigned char tag[XDI_NCCL_TAG];
+    xdi_nccl_sign(c->desc->secret, '0', l, l->in, 4 + XDI_NCCL_ID, tag);
+    *over = !xdi_nccl_equal(tag, l->in + 4 + XDI_NCCL_ID, sizeof tag);
+    if (*over) {
+        c->doubts = true;
+        return XD_OK;
+    }
+    const uint32_t verdict = xdi_nccl_load(l->in);
+    XD_REQUIRE(c->ctx, verdict != (uint32_t)XDI_NCCL_TAKEN, XD_ERROR_MISMATCH,
+               "another process has joined as rank %d of the world at %s port %s", c->desc->rank,
+               c->desc->host, c->desc->port);
+    XD_REQUIRE(c->ctx, verdict == (uint32_t)XDI_NCCL_GIVEN, XD_ERROR_MISMATCH,
+               "the world at %s port %s has %u ranks, rank %d was told %d", c->desc->host, c->desc->port,
+               (unsigned)xdi_nccl_load(l->in + 4), c->desc->rank, c->desc->size);
+    memcpy(c->id, l->in + 4, XDI_NCCL_ID);
+    l->out[0] = 1;
+    xdi_nccl_expect(l, 1, 0);
+    return XD_OK;
+}
+
+/* The step after one that is complete. */
+static xd_result xdi_nccl_go_on(xdi_nccl_caller *c, xdi_nccl_line *l, bool *over) {
+    switch (l->step++) {
+    case 0:
+        memcpy(l->challenge, l->in, sizeof l->challenge);
+        xdi_nccl_sign(c->desc->secret, 'r', l, NULL, 0, l->out);
+        xdi_nccl_expect(l, XDI_NCCL_TAG, XDI_NCCL_REPLY);
+        return XD_OK;
+    case 1: return xdi_nccl_believe(c, l, over);
+    default: c->told = true; return XD_OK;
+    }
+}
+
+/* *died is set when a conversation has ended without the id. One that stands still for ten seconds is begun again: rank 0's
+ * machine may have restarted. */
+static xd_result xdi_nccl_call_turn(xdi_nccl_caller *c, bool *died) {
+    struct pollfd watched[XDI_NCCL_DOORS];
+    for (int i = 0; i < c->count; i++) watched[i] = xdi_nccl_watch(&c->lines[i]);
+    (void)poll(watched, (nfds_t)c->count, XDI_NCCL_TURN);
+    for (int i = 0; i < c->count && !c->told; i++) {
+        xdi_nccl_line *l = &c->lines[i];
+        bool over = l->socket < 0 || xd_now(c->ctx) > l->since + 10.0;
+        const int moved = over || !watched[i].revents ? 0 : xdi_nccl_pump(l);
+        if (moved < 0 && l->step == 1 && l->sent == l->sends)
+            c->doubts = true; /* hung up on this rank's tag */
+        if (moved > 0) XD_TRY(xdi_nccl_go_on(c, l, &over));
+        if (!over && moved >= 0) continue;
+        xdi_nccl_hang_up(l);
+        *died = true;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_ask_all(xdi_nccl_caller *c, double deadline) {
+    int nap = XDI_NCCL_TURN;
+    XD_TRY(xdi_nccl_introduce(c->ctx, c->desc, c->hello));
+    while (!c->told) {
+        bool open = false, died = c->count == 0;
+        for (int i = 0; i < c->count; i++) open = open || c->lines[i].socket >= 0;
+        if (!open) XD_TRY(xdi_nccl_look_up(c));
+        xdi_nccl_call(c);
+        XD_TRY(xdi_nccl_call_turn(c, &died));
+        XD_REQUIRE(c->ctx, c->told || xd_now(c->ctx) < deadline, XD_ERROR_TIMEOUT,
+                   "rank 0 did not answer at %s port %s before the deadline%s%s", c->desc->host,
+                   c->desc->port,
+                   c->unknown  ? ": "
+                   : c->doubts ? ": who answered there has another secret"
+                               : "",
+                   c->unknown ? c->unknown : "");
+        if (c->told || !died) continue;
+        xdi_nccl_nap(nap);
+        nap = nap < 320 ? 2 * nap : nap;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_ask(xd_ctx *ctx, const xd_nccl_desc *d, void *id, double deadline) {
+    xdi_nccl_caller *c = (xdi_nccl_caller *)xd_allocate(ctx, sizeof *c);
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for %d connections", (int)XDI_NCCL_DOORS);
+    c->ctx = ctx;
+    c->desc = d;
+    c->id = (unsigned char *)id;
+    const xd_result result = xdi_nccl_ask_all(c, deadline);
+    for (int i = 0; i < c->count; i++) xdi_nccl_hang_up(&c->lines[i]);
+    xd_release(ctx, c);
+    return result;
+}
+
+/* ---- by file ----
+ *
+ * Rank r writes its hello into FILE.r. Rank 0 answers all of them at once in FILE, with the nonces of the hellos in it:
+ * a rank believes a FILE that has its own nonce, so no file of an earlier run is ever taken for one of this run. Then it
+ * removes FILE.r, by which rank 0 knows. A FILE.r that an earlier run has left is answered too, in vain, and again
+ * when the rank of this run has replaced it. The files belong to their user alone (mode 600). */
+
+/* Reads a file of exactly `bytes`; returns an errno value, ENOENT when there is none. No kind of file makes it wait. */
+static int xdi_nccl_read_file(const char *path, unsigned char *out, size_t bytes) {
+    struct stat status;
+    const int file = open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+    if (file < 0) return errno;
+    int code = fstat(file, &status) != 0 ? errno : S_ISREG(status.st_mode) ? 0 : EINVAL;
+    if (code == 0 && status.st_size != (off_t)bytes) code = EINVAL;
+    if (code == 0 && pread(file, out, bytes, 0) != (ssize_t)bytes) code = EIO;
+    close(file);
+    return code;
+}
+
+/* The file appears complete. */
+static xd_result xdi_nccl_write_file(xd_ctx *ctx, const char *path, const unsigned char *data, size_t bytes) {
+    char *draft = (char *)xd_allocate(ctx, strlen(path) + 5);
+    XD_REQUIRE(ctx, draft, XD_ERROR_MEMORY, "no room for the name %s", path);
+    memcpy(draft, path, strlen(path));
+    memcpy(draft + strlen(path), ".new", 5);
+    unlink(draft); /* of a rank that was killed while it wrote */
+    const int file = open(draft, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int code = file < 0 ? errno : 0;
+    if (file >= 0 && write(file, data, bytes) != (ssize_t)bytes) code = EIO;
+    if (file >= 0 && close(file) != 0 && code == 0) code = errno;
+    if (code == 0 && rename(draft, path) != 0) code = errno;
+    if (code != 0 && file >= 0) unlink(draft);
+    xd_release(ctx, draft);
+    XD_REQUIRE(ctx, code == 0, XD_ERROR_IO, "cannot write %s: %s", path, strerror(code));
+    return XD_OK;
+}
+
+/* Removes a file that still is what this rank has written. */
+static void xdi_nccl_remove_own(const char *path, const unsigned char *data, unsigned char *scratch,
+                                size_t bytes) {
+    if (xdi_nccl_read_file(path, scratch, bytes) == 0 && memcmp(scratch, data, bytes) == 0) unlink(path);
+}
+
+/* The tag of all bytes before it; whether it is right. */
+static bool xdi_nccl_sign_file(const char *secret, unsigned char *data, size_t bytes) {
+    unsigned char tag[XDI_NCCL_TAG];
+    xdi_nccl_mac mac;
+    xdi_nccl_mac_begin(&mac, secret);
+    xdi_nccl_hash_add(&mac.inner, "f", 1);
+    xdi_nccl_hash_add(&mac.inner, data, bytes - sizeof tag);
+    xdi_nccl_mac_end(&mac, tag);
+    const bool right = xdi_nccl_equal(tag, data + bytes - sizeof tag, sizeof tag);
+    memcpy(data + bytes - sizeof tag, tag, sizeof tag);
+    return right;
+}
+
+enum { XDI_NCCL_QUESTION = XDI_NCCL_HELLO + XDI_NCCL_TAG };
+
+/* Bytes of FILE: a hello of rank 0, the id, the nonces of the other ranks, the tag. */
+static size_t xdi_nccl_page_bytes(int size) {
+    return XDI_NCCL_HELLO + XDI_NCCL_ID + (size_t)(size - 1) * XDI_NCCL_NONCE + XDI_NCCL_TAG;
+}
+
+static unsigned char *xdi_nccl_page_nonce(unsigned char *page, int rank) {
+    return page + XDI_NCCL_HELLO + XDI_NCCL_ID + (size_t)(rank - 1) * XDI_NCCL_NONCE;
+}
+
+typedef struct xdi_nccl_desk {
+    xd_ctx *ctx;
+    const xd_nccl_desc *desc;
+    unsigned char *page, *seen; /* FILE as it should be and as it is */
+    char *name;                 /* of a FILE.r */
+    bool *asked, *served;       /* [size] */
+    bool published;             /* page is in FILE */
+} xdi_nccl_desk;
+
+static void xdi_nccl_name(const xdi_nccl_desk *k, int rank) {
+    snprintf(k->name, strlen(k->desc->file) + 16, "%s.%d", k->desc->file, rank);
+}
+
+/* Looks for new questions, and for those that are gone because the rank has read its answer. */
+static void xdi_nccl_collect(xdi_nccl_desk *k, int *left) {
+    *left = 0;
+    for (int r = 1; r < k->desc->size; r++) {
+        unsigned char question[XDI_NCCL_QUESTION], *nonce = xdi_nccl_page_nonce(k->page, r);
+        if (k->served[r]) continue;
+        xdi_nccl_name(k, r);
+        const int code = xdi_nccl_read_file(k->name, question, sizeof question);
+        k->served[r] = code == ENOENT && k->asked[r] && k->published;
+        *left += !k->served[r];
+        if (code != 0 || !xdi_nccl_sign_file(k->desc->secret, question, sizeof question)) continue;
+        if (memcmp(question, "xdn2", 4) != 0 || xdi_nccl_load(question + 4) != (uint32_t)r ||
+            xdi_nccl_load(question + 8) != (uint32_t)k->desc->size)
+            continue;
+        k->published = k->published && k->asked[r] && memcmp(nonce, question + 12, XDI_NCCL_NONCE) == 0;
+        k->asked[r] = true;
+        memcpy(nonce, question + 12, XDI_NCCL_NONCE);
+    }
+}
+
+static xd_result xdi_nccl_publish_all(xdi_nccl_desk *k, const void *id, double deadline) {
+    const xd_nccl_desc *d = k->desc;
+    const size_t bytes = xdi_nccl_page_bytes(d->size);
+    char missing[128];
+    XD_REQUIRE(k->ctx, k->page && k->seen && k->name && k->asked && k->served, XD_ERROR_MEMORY,
+               "no room for a list of %d ranks", d->size);
+    XD_TRY(xdi_nccl_introduce(k->ctx, d, k->page));
+    memcpy(k->page + XDI_NCCL_HELLO, id, XDI_NCCL_ID);
+    for (int left = d->size - 1, first = 1;; first = 0) {
+        xdi_nccl_collect(k, &left);
+        if (left == 0) return XD_OK;
+        if (!first && (xdi_nccl_read_file(d->file, k->seen, bytes) != 0 ||
+                       memcmp(k->seen, k->page + 0, XDI_NCCL_HELLO) != 0))
+            return XD_FAIL(k->ctx, XD_ERROR_IO, "%s was replaced or removed: is another world using it?",
+                           d->file);
+        if (!k->published) {
+            (void)xdi_nccl_sign_file(d->secret, k->page, bytes);
+            XD_TRY(xdi_nccl_write_file(k->ctx, d->file, k->page, bytes));
+            k->published = true;
+        }
+        xdi_nccl_nap(XDI_NCCL_TURN);
+        if (xd_now(k->ctx) < deadline) continue;
+        const int culprit = xdi_nccl_missing(k->served, d->size, missing, sizeof missing);
+        return XD_FAIL_CULPRIT(k->ctx, XD_ERROR_TIMEOUT, culprit,
+                               "ranks %s did not ask for the id in %s before the deadline", missing, d->file);
+    }
+}
+
+static xd_result xdi_nccl_publish(xd_ctx *ctx, const xd_nccl_desc *d, const void *id, double deadline) {
+    const size_t n = (size_t)d->size, bytes = xdi_nccl_page_bytes(d->size);
+    xdi_nccl_desk k;
+    memset(&k, 0, sizeof k);
+    k.ctx = ctx;
+    k.desc = d;
+    k.page = (unsigned char *)xd_allocate(ctx, bytes);
+    k.seen = (unsigned char *)xd_allocate(ctx, bytes);
+    k.name = (char *)xd_allocate(ctx, strlen(d->file) + 16);
+    k.asked = (bool *)xd_allocate(ctx, n * sizeof *k.asked);
+    k.served = (bool *)xd_allocate(ctx, n * sizeof *k.served);
+    const xd_result result = xdi_nccl_publish_all(&k, id, deadline);
+    if (k.published) xdi_nccl_remove_own(d->file, k.page, k.seen, bytes);
+    xd_release(ctx, k.served);
+    xd_release(ctx, k.asked);
+    xd_release(ctx, k.name);
+    xd_release(ctx, k.seen);
+    xd_release(ctx, k.page);
+    return result;
+}
+
+/* Waits for a FILE with this rank's nonce. */
+static xd_result xdi_nccl_await_page(xd_ctx *ctx, const xd_nccl_desc *d, const unsigned char *hello,
+                                     unsigned char *page, double deadline) {
+    const size_t bytes = xdi_nccl_page_bytes(d->size);
+    for (;;) {
+        const int code = xdi_nccl_read_file(d->file, page, bytes);
+        const bool right = code == 0 && xdi_nccl_sign_file(d->secret, page, bytes);
+        if (right && memcmp(xdi_nccl_page_nonce(page, d->rank), hello + 12, XDI_NCCL_NONCE) == 0)
+            return XD_OK;
+        XD_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT, "no id in %s before the deadline: %s",
+                   d->file,
+                   right            ? "it is of another run"
+                   : code == 0      ? "it was made with another secret"
+                   : code == EINVAL ? "it is not a file of a world of this size"
+                                    : strerror(code));
+        xdi_nccl_nap(XDI_NCCL_TURN);
+    }
+}
+
+static xd_result xdi_nccl_fetch(xd_ctx *ctx, const xd_nccl_desc *d, void *id, double deadline) {
+    unsigned char question[XDI_NCCL_QUESTION], seen[XDI_NCCL_QUESTION];
+    const size_t bytes = xdi_nccl_page_bytes(d->size), room = strlen(d->file) + 16;
+    unsigned char *page = (unsigned char *)xd_allocate(ctx, bytes);
+    char *name = (char *)xd_allocate(ctx, room);
+    xd_result result = XD_OK;
+    if (!page || !name)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld bytes", (long long)(bytes + room));
+    if (result == XD_OK) result = xdi_nccl_introduce(ctx, d, question);
+    if (result == XD_OK) {
+        snprintf(name, room, "%s.%d", d->file, d->rank);
+        (void)xdi_nccl_sign_file(d->secret, question, sizeof question);
+        result = xdi_nccl_write_file(ctx, name, question, sizeof question);
+        if (result == XD_OK) result = xdi_nccl_await_page(ctx, d, question, page, deadline);
+        if (result == XD_OK) memcpy(id, page + XDI_NCCL_HELLO, XDI_NCCL_ID);
+        xdi_nccl_remove_own(name, question, seen, sizeof question);
+    }
+    xd_release(ctx, name);
+    xd_release(ctx, page);
+    return result;
+}
+
+static xd_result xdi_nccl_check_secret(xd_ctx *ctx, const xd_nccl_desc *d) {
+    XD_REQUIRE(ctx, d->secret && strlen(d->secret) >= XDI_NCCL_SECRET, XD_ERROR_ARGUMENT,
+               "a secret of %d bytes: at least %d are needed, which nobody can guess",
+               d->secret ? (int)strlen(d->secret) : 0, (int)XDI_NCCL_SECRET);
+    return XD_OK;
+}
+
+/* Gives the id of rank 0 to all ranks; returns on rank 0 when they have it. */
+static xd_result xdi_nccl_exchange(xd_ctx *ctx, const xd_nccl_desc *d, void *id, double deadline) {
+    XD_TRY(xdi_nccl_check_secret(ctx, d));
+    if (d->rank == 0)
+        return d->file ? xdi_nccl_publish(ctx, d, id, deadline) : xdi_nccl_serve(ctx, d, id, deadline);
+    return d->file ? xdi_nccl_fetch(ctx, d, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
+}
+
+#if !defined(XDISTILL_NCCL_EXCHANGE)
 
 /* Communicators do not block: a call of NCCL that has to wait for peers returns "in progress", and this file
  * polls until it is complete or the deadline has passed.
@@ -99,9 +968,8 @@ enum {
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
     XDI_NCCL_MIRROR = 1 << 16,  /* bytes, at first */
     XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank computes the whole sum of an all_reduce */
-    XDI_NCCL_ALIGN = 16,  /* elements: tiles begin at multiples of it, so that kernels can use wide loads */
-    XDI_NCCL_SPIN = 1000, /* polls before each further one is followed by a short sleep */
-    XDI_NCCL_HELLO = 0x78646e63 /* sent by a rank to rank 0 before its number */
+    XDI_NCCL_ALIGN = 16, /* elements: tiles begin at multiples of it, so that kernels can use wide loads */
+    XDI_NCCL_SPIN = 1000 /* polls before each further one is followed by a short sleep */
 };
 
 typedef struct xdi_nccl xdi_nccl;
@@ -774,6 +1642,10 @@ static void xdi_nccl_abort(xd_transport *transport) {
     xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
+static void xdi_nccl_fail(xd_transport *transport, xd_result result, int culprit) {
+    xdi_nccl_break(((xdi_nccl *)transport)->world, result, culprit);
+}
+
 /* Pending work gets the time of one collective; then the communicator is aborted. */
 static void xdi_nccl_close(xdi_nccl *t) {
     const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
@@ -813,7 +1685,8 @@ static void xdi_nccl_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_nccl_ops = {
-    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL, true
+    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL,
+    true,   xdi_nccl_fail
 };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
@@ -857,112 +1730,15 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
     return code == ncclSuccess ? XD_OK : xdi_nccl_refuse(ctx, code, NULL);
 }
 
-/* Sleeps between two polls of a file or a port. */
-static xd_result xdi_nccl_nap(xd_ctx *ctx, const char *what, const char *where, double deadline) {
-    const struct timespec nap = { 0, 10000000 };
-    XD_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT, "no %s %s before the deadline", what, where);
-    nanosleep(&nap, NULL);
-    return XD_OK;
-}
-
-/* The file of rank 0 appears complete, under a name that did not exist. */
-static xd_result xdi_nccl_read_id(xd_ctx *ctx, const char *path, ncclUniqueId *id, double deadline) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    intptr_t file = 0;
-    while (files->open(files->user, path, XD_FILE_READ, &file) != 0)
-        XD_TRY(xdi_nccl_nap(ctx, "id in the file", path, deadline));
-    const int code = files->read(files->user, file, id, sizeof *id, 0);
-    files->close(files->user, file);
-    XD_REQUIRE(ctx, code == 0, XD_ERROR_IO, "%s holds no id: %s", path, strerror(code));
-    return XD_OK;
-}
-
-/* No call on the socket waits longer than a second. */
-static void xdi_nccl_limit(int socket) {
-    struct timeval second;
-    second.tv_sec = 1;
-    second.tv_usec = 0;
-    setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
-    setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);
-}
-
-/* A socket that listens (host NULL) or is connected; -1 on failure. */
-static int xdi_nccl_open(const char *host, const char *port) {
-    struct addrinfo hints, *found = NULL;
-    const int on = 1;
-    int opened = -1;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = host ? 0 : AI_PASSIVE;
-    if (getaddrinfo(host, port, &hints, &found) != 0) return -1;
-    for (const struct addrinfo *a = found; a && opened < 0; a = a->ai_next) {
-        opened = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
-        if (opened < 0) continue;
-        xdi_nccl_limit(opened);
-        setsockopt(opened, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        const bool ready = host ? connect(opened, a->ai_addr, a->ai_addrlen) == 0
-                                : bind(opened, a->ai_addr, a->ai_addrlen) == 0 && listen(opened, 1024) == 0;
-        if (ready) continue;
-        close(opened);
-        opened = -1;
-    }
-    freeaddrinfo(found);
-    return opened;
-}
-
-/* Serves one connection: returns the rank of the caller, or -1 when it is not a rank of this world. */
-static int xdi_nccl_greet(int caller, int size, const ncclUniqueId *id) {
-    uint32_t hello[2] = { 0, 0 };
-    xdi_nccl_limit(caller);
-    if (recv(caller, hello, sizeof hello, MSG_WAITALL) != (ssize_t)sizeof hello) return -1;
-    if (hello[0] != (uint32_t)XDI_NCCL_HELLO || hello[1] == 0 || hello[1] >= (uint32_t)size) return -1;
-    if (send(caller, id, sizeof *id, MSG_NOSIGNAL) != (ssize_t)sizeof *id) return -1;
-    return (int)hello[1];
-}
-
-/* Rank 0 sends the id to every other rank. A rank whose connection broke asks again, so each rank is counted once. */
-static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const ncclUniqueId *id, double deadline) {
-    bool *served = (bool *)xd_allocate(ctx, (size_t)d->size * sizeof *served);
-    XD_REQUIRE(ctx, served, XD_ERROR_MEMORY, "no room for a list of %d ranks", d->size);
-    const int door = xdi_nccl_open(NULL, d->port);
-    xd_result result = XD_OK;
-    if (door < 0) result = XD_FAIL(ctx, XD_ERROR_IO, "cannot listen on port %s", d->port);
-    for (int left = d->size - 1; left > 0 && result == XD_OK;) {
-        const int caller = accept(door, NULL, NULL); /* waits at most one second */
-        const int rank = caller >= 0 ? xdi_nccl_greet(caller, d->size, id) : -1;
-        if (caller >= 0) close(caller);
-        if (rank > 0 && !served[rank]) left--;
-        if (rank > 0) served[rank] = true;
-        if (rank < 0) result = xdi_nccl_nap(ctx, "call of every rank on port", d->port, deadline);
-    }
-    if (door >= 0) close(door);
-    xd_release(ctx, served);
-    return result;
-}
-
-static xd_result xdi_nccl_ask(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqueId *id, double deadline) {
-    const uint32_t hello[2] = { (uint32_t)XDI_NCCL_HELLO, (uint32_t)d->rank };
-    for (;;) {
-        const int line = xdi_nccl_open(d->host, d->port);
-        const bool told = line >= 0 &&
-                          send(line, hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello &&
-                          recv(line, id, sizeof *id, MSG_WAITALL) == (ssize_t)sizeof *id;
-        if (line >= 0) close(line);
-        if (told) return XD_OK;
-        XD_TRY(xdi_nccl_nap(ctx, "answer of rank 0 at", d->host, deadline));
-    }
-}
-
 static xd_result xdi_nccl_learn_id(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqueId *id, double deadline) {
     if (d->id) {
         *id = *d->id;
         return XD_OK;
     }
-    if (d->rank > 0)
-        return d->file ? xdi_nccl_read_id(ctx, d->file, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
-    XD_TRY(xd_nccl_unique_id(ctx, id));
-    if (d->size == 1) return XD_OK;
-    return d->file ? xd_file_save(ctx, d->file, id, sizeof *id) : xdi_nccl_serve(ctx, d, id, deadline);
+    XD_REQUIRE(ctx, sizeof *id == XDI_NCCL_ID, XD_ERROR_UNSUPPORTED,
+               "an id of this NCCL has %d bytes, not %d", (int)sizeof *id, (int)XDI_NCCL_ID);
+    if (d->rank == 0) XD_TRY(xd_nccl_unique_id(ctx, id));
+    return d->size == 1 ? XD_OK : xdi_nccl_exchange(ctx, d, id, deadline);
 }
 
 /* ---- joining ---- */
@@ -973,6 +1749,7 @@ static xd_result xdi_nccl_validate(xd_ctx *ctx, const xd_nccl_desc *d) {
                "rank %d is outside [0, %d)", d->rank, d->size);
     XD_REQUIRE(ctx, d->size == 1 || d->id || d->file || (d->host && d->port), XD_ERROR_ARGUMENT,
                "%d ranks need an id, a file, or a host and a port", d->size);
+    if (d->size > 1 && !d->id) XD_TRY(xdi_nccl_check_secret(ctx, d));
     XD_REQUIRE(ctx, d->compare >= -1, XD_ERROR_ARGUMENT, "compare is %lld", (long long)d->compare);
     XD_REQUIRE(ctx, kernels && kernels->device == XD_DEVICE_CUDA, XD_ERROR_STATE,
                "xd_comm_nccl comes after xd_cuda_create");
@@ -1026,13 +1803,9 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
 static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
     xd_ctx *ctx = t->base.ctx;
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
-    const bool made_file = d->rank == 0 && d->size > 1 && d->file && !d->id;
     ncclUniqueId id;
     XD_TRY(xdi_nccl_learn_id(ctx, d, &id, deadline));
-    const xd_result joined = xdi_nccl_join(t, &id, deadline);
-    if (made_file && files->remove) files->remove(files->user, d->file);
-    XD_TRY(joined);
+    XD_TRY(xdi_nccl_join(t, &id, deadline));
     return xdi_nccl_agree(t, deadline);
 }
 
@@ -1064,4 +1837,5 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
     return xd_comm_create(ctx, &t->base, out);
 }
 
+#endif
 #endif

@@ -4,7 +4,8 @@
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/nccl.cu xdistill_cuda.cu -lnccl -lpthread -o build/nccl
  *     build/nccl [-J FILE]                                   all GPUs of this machine, a thread each
- *     RANK=r WORLD_SIZE=n LOCAL_RANK=l MASTER_ADDR=host build/nccl      a process each, on one machine or many
+ *     RANK=r WORLD_SIZE=n LOCAL_RANK=l MASTER_ADDR=host XDISTILL_SECRET=... build/nccl
+ *                                                            a process each, on one machine or many
  *
  * FAST sums are NCCL's own. DETERMINISTIC ones are formed in rank order whatever NCCL does, and their row shows what
  * that costs. */
@@ -191,6 +192,7 @@ static xd_result open_member(member *m, int rank, int device) {
     desc.id = m->w->host ? NULL : &m->w->id;
     desc.host = m->w->host;
     desc.port = m->w->port;
+    desc.secret = getenv("XDISTILL_SECRET");
     desc.compare = -1; /* as a finished program runs: nothing waits for the host */
     XD_TRY(xd_ctx_create(&settings, &m->ctx));
     XD_TRY(xd_cuda_create(m->ctx, NULL, &m->gpu));

@@ -7,6 +7,7 @@
 #include "route_scene.h"
 #include "xtoken_rows.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -125,6 +126,42 @@ XD_TEST(all_ranks_use_messages_when_one_cannot_share) {
     }
 }
 
+/* ---- rank 0 dies while it makes the memory ---- */
+
+static xd_comm *dying_world;
+
+static void die(int number) {
+    (void)number;
+    xd_comm_abort(dying_world);
+    _exit(3);
+}
+
+static xd_result dying_body(xd_comm *world, void *argument) {
+    const xd_route_desc d = pair_desc(xd_comm_rank(world));
+    const struct rlimit little = { 64, 64 }; /* bytes of a file */
+    xd_route *route = NULL;
+    dying_world = world;
+    if (xd_comm_rank(world) == 0) {
+        *(pid_t *)argument = getpid();
+        signal(SIGXFSZ, die);
+        CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+    }
+    return xd_route_create(world, &d, &route);
+}
+
+XD_TEST(a_rank_that_dies_while_it_makes_the_memory_leaves_no_name) {
+    char message[256], name[64];
+    pid_t *victim = (pid_t *)process_memory(sizeof *victim);
+    CHECK(process_run(2, 0, NULL, dying_body, victim, message) == XD_ERROR_PEER);
+    const int length = snprintf(name, sizeof name, "xdistill-%lld-", (long long)*victim);
+    DIR *folder = opendir("/dev/shm");
+    CHECK(folder && *victim > 0);
+    for (const struct dirent *entry; folder && (entry = readdir(folder));)
+        if (strncmp(entry->d_name, name, (size_t)length) == 0) CHECK_EQ_STR(entry->d_name, "");
+    if (folder) closedir(folder);
+    munmap(victim, sizeof *victim);
+}
+
 /* ---- ranks that go ---- */
 
 enum { DIES, LEAVES, SLEEPS };
@@ -185,6 +222,86 @@ XD_TEST(who_dies_leaves_or_is_late_is_named_by_the_others) {
         CHECK_EQ_STR(message, "");
     }
     munmap(e, sizeof *e);
+}
+
+/* ---- the first failure ---- */
+
+/* Teachers are ranks 0 and 1, rank 2 takes from both. Rank 0 goes; rank 2 finds that out and leaves; rank 1 waits for rank 2,
+ * before or afterwards. */
+typedef struct chain {
+    int how;                   /* of rank 0: DIES or SLEEPS */
+    bool afterwards, by_world; /* when rank 1 waits; rank 2 fails in a collective instead of its route */
+    uint32_t looks, left;      /* of rank 2 at its clock while it waits; ranks that have gone; atomic */
+} chain;
+
+static chain *links;
+static int armed_rank = -1;
+
+/* Stands still, but for rank 1 once rank 2 waits: its deadline is the first. */
+static double chain_clock(void *user) {
+    (void)user;
+    if (armed_rank == 2) __atomic_add_fetch(&links->looks, 1, __ATOMIC_ACQ_REL);
+    return armed_rank == 1 && __atomic_load_n(&links->looks, __ATOMIC_ACQUIRE) > 5 ? 1e6 : 0.0;
+}
+
+static xd_route_desc chain_desc(int rank) {
+    xd_route_desc d = pair_desc(rank == 2 ? 1 : 0);
+    d.slots = 2;
+    if (rank < 2) d.teacher.sample_count = 2, d.teacher.sample_begin = 2 * rank;
+    if (rank == 2) d.student.micro_batch = 2;
+    return d;
+}
+
+static void check_first(xd_comm *world, xd_result result) {
+    const xd_error *error = xd_last_error(xd_comm_ctx(world));
+    CHECK_EQ_INT(result, links->how == DIES ? XD_ERROR_PEER : XD_ERROR_TIMEOUT);
+    CHECK_EQ_INT(error->culprit, 0);
+    CHECK(strstr(error->message, "rank 0") != NULL);
+}
+
+static void wait_gone(uint32_t count) {
+    while (__atomic_load_n(&links->left, __ATOMIC_ACQUIRE) < count) sched_yield();
+}
+
+static xd_result chain_body(xd_comm *world, void *argument) {
+    const int rank = xd_comm_rank(world);
+    const xd_route_desc d = chain_desc(rank);
+    float data[6] = { 0 };
+    xd_route *route = NULL;
+    xd_route_window w;
+    xd_result result = XD_OK;
+    (void)argument;
+    XD_TRY(xd_route_create(world, &d, &route));
+    CHECK(xd_route_describe(route).shared);
+    if (rank == 0 && links->by_world) xd_comm_abort(world);
+    if (rank == 0 && links->how == DIES) _exit(3);
+    if (rank == 0) wait_gone(2);
+    if (rank == 2 && links->by_world) CHECK_EQ_INT(xd_barrier(world), XD_ERROR_PEER);
+    if (rank == 1 && links->afterwards) wait_gone(1);
+    armed_rank = rank;
+    while (rank == 1 && result == XD_OK) result = xd_route_send(route, rows_of(data, 2, 3), NULL);
+    if (rank == 2 && !links->by_world) result = xd_route_take(route, &w);
+    armed_rank = -1;
+    if (rank > 0 && !(rank == 2 && links->by_world)) check_first(world, result);
+    xd_route_destroy(route);
+    __atomic_add_fetch(&links->left, 1, __ATOMIC_ACQ_REL);
+    return XD_OK;
+}
+
+XD_TEST(the_first_failure_is_handed_on_to_those_who_wait_for_others) {
+    links = (chain *)process_memory(sizeof *links);
+    for (int i = 0; i < 4; i++) {
+        char message[256];
+        const xd_ctx_desc patient = { .clock = { chain_clock, NULL }, .timeout_seconds = 1e3 };
+        memset(links, 0, sizeof *links);
+        links->how = i < 3 ? DIES : SLEEPS;
+        links->afterwards = i == 1 || i == 2;
+        links->by_world = i == 2;
+        CHECK(process_run(3, links->how == DIES ? 0 : -1, links->how == DIES ? NULL : &patient, chain_body,
+                          NULL, message) == XD_OK);
+        CHECK_EQ_STR(message, "");
+    }
+    munmap(links, sizeof *links);
 }
 
 XD_TEST_MAIN()

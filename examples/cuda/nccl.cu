@@ -1,9 +1,12 @@
 /* Several GPUs over NCCL, one process each: a student learns from teachers of which every rank has one.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/nccl.cu xdistill_cuda.cu -lnccl -o many
+ *     (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >secret)
+ *     export XDISTILL_SECRET_FILE=secret
  *     for rank in 0 1 2 3; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 ./many & done; wait
  *
- * The variables are those that launchers set; without them there is one rank. The loss is the mean over the ranks of
+ * The variables are those that launchers set; without them there is one rank. The secret, without which nobody joins, is in a
+ * file that only its user may read, or in XDISTILL_SECRET where the launcher hands variables on in private. The loss is the mean over the ranks of
  * KL(teacher_r || student), so the best student is the mean of the teachers, which main computes for comparison. Losses,
  * sums of gradients and optimizer steps follow one another on the stream; the host waits only for values it prints. */
 #define XDISTILL_IMPLEMENTATION
@@ -13,6 +16,8 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
 enum { VOCABULARY = 1000, STEPS = 400 };
 
@@ -97,7 +102,23 @@ static const char *variable(const char *name, const char *otherwise) {
     return getenv(name) ? getenv(name) : otherwise;
 }
 
+/* The secret of the ranks: the first line of a file with mode 600 or 400, or a variable; NULL when there is none. */
+static const char *read_secret(char line[128]) {
+    const char *path = getenv("XDISTILL_SECRET_FILE");
+    struct stat status;
+    if (!path) return getenv("XDISTILL_SECRET");
+    FILE *file = fopen(path, "r");
+    if (!file) return NULL;
+    const bool is_private = fstat(fileno(file), &status) == 0 && (status.st_mode & 077) == 0;
+    if (!is_private) fprintf(stderr, "others may read %s: chmod 600\n", path);
+    const char *read = is_private ? fgets(line, 128, file) : NULL;
+    fclose(file);
+    if (read) line[strcspn(line, "\r\n")] = 0;
+    return read;
+}
+
 int main(void) {
+    char line[128];
     xd_ctx *ctx = NULL;
     xd_cuda *gpu = NULL;
     xd_comm *world = NULL;
@@ -108,6 +129,7 @@ int main(void) {
     desc.size = atoi(variable("WORLD_SIZE", "1"));
     desc.host = variable("MASTER_ADDR", "127.0.0.1");
     desc.port = variable("XDISTILL_PORT", "29511"); /* torchrun itself listens on MASTER_PORT */
+    desc.secret = read_secret(line);
     if (cudaSetDevice(atoi(variable("LOCAL_RANK", "0"))) || cudaMalloc((void **)&on_device, sizeof *on_device))
         return printf("there is no GPU, or no room on it\n"), 0;
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;

@@ -281,6 +281,10 @@ static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     return result;
 }
 
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
+    return comm->broken == XD_OK ? -1 : comm->culprit;
+}
+
 static double xdi_comm_deadline(const xd_comm *comm) {
     const xd_ctx_desc *settings = xd_ctx_settings(comm->ctx);
     const bool first = comm->is_world && comm->sequence <= 1;

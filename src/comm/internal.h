@@ -27,6 +27,9 @@ XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 /* collective.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
+/* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
+XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -37,6 +40,9 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 /* threads.c: waits until *counter, which the group's rank `rank` increases with a release store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
+/* threads.c: the failure that broke the world; XD_OK while it is whole. */
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
@@ -55,6 +61,10 @@ XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
  * be this rank, when another thread of it increases the counter. Errors: TIMEOUT and PEER; then all ranks that wait on
  * this memory, now or later, get one of them. */
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
+/* node.c: the failure that ended somebody's wait for this memory, as `rank`'s waiter reports it; XD_OK without one. */
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank);
+/* node.c: what broke the group, or its world, is what breaks this memory: before a rank leaves because of it. */
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node);
 /* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 

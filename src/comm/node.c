@@ -1,5 +1,6 @@
 /* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, created by
- * rank 0 and mapped by all. Its name is removed before it is used, so nothing is left behind when a process dies.
+ * rank 0 and mapped by all. It has no name, or loses it before it holds a byte, so nothing is left behind when a process
+ * dies, whenever that is: the others open it through rank 0's descriptor, in /proc.
  *
  * Rank r holds a lock on byte r of the file as long as it has the memory, and the system releases the lock when the
  * process ends: so the others see that a rank has died. Such locks belong to processes, and a process does not see its
@@ -24,24 +25,50 @@ enum {
     XDI_NODE_NAP = 50000   /* nanoseconds */
 };
 
-/* The start of the file, before the shared memory. */
+/* The flag that makes a file without a name; 0 where there is none. glibc has the number without _GNU_SOURCE too. */
+#if defined(O_TMPFILE)
+enum { XDI_NODE_NAMELESS = O_TMPFILE };
+#elif defined(__O_TMPFILE)
+enum { XDI_NODE_NAMELESS = __O_TMPFILE };
+#else
+enum { XDI_NODE_NAMELESS = 0 };
+#endif
+
+/* The start of the file; then, in lines of its own, 1 + whom each rank waits for, and the shared memory. */
 typedef struct xdi_node_head {
-    uint64_t token; /* the number in the file's name: a file of this name on another host has another token */
+    uint64_t token;   /* that rank 0 told: the same process and descriptor on another host has another file */
     uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
 } xdi_node_head;
 
 struct xdi_node {
     xd_comm *comm;
-    char *memory; /* the mapping, head first */
-    size_t bytes;
-    int file; /* open as long as the lock is needed */
+    char *memory;        /* the mapping, head first */
+    size_t bytes, begin; /* of the mapping; of the shared memory in it */
+    int file;            /* open as long as the lock is needed */
 };
 
 /* ---- the file ---- */
 
-/* The ranks agree on the name as two numbers: a process and a time. */
-static void xdi_node_name(const int64_t *name, char *path, size_t size) {
-    snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
+/* What the ranks are told of the file: rank 0's process and descriptor, and a token, 0 when there is no file. */
+typedef enum xdi_node_told {
+    XDI_NODE_PROCESS,
+    XDI_NODE_DESCRIPTOR,
+    XDI_NODE_TOKEN,
+    XDI_NODE_WORDS
+} xdi_node_told;
+
+/* A file without a name; where the system has none, one whose name is gone at once. */
+static int xdi_node_open(uint64_t token) {
+    char path[64];
+    if (XDI_NODE_NAMELESS) {
+        const int file = open("/dev/shm", O_RDWR | O_CLOEXEC | XDI_NODE_NAMELESS, 0600);
+        if (file >= 0) return file;
+    }
+    snprintf(path, sizeof path, "/dev/shm/xdistill-%lld-%llx", (long long)getpid(),
+             (unsigned long long)token);
+    const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file >= 0) unlink(path);
+    return file;
 }
 
 /* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
@@ -81,40 +108,39 @@ static bool xdi_node_lives(const xdi_node *node, int rank) {
     return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Rank 0 makes the file; name[1] is 0 when it cannot. path is the file to be removed, or "". */
-static bool xdi_node_make(xdi_node *node, int64_t *name, char *path, size_t size) {
+/* Rank 0 makes the file. */
+static bool xdi_node_make(xdi_node *node, int64_t *told) {
     struct timespec now;
     if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return false;
     const uint64_t moment = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    name[0] = (int64_t)getpid();
-    name[1] = (int64_t)((xd_hash(moment, &name[0], sizeof name[0]) >> 1) | 1u);
-    xdi_node_name(name, path, size);
-    node->file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (node->file < 0) path[0] = 0; /* nothing to remove */
-    if (node->file >= 0 && xdi_node_fill(node->file, node->bytes) && xdi_node_map(node)) {
-        ((xdi_node_head *)(void *)node->memory)->token = (uint64_t)name[1];
-        return true;
-    }
-    name[1] = 0;
-    return false;
+    const int64_t process = (int64_t)getpid();
+    const uint64_t token = (xd_hash(moment, &process, sizeof process) >> 1) | 1u;
+    node->file = xdi_node_open(token);
+    if (node->file < 0 || !xdi_node_fill(node->file, node->bytes) || !xdi_node_map(node)) return false;
+    ((xdi_node_head *)(void *)node->memory)->token = token;
+    told[XDI_NODE_PROCESS] = process;
+    told[XDI_NODE_DESCRIPTOR] = node->file;
+    told[XDI_NODE_TOKEN] = (int64_t)token;
+    return true;
 }
 
-static bool xdi_node_join(xdi_node *node, const int64_t *name) {
+static bool xdi_node_join(xdi_node *node, const int64_t *told) {
     char path[64];
-    if (name[1] == 0) return false;
-    xdi_node_name(name, path, sizeof path);
-    node->file = open(path, O_RDWR | O_CLOEXEC);
+    if (told[XDI_NODE_TOKEN] == 0) return false;
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)told[XDI_NODE_PROCESS],
+             (long long)told[XDI_NODE_DESCRIPTOR]);
+    node->file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     return node->file >= 0 && xdi_node_map(node) &&
-           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)name[1];
+           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)told[XDI_NODE_TOKEN];
 }
 
 /* ---- creating ---- */
 
 /* Collective, even for a rank that has failed; *shared receives whether all ranks succeeded. */
-static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
+static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *told, bool can, bool *shared) {
     const int rank = xd_comm_rank(comm);
-    XD_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
-    if (can && rank > 0) can = xdi_node_join(node, name);
+    XD_TRY(xd_broadcast(comm, told, XDI_NODE_WORDS, XD_DTYPE_I64, 0));
+    if (can && rank > 0) can = xdi_node_join(node, told);
     if (can) {
         struct flock lock = xdi_node_byte(rank);
         can = fcntl(node->file, F_SETLK, &lock) == 0;
@@ -126,19 +152,19 @@ static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, boo
 }
 
 XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out) {
-    char path[64] = "";
-    int64_t name[2] = { 0, 0 };
+    int64_t told[XDI_NODE_WORDS] = { 0, 0, 0 };
     bool shared = false;
     xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
     bool can = node && bytes <= SIZE_MAX / 2;
     if (node) {
+        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(uint32_t);
         node->comm = comm;
-        node->bytes = bytes + XDI_NODE_LINE;
+        node->begin = XDI_NODE_LINE * (1 + (waits + XDI_NODE_LINE - 1) / XDI_NODE_LINE);
+        node->bytes = bytes + node->begin;
         node->file = -1;
     }
-    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, name, path, sizeof path);
-    const xd_result result = xdi_node_meet(comm, node, name, can, &shared);
-    if (path[0]) unlink(path);
+    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, told);
+    const xd_result result = xdi_node_meet(comm, node, told, can, &shared);
     if (result != XD_OK || !shared) {
         xdi_node_destroy(node);
         node = NULL;
@@ -155,7 +181,7 @@ XD_PRIVATE void xdi_node_destroy(xdi_node *node) {
 }
 
 XD_PRIVATE void *xdi_node_memory(const xdi_node *node) {
-    return node->memory + XDI_NODE_LINE;
+    return node->memory + node->begin;
 }
 
 /* ---- waiting ---- */
@@ -164,27 +190,61 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
     return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
 }
 
+static uint64_t xdi_node_failure(const xdi_node *node) {
+    return __atomic_load_n(&((const xdi_node_head *)(const void *)node->memory)->failure, __ATOMIC_ACQUIRE);
+}
+
 /* Only the first failure is recorded: all later waits report it. */
-static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
+static void xdi_node_break(const xdi_node *node, xd_result result, int culprit) {
     xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
-    const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
     uint64_t none = 0;
-    __atomic_compare_exchange_n(&head->failure, &none, ((uint64_t)result << 32) | culprit, false,
+    __atomic_compare_exchange_n(&head->failure, &none,
+                                ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1), false,
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. */
+static uint32_t *xdi_node_waits(const xdi_node *node, int rank) {
+    return (uint32_t *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+}
+
+/* Whom everybody waits for when `rank` did not come: a rank that is waiting here itself is not the late one. */
+static int xdi_node_root(const xdi_node *node, int rank) {
+    int root = rank;
+    for (int r = 0; r < xd_comm_size(node->comm); r++) {
+        const uint32_t next = __atomic_load_n(xdi_node_waits(node, root), __ATOMIC_ACQUIRE);
+        if (next == 0 || (int)next - 1 == root) return root;
+        root = (int)next - 1;
+    }
+    return rank; /* they wait for one another */
+}
+
+/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. The transport hands
+ * the failure on to ranks that wait elsewhere. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
-    const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
+    const uint64_t failure = xdi_node_failure(node);
     const int culprit = (int)(failure & 0xffffffffu) - 1, rank = xd_comm_rank(node->comm);
-    const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
+    const xd_result cause = (xd_result)(failure >> 32);
+    const bool late = cause == XD_ERROR_TIMEOUT;
     xd_ctx *ctx = xd_comm_ctx(node->comm);
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    if (transport->ops->fail) transport->ops->fail(transport, cause, culprit);
     if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
         return XD_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
                                culprit);
     return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
                            late ? "came after the deadline" : "has died or left");
+}
+
+XD_PRIVATE xd_result xdi_node_check(const xdi_node *node, int rank) {
+    return xdi_node_failure(node) ? xdi_node_report(node, rank) : XD_OK;
+}
+
+XD_PRIVATE void xdi_node_hand_on(const xdi_node *node) {
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    int culprit = xdi_comm_culprit(node->comm);
+    if (culprit < 0 && transport->ops->poll && transport->ops->poll(transport) != XD_OK)
+        culprit = xd_last_error(transport->ctx)->culprit;
+    if (culprit >= 0) xdi_node_break(node, XD_ERROR_PEER, culprit);
 }
 
 static void xdi_node_pause(int turn) {
@@ -195,23 +255,37 @@ static void xdi_node_pause(int turn) {
         nanosleep(&nap, NULL);
 }
 
-XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
-                                    int rank) {
-    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
+static xd_result xdi_node_wait(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank) {
     xd_ctx *ctx = xd_comm_ctx(node->comm);
     xd_transport *transport = xdi_comm_transport(node->comm);
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->timeout_seconds;
     for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
-        if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
+        XD_TRY(xdi_node_check(node, rank));
         if (turn < XDI_NODE_SPIN) continue;
-        if (transport->ops->poll) XD_TRY(transport->ops->poll(transport));
+        const xd_result polled = transport->ops->poll ? transport->ops->poll(transport) : XD_OK;
+        if (polled != XD_OK) {
+            xdi_node_break(node, polled, xd_last_error(ctx)->culprit);
+            return polled;
+        }
         /* The clock and the lock first, then the counter, so that a rank that was in time is not reported. */
         const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
         if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
-            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
+            const int root = died ? rank : xdi_node_root(node, rank);
+            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT,
+                           xd_comm_world_rank(node->comm, root));
             return xdi_node_report(node, rank);
         }
         xdi_node_pause(turn);
     }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
+                                    int rank) {
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    uint32_t *waits = xdi_node_waits(node, xd_comm_rank(node->comm));
+    __atomic_store_n(waits, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+    const xd_result result = xdi_node_wait(node, counter, target, rank);
+    __atomic_store_n(waits, 0u, __ATOMIC_RELEASE);
+    return result;
 }

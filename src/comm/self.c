@@ -61,7 +61,8 @@ static void xdi_self_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
+    NULL
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {

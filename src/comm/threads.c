@@ -633,7 +633,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
                                                   NULL,
-                                                  true };
+                                                  true,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 
@@ -660,6 +661,11 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
     return xdi_threads_wait(t, counter, target, rank, deadline);
 }
 
+XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    return xdi_threads_failure(t->group->world) ? xdi_threads_report(t, false) : XD_OK;
+}
+
 /* A handle on a group whose `holders` includes it already; releases it on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
     const size_t n = (size_t)group->size;
@@ -670,8 +676,8 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
         xd_release(ctx, leaves);
         xd_release(ctx, (void *)pieces);
         xd_release(ctx, t);
-        xdi_threads_group_leave(group);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+        xdi_threads_group_leave(group); /* which may free it */
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", (int)n);
     }
     t->base.ops = &xdi_threads_ops;
     t->base.ctx = ctx;

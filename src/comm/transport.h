@@ -49,6 +49,10 @@ typedef struct xd_transport_ops {
     xd_result (*poll)(xd_transport *transport);
     /* Can move memory of the context's GPU; if false, a call with such memory is refused before execute. */
     bool moves_device_memory;
+    /* A wait by other means has failed with TIMEOUT or PEER because of the world rank `culprit`: from now on the world is
+     * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
+     * offered; then they find out by themselves. */
+    void (*fail)(xd_transport *transport, xd_result result, int culprit);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

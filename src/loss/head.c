@@ -125,9 +125,14 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 }
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
-    const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
-    const size_t states = chunk * (size_t)p->width * sizeof(float),
-                 hidden = p->d->hidden_gradient.data ? states : 0;
+    const size_t chunk = (size_t)p->chunk;
+    size_t logits, states;
+    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) ||
+        !xdi_size_multiply(logits, sizeof(float), &logits) ||
+        !xdi_size_multiply(chunk, (size_t)p->width, &states) ||
+        !xdi_size_multiply(states, sizeof(float), &states))
+        return false;
+    const size_t hidden = p->d->hidden_gradient.data ? states : 0;
     const size_t sizes[6] = { logits,
                               p->d->teacher.hidden.data ? logits : 0,
                               p->d->weight_gradient ? states : hidden,
@@ -183,7 +188,9 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
     xdi_head_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->chunk_rows < 0) return 0;
+    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->student.hidden.cols < 0 ||
+        desc->student.weight.rows < 0 || desc->chunk_rows < 0)
+        return 0;
     xdi_head_begin(desc, &plan);
     xdi_loss_fill_args(NULL, &plan.loss);
     return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */

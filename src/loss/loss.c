@@ -106,7 +106,10 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
                               gathered * partials,
                               gathered * mixtures,
                               words };
-    size_t at[7];
+    size_t at[7], most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)),
+                           &most))
+        return false;
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;

@@ -44,8 +44,8 @@ typedef struct xd_loss_desc {
     xd_loss_common common; /* labels NULL -> soft loss only; row_loss is hard and soft, weighted */
 } xd_loss_desc;
 
-/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc.
- * Local. */
+/* Bytes of workspace that xd_loss takes for this desc: [T, tp] partial results, never [T, V]. 0 for an invalid desc,
+ * and when the bytes do not fit into a size_t. Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
 /* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.

@@ -104,6 +104,9 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     if (!terms->data) return XD_OK;
     XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
                xd_dtype_name(terms->dtype));
+    XD_REQUIRE(ctx, terms->stride == 0 || terms->stride >= terms->cols, XD_ERROR_SHAPE,
+               "terms have stride %lld, less than their %lld columns", (long long)terms->stride,
+               (long long)terms->cols);
     XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
                (long long)terms->cols, (long long)x->rows, (long long)x->cols);

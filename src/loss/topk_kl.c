@@ -92,7 +92,9 @@ static void xdi_topk_kl_fill_sides(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
     plan->teacher = *a;
     plan->teacher.logits = d->teacher;
-    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+    const int64_t words = XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k;
+    plan->side_words =
+        (int64_t)((uint64_t)d->student.rows * (uint64_t)words); /* the layout refuses what wraps */
 }
 
 static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
@@ -160,7 +162,11 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * sizeof(xd_topk_row),
                                (size_t)xdi_reduction_words(&plan->reduction) * word,
                                (ranks > 1 ? ranks + 1 : 1) * candidates };
+    const size_t each = 16 * (2 * XD_TOPK_SUMS + 1) + sizeof(xd_topk_side) + sizeof(xd_topk_row);
     unsigned char *at[15];
+    size_t most; /* no size wraps if this one does not */
+    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most))
+        return false;
     for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;

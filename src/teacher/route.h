@@ -22,8 +22,8 @@
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
  * Between threads, and between processes of one node with any communicator, the ring is shared memory:
  * a window that lies contiguously in one slot, with the requested dtype, is a pointer into
- * it; other windows are copied once from the slots. Processes share a file in /dev/shm, which is unlinked
- * before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * it; other windows are copied once from the slots. Processes share a file in /dev/shm without a name, opened through
+ * rank 0's /proc, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
  * another node, shares its process with another rank, or the system refuses it memory, a file or a GPU's memory, all
  * ranks use messages.
  *

@@ -145,6 +145,7 @@ XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
         if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);
     }
+    xdi_node_hand_on(route->node);
     xdi_route_say_farewell(route);
     if (route->own_rows && xdi_route_wait_closed(route))
         route->kernels->memory.share_destroy(route->ctx, route->own_rows);

@@ -93,6 +93,9 @@ XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *coun
     else if (rank != route->plan.rank)
         XD_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
+    /* It may have left because another rank failed before: then that one is named. */
+    if (route->node) XD_TRY(xdi_node_check(route->node, rank));
+    if (!route->node && rank != route->plan.rank) XD_TRY(xdi_threads_check(route->comm));
     return XD_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
                            world_rank);
 }

@@ -1,5 +1,6 @@
 /* Views of tensors. */
 
+#include "tensor/internal.h"
 #include "tensor/interval.h"
 #include "tensor/tensor.h"
 
@@ -30,6 +31,11 @@ XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
 
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
     xd_region region;
+    size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;
-    return (size_t)xd_region_numel(&region) * xd_dtype_size(dtype);
+    for (int d = 0; d < region.ndim; d++)
+        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]),
+                               &bytes))
+            return 0;
+    return bytes;
 }

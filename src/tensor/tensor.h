@@ -21,7 +21,7 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
 /* Elements of the local part; 0 for a rank outside the mesh, even when the tensor is a scalar. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes of the dense part that `rank` holds. */
+/* Bytes of the dense part that `rank` holds; 0 also when they do not fit into a size_t. */
 XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
 #endif

@@ -114,7 +114,8 @@ step_tools() { need python3; python3 tests/build/test_amalgamate.py; }
 # docs/api.txt is what the header declares; what the tool refuses; and its ctypes binding, used.
 step_api() {
     need python3 cc
-    python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py
+    python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py &&
+        python3 tests/build/check_sizes.py
 }
 
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table.

@@ -9,6 +9,7 @@
 #    include <atomic>
 #    include <chrono>
 #    include <functional>
+#    include <string>
 #    include <thread>
 
 #    include "comm_suite.h"
@@ -42,6 +43,7 @@ struct World {
         ncclGetUniqueId(&id);
         desc.id = &id;
         desc.size = RANKS;
+        desc.secret = "a secret of these ranks";
     }
     /* All ranks meet here, whatever has become of their world. */
     void meet() {
@@ -514,6 +516,10 @@ XD_TEST(arguments_that_are_wrong_on_their_own_are_refused) {
     CHECK(xd_comm_nccl(gpu.ctx, &d, &comm) == XD_ERROR_ARGUMENT);
     d.host = "localhost"; /* without a port */
     CHECK(xd_comm_nccl(gpu.ctx, &d, &comm) == XD_ERROR_ARGUMENT);
+    d.port = "1";
+    d.secret = nullptr;
+    CHECK(xd_comm_nccl(gpu.ctx, &d, &comm) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "a secret of 0 bytes"));
     xd_ctx *plain = nullptr;
     CHECK(xd_ctx_create(nullptr, &plain) == XD_OK);
     CHECK(xd_comm_nccl(plain, &world.desc, &comm) == XD_ERROR_STATE);
@@ -546,16 +552,14 @@ XD_TEST(the_id_goes_by_a_file_that_is_gone_afterwards) {
 
 /* A port of this machine that nobody listens on. */
 static std::string free_port() {
-    struct sockaddr_storage address;
+    struct sockaddr_in address = {};
     socklen_t length = sizeof address;
-    char host[64], port[16] = "";
-    const int door = xdi_nccl_open(nullptr, "0");
-    CHECK(door >= 0);
+    const int door = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_family = AF_INET;
+    CHECK(bind(door, (struct sockaddr *)&address, sizeof address) == 0);
     CHECK(getsockname(door, (struct sockaddr *)&address, &length) == 0);
-    CHECK(getnameinfo((struct sockaddr *)&address, length, host, sizeof host, port, sizeof port,
-                      NI_NUMERICHOST | NI_NUMERICSERV) == 0);
     close(door);
-    return port;
+    return std::to_string(ntohs(address.sin_port));
 }
 
 XD_TEST(the_id_goes_over_tcp) {

@@ -133,6 +133,15 @@ static inline xd_result process_execute(xd_transport *transport, const xd_collec
     return result == XD_OK ? process_round(t, deadline) : result;
 }
 
+static inline xd_result process_poll(xd_transport *transport) {
+    const process_rank *t = (const process_rank *)transport;
+    for (int r = 0; r < transport->size; r++)
+        if (__atomic_load_n(&process_page_of(t, r)->gone, __ATOMIC_ACQUIRE))
+            return xd_fail_culprit(transport->ctx, XD_ERROR_PEER, t->world_ranks[r], __FILE__, __LINE__,
+                                   __func__, "rank %d has left", t->world_ranks[r]);
+    return XD_OK;
+}
+
 static inline void process_abort(xd_transport *transport) {
     __atomic_store_n(&process_page_of((process_rank *)transport, transport->rank)->gone, 1u,
                      __ATOMIC_RELEASE);
@@ -163,10 +172,9 @@ static inline xd_result process_split(xd_transport *transport, const int *member
 }
 
 static inline process_rank *process_create(xd_ctx *ctx, process_block *block, int group, int size, int rank) {
-    static const xd_transport_ops ops = {
-        "processes", process_control, process_execute, process_split, process_abort, process_destroy, NULL,
-        false
-    };
+    static const xd_transport_ops ops = { "processes",   process_control, process_execute,
+                                          process_split, process_abort,   process_destroy,
+                                          process_poll,  false,           NULL };
     process_rank *t = (process_rank *)xd_allocate(ctx, sizeof *t);
     t->base.ops = &ops;
     t->base.ctx = ctx;

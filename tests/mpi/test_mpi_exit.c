@@ -8,10 +8,12 @@
 #include "xdistill_mpi.h"
 #include "xd_test.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, VICTIM = 2, COUNT = 100000 };
+enum { RANKS = 4, VICTIM = 2, COUNT = 100000, STOPS = 100 /* in place of a kind of collective */ };
 
 static const char *program;
 
@@ -21,12 +23,21 @@ static const char *program;
  * the dead one is late. The first look of an armed rank is its call's deadline, the second is a wait. */
 static MPI_Comm survivors;
 static MPI_Request all_wait = MPI_REQUEST_NULL;
-static int looks = -1, all_waited;
+static int looks = -1, waits_from = 2, all_waited;
+
+static bool stops, resumed; /* this process, at its second look */
 
 static double patient_clock(void *user) {
     (void)user;
-    if (looks >= 0 && ++looks == 2) MPI_Ibarrier(survivors, &all_wait);
-    if (looks >= 2 && !all_waited) MPI_Test(&all_wait, &all_waited, MPI_STATUS_IGNORE);
+    if (stops) {
+        if (looks >= 0 && ++looks == 2) {
+            raise(SIGSTOP);
+            resumed = true;
+        }
+        return resumed ? 1e9 : 0.0;
+    }
+    if (looks >= 0 && ++looks == waits_from) MPI_Ibarrier(survivors, &all_wait);
+    if (looks >= waits_from && !all_waited) MPI_Test(&all_wait, &all_waited, MPI_STATUS_IGNORE);
     return all_waited ? 1e9 + MPI_Wtime() : 0.0;
 }
 
@@ -68,6 +79,34 @@ static void say_goodbye(int rank) {
     MPI_Send(&word, 1, MPI_CHAR, VICTIM, 0, MPI_COMM_WORLD);
 }
 
+static bool is_stopped(int process) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    FILE *file = fopen(path, "r");
+    const bool read = file && fscanf(file, "%*d %*s %c", &state) == 1;
+    if (file) fclose(file);
+    return !read || state == 'T';
+}
+
+/* The victim stops inside its call, beyond the others' deadline, and goes on when they are done: it names itself. */
+static void stop_and_go(xd_comm *world, int rank) {
+    int process = (int)getpid();
+    const struct timespec nap = { 0, 10000000 };
+    MPI_Bcast(&process, 1, MPI_INT, VICTIM, MPI_COMM_WORLD);
+    if (rank == VICTIM) {
+        stops = true;
+        looks = 0;
+        CHECK_EQ_INT(call(world, XD_COLLECTIVE_ALL_REDUCE), XD_ERROR_PEER);
+        CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, VICTIM);
+        return;
+    }
+    while (!is_stopped(process)) nanosleep(&nap, NULL);
+    waits_from = 1000; /* looks: beyond what the records of the call take, which the victim has sent */
+    survive(world, XD_COLLECTIVE_ALL_REDUCE);
+    MPI_Barrier(survivors);
+    for (int i = 0; rank == 0 && i < 2000 && kill((pid_t)process, SIGCONT) == 0; i++) nanosleep(&nap, NULL);
+}
+
 static int run_rank(int *argc, char ***argv) {
     const xd_ctx_desc desc = { .clock = { patient_clock, NULL } };
     const int kind = atoi((*argv)[2]);
@@ -81,8 +120,12 @@ static int run_rank(int *argc, char ***argv) {
         xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) != XD_OK)
         return 1;
     CHECK_EQ_INT(xd_barrier(world), XD_OK); /* the first call has the longer deadline */
-    say_goodbye(rank);
-    survive(world, kind);
+    if (kind == STOPS) {
+        stop_and_go(world, rank);
+    } else {
+        say_goodbye(rank);
+        survive(world, kind);
+    }
     printf("survivor %d: %ld failed checks\n", rank, xd_test_failures);
     fflush(stdout);
     _exit(0); /* MPI_Finalize would wait for the dead */
@@ -124,6 +167,11 @@ XD_TEST(a_process_that_dies_is_named_by_the_survivors_of_any_collective) {
     if (!is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
     for (int kind = XD_COLLECTIVE_BARRIER; kind <= XD_COLLECTIVE_SCATTER; kind++)
         CHECK_EQ_INT(count_survivors(kind), RANKS - 1);
+}
+
+XD_TEST(a_process_that_was_stopped_names_itself) {
+    if (!is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
+    CHECK_EQ_INT(count_survivors(STOPS), RANKS);
 }
 
 int main(int argc, char **argv) {

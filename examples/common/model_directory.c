@@ -1,5 +1,6 @@
 /* model_directory.c - Hugging Face directories of the Llama models of examples/nn. */
 #include "model_directory.h"
+#include "json_fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,31 +45,11 @@ static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out
     return XD_OK;
 }
 
-static void model_write_int(xd_json_writer *w, const char *key, int64_t value) {
-    xd_json_write_key(w, key);
-    xd_json_write_int64(w, value);
-}
-
-static void model_write_string(xd_json_writer *w, const char *key, const char *value) {
-    xd_json_write_key(w, key);
-    xd_json_write_string(w, value);
-}
-
-static void model_write_double(xd_json_writer *w, const char *key, double value) {
-    xd_json_write_key(w, key);
-    xd_json_write_double(w, value);
-}
-
 /* A float as one would write it: 1e-5, not the 9.99999975e-06 that it is as a double. */
 static void model_write_float(xd_json_writer *w, const char *key, float value) {
     char text[32];
     snprintf(text, sizeof text, "%.7g", (double)value);
-    model_write_double(w, key, strtod(text, NULL));
-}
-
-static void model_write_bool(xd_json_writer *w, const char *key, bool value) {
-    xd_json_write_key(w, key);
-    xd_json_write_bool(w, value);
+    json_field_double(w, key, strtod(text, NULL));
 }
 
 /* Without such a token null, or transformers would take its own default for one. */
@@ -88,40 +69,40 @@ static void model_write_config(xd_json_writer *w, const nn_config *c, const mode
     xd_json_write_array(w);
     xd_json_write_string(w, "LlamaForCausalLM");
     xd_json_write_end(w);
-    model_write_string(w, "model_type", "llama");
-    model_write_string(w, "dtype", "bfloat16");
-    model_write_string(w, "torch_dtype", "bfloat16");
-    model_write_string(w, "hidden_act", "silu");
-    model_write_int(w, "vocab_size", c->vocab);
-    model_write_int(w, "hidden_size", c->hidden);
-    model_write_int(w, "intermediate_size", c->ffn);
-    model_write_int(w, "num_hidden_layers", c->layers);
-    model_write_int(w, "num_attention_heads", c->heads);
-    model_write_int(w, "num_key_value_heads", c->kv_heads);
-    model_write_int(w, "head_dim", c->head_dim);
-    model_write_int(w, "max_position_embeddings", e->positions);
+    json_field_string(w, "model_type", "llama");
+    json_field_string(w, "dtype", "bfloat16");
+    json_field_string(w, "torch_dtype", "bfloat16");
+    json_field_string(w, "hidden_act", "silu");
+    json_field_int(w, "vocab_size", c->vocab);
+    json_field_int(w, "hidden_size", c->hidden);
+    json_field_int(w, "intermediate_size", c->ffn);
+    json_field_int(w, "num_hidden_layers", c->layers);
+    json_field_int(w, "num_attention_heads", c->heads);
+    json_field_int(w, "num_key_value_heads", c->kv_heads);
+    json_field_int(w, "head_dim", c->head_dim);
+    json_field_int(w, "max_position_embeddings", e->positions);
     model_write_float(w, "rms_norm_eps", c->norm_eps);
     model_write_float(w, "rope_theta", c->rope_theta);
-    model_write_bool(w, "tie_word_embeddings", c->tied);
-    model_write_bool(w, "attention_bias", false);
-    model_write_bool(w, "mlp_bias", false);
+    json_field_bool(w, "tie_word_embeddings", c->tied);
+    json_field_bool(w, "attention_bias", false);
+    json_field_bool(w, "mlp_bias", false);
     model_write_ends(w, e);
 }
 
 static void model_write_generation(xd_json_writer *w, const model_extras *e) {
-    model_write_bool(w, "do_sample", true);
-    model_write_double(w, "temperature", 0.8);
+    json_field_bool(w, "do_sample", true);
+    json_field_double(w, "temperature", 0.8);
     model_write_ends(w, e);
 }
 
 static void model_write_tokenizer(xd_json_writer *w, const model_extras *e) {
-    model_write_string(w, "tokenizer_class", "PreTrainedTokenizerFast");
+    json_field_string(w, "tokenizer_class", "PreTrainedTokenizerFast");
     if (e->end_token) {
-        model_write_string(w, "bos_token", e->end_token);
-        model_write_string(w, "eos_token", e->end_token);
+        json_field_string(w, "bos_token", e->end_token);
+        json_field_string(w, "eos_token", e->end_token);
     }
-    model_write_int(w, "model_max_length", e->positions);
-    model_write_bool(w, "clean_up_tokenization_spaces", false);
+    json_field_int(w, "model_max_length", e->positions);
+    json_field_bool(w, "clean_up_tokenization_spaces", false);
 }
 
 /* ---- model.safetensors ---- */

@@ -2,38 +2,25 @@
 #define _POSIX_C_SOURCE 200112L /* sysconf */
 #include "demo.h"
 
+#include "../common/json_fields.h"
+
 #include <stdio.h>
 #include <unistd.h>
-
-static void demo_run_number(xd_json_writer *w, const char *key, double value) {
-    xd_json_write_key(w, key);
-    xd_json_write_double(w, value);
-}
-
-static void demo_run_int(xd_json_writer *w, const char *key, int64_t value) {
-    xd_json_write_key(w, key);
-    xd_json_write_int64(w, value);
-}
-
-static void demo_run_string(xd_json_writer *w, const char *key, const char *value) {
-    xd_json_write_key(w, key);
-    xd_json_write_string(w, value);
-}
 
 /* What the program is made of and runs on: the bits of a run depend on each of these. */
 static void demo_run_build(xd_json_writer *w, xd_ctx *ctx) {
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
-    demo_run_string(w, "version", version);
+    json_field_string(w, "version", version);
 #if defined(__clang__)
-    demo_run_string(w, "compiler", __VERSION__);
+    json_field_string(w, "compiler", __VERSION__);
 #elif defined(__GNUC__)
-    demo_run_string(w, "compiler", "gcc " __VERSION__);
+    json_field_string(w, "compiler", "gcc " __VERSION__);
 #else
-    demo_run_string(w, "compiler", "unknown");
+    json_field_string(w, "compiler", "unknown");
 #endif
-    demo_run_string(w, "cpu", xd_cpu_level_name(xd_ctx_settings(ctx)->cpu));
-    demo_run_int(w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
+    json_field_string(w, "cpu", xd_cpu_level_name(xd_ctx_settings(ctx)->cpu));
+    json_field_int(w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 /* Seed by seed the values on the way, of a sample of the held-out text. */
@@ -61,18 +48,18 @@ static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
     xd_json_write_object(w);
     xd_json_write_key(w, "name");
     xd_json_write_string(w, job->arms[arm].name);
-    demo_run_number(w, "kd_weight", job->arms[arm].kd_weight);
-    demo_run_number(w, "ce_weight", job->arms[arm].ce_weight);
-    demo_run_number(w, "temperature", job->arms[arm].temperature);
-    demo_run_number(w, "learning_rate", job->arms[arm].learning_rate);
-    demo_run_number(w, "share", job->arms[arm].share);
+    json_field_double(w, "kd_weight", job->arms[arm].kd_weight);
+    json_field_double(w, "ce_weight", job->arms[arm].ce_weight);
+    json_field_double(w, "temperature", job->arms[arm].temperature);
+    json_field_double(w, "learning_rate", job->arms[arm].learning_rate);
+    json_field_double(w, "share", job->arms[arm].share);
     xd_json_write_key(w, "heldout_bits_per_byte");
     xd_json_write_array(w);
     for (int s = 0; s < job->seeds; s++)
         xd_json_write_double(w, job->results[s * job->arm_count + arm].bits_per_byte);
     xd_json_write_end(w);
     demo_run_heldout(w, job, arm);
-    demo_run_number(w, "seconds", job->results[arm].seconds);
+    json_field_double(w, "seconds", job->results[arm].seconds);
     xd_json_write_end(w);
 }
 
@@ -84,23 +71,24 @@ xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory
     w.indent = 2;
     xd_json_write_object(&w);
     demo_run_build(&w, ctx);
-    demo_run_string(&w, "ranks_are", job->ranks_are);
-    demo_run_int(&w, "ranks", (int64_t)job->dp * job->cp * job->tp);
+    json_field_string(&w, "ranks_are", job->ranks_are);
+    json_field_int(&w, "ranks", (int64_t)job->dp * job->cp * job->tp);
     xd_json_write_key(&w, "mesh");
     xd_json_write_object(&w);
-    demo_run_int(&w, "dp", job->dp);
-    demo_run_int(&w, "cp", job->cp);
-    demo_run_int(&w, "tp", job->tp);
+    json_field_int(&w, "dp", job->dp);
+    json_field_int(&w, "cp", job->cp);
+    json_field_int(&w, "tp", job->tp);
     xd_json_write_end(&w);
-    demo_run_string(&w, "reduction", demo_reduction_name(job->reduction));
-    demo_run_int(&w, "steps", job->steps);
-    demo_run_int(&w, "batch", DEMO_BATCH);
-    demo_run_int(&w, "row", DEMO_ROW);
-    demo_run_int(&w, "seed", (int64_t)job->seed);
-    demo_run_int(&w, "seeds", job->seeds);
-    demo_run_int(&w, "layers", job->config->layers);
-    demo_run_int(&w, "hidden", job->config->hidden);
-    if (job->teacher_result) demo_run_number(&w, "teacher_bits_per_byte", job->teacher_result->bits_per_byte);
+    json_field_string(&w, "reduction", demo_reduction_name(job->reduction));
+    json_field_int(&w, "steps", job->steps);
+    json_field_int(&w, "batch", DEMO_BATCH);
+    json_field_int(&w, "row", DEMO_ROW);
+    json_field_int(&w, "seed", (int64_t)job->seed);
+    json_field_int(&w, "seeds", job->seeds);
+    json_field_int(&w, "layers", job->config->layers);
+    json_field_int(&w, "hidden", job->config->hidden);
+    if (job->teacher_result)
+        json_field_double(&w, "teacher_bits_per_byte", job->teacher_result->bits_per_byte);
     demo_run_points(&w, job);
     xd_json_write_key(&w, "arms");
     xd_json_write_array(&w);

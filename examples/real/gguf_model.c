@@ -1,5 +1,6 @@
 /* gguf_model.c - names, order and rules of a Llama-type model in a GGUF file. */
 #include "gguf_model.h"
+#include "../common/json_fields.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -145,49 +146,39 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
 /* The kinds of tokens that are not plain text. */
 enum { GGUF_TOKEN_CONTROL = 3, GGUF_TOKEN_USER = 4 };
 
-static void gguf_json_text(xd_json_writer *w, const char *key, const char *value) {
-    xd_json_write_key(w, key);
-    xd_json_write_string(w, value);
-}
-
-static void gguf_json_flag(xd_json_writer *w, const char *key, bool value) {
-    xd_json_write_key(w, key);
-    xd_json_write_bool(w, value);
-}
-
 static void gguf_json_added(xd_json_writer *w, xd_text token, int64_t id, bool special) {
     xd_json_write_object(w);
     xd_json_write_key(w, "id");
     xd_json_write_int64(w, id);
     xd_json_write_key(w, "content");
     xd_json_write_string_n(w, token.data, (size_t)token.size);
-    gguf_json_flag(w, "single_word", false);
-    gguf_json_flag(w, "lstrip", false);
-    gguf_json_flag(w, "rstrip", false);
-    gguf_json_flag(w, "normalized", false);
-    gguf_json_flag(w, "special", special);
+    json_field_bool(w, "single_word", false);
+    json_field_bool(w, "lstrip", false);
+    json_field_bool(w, "rstrip", false);
+    json_field_bool(w, "normalized", false);
+    json_field_bool(w, "special", special);
     xd_json_write_end(w);
 }
 
 static void gguf_json_byte_level(xd_json_writer *w) {
     xd_json_write_object(w);
-    gguf_json_text(w, "type", "ByteLevel");
-    gguf_json_flag(w, "add_prefix_space", false);
-    gguf_json_flag(w, "trim_offsets", true);
-    gguf_json_flag(w, "use_regex", true);
+    json_field_string(w, "type", "ByteLevel");
+    json_field_bool(w, "add_prefix_space", false);
+    json_field_bool(w, "trim_offsets", true);
+    json_field_bool(w, "use_regex", true);
     xd_json_write_end(w);
 }
 
 static void gguf_json_pre_tokenizer(xd_json_writer *w, bool digits) {
     xd_json_write_key(w, "pre_tokenizer");
     xd_json_write_object(w);
-    gguf_json_text(w, "type", "Sequence");
+    json_field_string(w, "type", "Sequence");
     xd_json_write_key(w, "pretokenizers");
     xd_json_write_array(w);
     if (digits) {
         xd_json_write_object(w);
-        gguf_json_text(w, "type", "Digits");
-        gguf_json_flag(w, "individual_digits", true);
+        json_field_string(w, "type", "Digits");
+        json_field_bool(w, "individual_digits", true);
         xd_json_write_end(w);
     }
     gguf_json_byte_level(w);
@@ -200,7 +191,7 @@ static void gguf_json_model(xd_json_writer *w, gguf_array tokens, gguf_array mer
     xd_text text;
     xd_json_write_key(w, "model");
     xd_json_write_object(w);
-    gguf_json_text(w, "type", "BPE");
+    json_field_string(w, "type", "BPE");
     xd_json_write_key(w, "vocab");
     xd_json_write_object(w);
     for (int64_t id = 0; gguf_next_string(&tokens, &text); id++) {

@@ -17,6 +17,7 @@
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
  *   xd_status_check, xd_read_status: print a number
  *   xd_votes_read: the sums of what xd_votes_add let in
+ *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c
  *
  * Not yet, though they belong there:
  *

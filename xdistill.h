@@ -3502,6 +3502,28 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 
 /* Files. */
+/* >>base/directory */
+
+/* A directory being written under a temporary name beside its own. */
+typedef struct xd_publish_directory xd_publish_directory;
+
+/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
+ * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
+ * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
+ * or a symbolic link; MEMORY; UNSUPPORTED. */
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
+XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
+
+/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
+ * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
+ * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
+ * opens several files of a directory by path may meet the older one and the new one.
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
+
+/* Removes the temporary directory and frees the object. NULL is fine. */
+XD_API void xd_publish_directory_abort(xd_publish_directory *directory);
+
 /* >>io/safetensors */
 
 /* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
@@ -4253,26 +4275,6 @@ XD_API xd_result xd_publish_commit(xd_publish *file);
 
 /* Removes the temporary file and frees the object. NULL is fine. */
 XD_API void xd_publish_abort(xd_publish *file);
-
-/* A directory being written under a temporary name beside its own. */
-typedef struct xd_publish_directory xd_publish_directory;
-
-/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
- * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
- * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
- * or a symbolic link; MEMORY; UNSUPPORTED. */
-XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
-XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
-
-/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
- * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
- * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
- * opens several files of a directory by path may meet the older one and the new one.
- * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
-XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
-
-/* Removes the temporary directory and frees the object. NULL is fine. */
-XD_API void xd_publish_directory_abort(xd_publish_directory *directory);
 
 /* >>base/json */
 
@@ -46129,4 +46131,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 03f2117d75a233a39cda09dd1c8f14ec8c4cedbc50f24db0e723359a32120ee9 */
+/* xdistill sha256 f6f97f40bc7656e49d8accdbb376d5bf4fe8926764c34a4908e7358fa20c774c */

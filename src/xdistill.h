@@ -107,6 +107,7 @@
 #include "train/ema.h"
 
 /* Files. */
+#include "base/directory.h"
 #include "io/safetensors.h"
 #include "io/weights_files.h"
 #include "io/gather.h"

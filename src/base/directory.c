@@ -1,8 +1,8 @@
 /* A directory that appears under its name when all of its files are there. */
 
+#include "base/directory.h"
 #include "base/extend.h"
 #include "base/internal.h"
-#include "base/publish.h"
 
 #include <errno.h>
 #include <stdio.h>

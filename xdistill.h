@@ -21463,7 +21463,7 @@ typedef enum xdi_node_told {
 /* A file without a name; where the system has none, one whose name is gone at once. */
 static int xdi_node_open(uint64_t token) {
     char path[64];
-    if (XDI_NODE_NAMELESS) {
+    if (XDI_NODE_NAMELESS != 0) {
         const int file = open("/dev/shm", O_RDWR | O_CLOEXEC | XDI_NODE_NAMELESS, 0600);
         if (file >= 0) return file;
     }
@@ -26429,7 +26429,7 @@ static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_
     char name[XDI_WEIGHTS_NAME], *path;
     xd_safetensors_writer_desc file;
     memset(&file, 0, sizeof file);
-    file.entries = d->entries + w->first[shard];
+    file.entries = d->entries ? d->entries + w->first[shard] : NULL; /* a directory without tensors */
     file.entry_count = w->first[shard + 1] - w->first[shard];
     file.metadata = metadata;
     file.metadata_count = metadata_count;
@@ -31215,6 +31215,14 @@ XD_API void xd_batch_encoder_destroy(xd_batch_encoder *b) {
 
 /* ---- a batch ---- */
 
+/* The memory is there. */
+static void xdi_batch_append(xdi_batch_tokens *t, const xd_encoding *e) {
+    memcpy(t->ids + t->count, e->ids, (size_t)e->count * sizeof *e->ids);
+    if (e->spans) memcpy(t->spans + t->count, e->spans, (size_t)e->count * sizeof *e->spans);
+    if (e->roles) memcpy(t->roles + t->count, e->roles, (size_t)e->count);
+    t->count += e->count;
+}
+
 static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
     const xd_text *text = &b->in->texts[i];
     xdi_batch_slot *s = &b->slot[slot];
@@ -31223,13 +31231,10 @@ static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
     XD_REQUIRE(s->ctx, text->size >= 0, XD_ERROR_ARGUMENT, "%lld bytes", (long long)text->size);
     XD_TRY(xd_encode(s->encoder, text->data, (size_t)text->size, b->desc, &e));
     XD_TRY(xdi_batch_reserve(s->ctx, t, t->count + e.count));
-    memcpy(t->ids + t->count, e.ids, (size_t)e.count * sizeof *e.ids);
-    if (e.spans) memcpy(t->spans + t->count, e.spans, (size_t)e.count * sizeof *e.spans);
-    if (e.roles) memcpy(t->roles + t->count, e.roles, (size_t)e.count);
-    b->text[i].at = t->count;
+    if (e.count > 0) xdi_batch_append(t, &e);
+    b->text[i].at = t->count - e.count;
     b->text[i].slot = slot;
     b->offset[i] = e.count;
-    t->count += e.count;
     return XD_OK;
 }
 
@@ -46131,4 +46136,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f6f97f40bc7656e49d8accdbb376d5bf4fe8926764c34a4908e7358fa20c774c */
+/* xdistill sha256 50f6f963223091d2dd0bd915a9b2f1110923eda073f7262e2e3d1cd6b4e8cfc6 */

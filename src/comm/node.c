@@ -60,7 +60,7 @@ typedef enum xdi_node_told {
 /* A file without a name; where the system has none, one whose name is gone at once. */
 static int xdi_node_open(uint64_t token) {
     char path[64];
-    if (XDI_NODE_NAMELESS) {
+    if (XDI_NODE_NAMELESS != 0) {
         const int file = open("/dev/shm", O_RDWR | O_CLOEXEC | XDI_NODE_NAMELESS, 0600);
         if (file >= 0) return file;
     }

@@ -274,7 +274,7 @@ static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_
     char name[XDI_WEIGHTS_NAME], *path;
     xd_safetensors_writer_desc file;
     memset(&file, 0, sizeof file);
-    file.entries = d->entries + w->first[shard];
+    file.entries = d->entries ? d->entries + w->first[shard] : NULL; /* a directory without tensors */
     file.entry_count = w->first[shard + 1] - w->first[shard];
     file.metadata = metadata;
     file.metadata_count = metadata_count;

@@ -154,6 +154,14 @@ XD_API void xd_batch_encoder_destroy(xd_batch_encoder *b) {
 
 /* ---- a batch ---- */
 
+/* The memory is there. */
+static void xdi_batch_append(xdi_batch_tokens *t, const xd_encoding *e) {
+    memcpy(t->ids + t->count, e->ids, (size_t)e->count * sizeof *e->ids);
+    if (e->spans) memcpy(t->spans + t->count, e->spans, (size_t)e->count * sizeof *e->spans);
+    if (e->roles) memcpy(t->roles + t->count, e->roles, (size_t)e->count);
+    t->count += e->count;
+}
+
 static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
     const xd_text *text = &b->in->texts[i];
     xdi_batch_slot *s = &b->slot[slot];
@@ -162,13 +170,10 @@ static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
     XD_REQUIRE(s->ctx, text->size >= 0, XD_ERROR_ARGUMENT, "%lld bytes", (long long)text->size);
     XD_TRY(xd_encode(s->encoder, text->data, (size_t)text->size, b->desc, &e));
     XD_TRY(xdi_batch_reserve(s->ctx, t, t->count + e.count));
-    memcpy(t->ids + t->count, e.ids, (size_t)e.count * sizeof *e.ids);
-    if (e.spans) memcpy(t->spans + t->count, e.spans, (size_t)e.count * sizeof *e.spans);
-    if (e.roles) memcpy(t->roles + t->count, e.roles, (size_t)e.count);
-    b->text[i].at = t->count;
+    if (e.count > 0) xdi_batch_append(t, &e);
+    b->text[i].at = t->count - e.count;
     b->text[i].slot = slot;
     b->offset[i] = e.count;
-    t->count += e.count;
     return XD_OK;
 }
 

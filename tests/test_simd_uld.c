@@ -138,9 +138,11 @@ static void check_levels(const simd_problem *p) {
         CHECK_NEAR(fast.values.matched, plain.values.matched, 1e-6 * fabs(plain.values.matched) + 1e-7);
         CHECK_NEAR(fast.values.unmatched, plain.values.unmatched, 1e-6 * fabs(plain.values.unmatched) + 1e-7);
         CHECK_EQ_INT(fast.values.chunks, plain.values.chunks);
+        /* where slopes cancel the error is that of the probabilities: the portable powers of two err by 1e-7, the others by less */
+        const double bound = (level == XD_CPU_PORTABLE ? 3e-6 : 2e-6) * largest;
         for (int64_t i = 0; plain.result == XD_OK && i < ROWS * p->width; i++) {
             const double size = p->bf16 ? fabs((double)plain.gradient[i]) / 128.0 : 0.0;
-            CHECK_NEAR(fast.gradient[i], plain.gradient[i], 2e-6 * largest + size);
+            CHECK_NEAR(fast.gradient[i], plain.gradient[i], bound + size);
             if (i % p->width >= p->vocabulary) CHECK(fast.gradient[i] == 0.0f);
         }
         free(fast.gradient);

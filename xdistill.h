@@ -3518,7 +3518,8 @@ XD_API const char *xd_publish_directory_path(const xd_publish_directory *directo
  * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
  * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
  * opens several files of a directory by path may meet the older one and the new one.
- * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was; when it says so, the older
+ * one may be left under a temporary name, which the next writer of the path removes. */
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
 
 /* Removes the temporary directory and frees the object. NULL is fine. */
@@ -8621,6 +8622,9 @@ XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
     if (error != 0)
         result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: the new directory is complete, but %s stays: %s", d->path,
                          older, strerror(error));
+    else if (result != XD_OK && d->renamed) /* the last sync has failed */
+        result = XD_FAIL(d->ctx, result, "the new directory is complete, but may be lost with the power: %s",
+                         xd_last_error(d->ctx)->message);
     xd_publish_directory_abort(d);
     return result;
 }
@@ -46136,4 +46140,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 50f6f963223091d2dd0bd915a9b2f1110923eda073f7262e2e3d1cd6b4e8cfc6 */
+/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */

@@ -30,6 +30,7 @@ typedef struct press {
     call failed;
     int warnings;
     char last_warning[200];
+    xd_result result; /* of a save of which a call failed */
 } press;
 
 /* Whether this call fails; a killed one does not return. */
@@ -353,13 +354,33 @@ static void save_for_ever(press *p, const char *directory) {
         if (save(p->ctx, directory, kinds[random_below(3)], version) != XD_OK) _exit(1);
 }
 
+/* What a reader has seen. */
+typedef struct sight {
+    int mixed, lost, changes, last;
+} sight;
+
+static void look(xd_ctx *ctx, const char *directory, sight *s) {
+    const int version = version_of(ctx, directory);
+    s->mixed += version == -2;
+    s->lost += version == -1;
+    s->changes += version != s->last;
+    s->last = version;
+}
+
+static void end_child(pid_t child) {
+    int status;
+    kill(child, SIGKILL);
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+}
+
 XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
     const char *kills = getenv("XD_TEST_KILLS");
     const int count = kills ? atoi(kills) : 40;
     press p;
     press_start(&p);
     const char *directory = new_directory();
-    int mixed = 0, lost = 0, left = 0, changes = 0, last = 1, status;
+    sight seen = { 0, 0, 0, 1 };
+    int left = 0;
     CHECK_EQ_INT(save(p.ctx, directory, FOUR, 1), XD_OK);
     for (int i = 0; i < count; i++) {
         const uint32_t reads = 1 + random_below(400);
@@ -367,28 +388,19 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
         random_below(2);
         const pid_t child = fork();
         if (child == 0) save_for_ever(&p, directory);
-        for (uint32_t r = 0; r < reads; r++) {
-            const int version = version_of(p.ctx, directory);
-            mixed += version == -2;
-            lost += version == -1;
-            changes += version != last;
-            last = version;
-        }
-        kill(child, SIGKILL);
-        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-        const int version = version_of(p.ctx, directory);
-        mixed += version == -2;
-        lost += version == -1;
+        for (uint32_t r = 0; r < reads; r++) look(p.ctx, directory, &seen);
+        end_child(child);
+        look(p.ctx, directory, &seen);
         const int kind = i % 3 == 0 ? SINGLE : i % 3 == 1 ? TWO : FOUR;
         CHECK_EQ_INT(save(p.ctx, directory, kind, 100), XD_OK);
         CHECK_EQ_INT(version_of(p.ctx, directory), 100);
         left += names_in(directory, false) != files_of(kind);
     }
-    printf("%d kills, %d saves seen: %d mixed, %d lost, %d with leftovers\n", count, changes, mixed, lost,
-           left);
-    CHECK(changes > count);
-    CHECK_EQ_INT(mixed, 0);
-    CHECK_EQ_INT(lost, 0);
+    printf("%d kills, %d saves seen: %d mixed, %d lost, %d with leftovers\n", count, seen.changes, seen.mixed,
+           seen.lost, left);
+    CHECK(seen.changes > count);
+    CHECK_EQ_INT(seen.mixed, 0);
+    CHECK_EQ_INT(seen.lost, 0);
     CHECK_EQ_INT(left, 0);
     end_directory(directory);
     xd_ctx_destroy(p.ctx);
@@ -436,13 +448,14 @@ static bool press_student(press *p, const char *path, long n, bool kills) {
     p->calls = 0;
     p->kills = kills;
     p->at = n;
+    p->result = XD_OK;
     fflush(stdout);
     const pid_t child = kills ? fork() : -1;
     if (child == 0) _exit(save_student(p->ctx, path, 2) == XD_OK ? 0 : 1);
     if (kills) {
         CHECK(waitpid(child, &status, 0) == child && (WIFSIGNALED(status) || status == 0));
     } else {
-        (void)save_student(p->ctx, path, 2);
+        p->result = save_student(p->ctx, path, 2);
     }
     p->at = -1;
     return kills ? WIFSIGNALED(status) : p->calls > n;
@@ -461,9 +474,11 @@ XD_TEST(a_directory_is_the_older_one_or_the_new_one_whatever_call_is_the_last_or
         for (bool met = true; met && n < 1000; n++) {
             CHECK_EQ_INT(save_student(p.ctx, path, 1), XD_OK);
             met = press_student(&p, path, n, way % 2 == 0);
+            const bool told = strstr(xd_last_error(p.ctx)->message, "the new directory is complete") != NULL;
             const int version = student_of(p.ctx, path);
             CHECK(version == 1 || version == 2);
             CHECK(met || version == 2);
+            CHECK(p.result == XD_OK || told == (version == 2));
             if (version > 0) seen[version]++;
             CHECK_EQ_INT(save_student(p.ctx, path, 3), XD_OK);
             CHECK_EQ_INT(student_of(p.ctx, path), 3);
@@ -508,7 +523,7 @@ XD_TEST(readers_see_one_model_while_directories_take_its_place) {
     press p;
     press_start(&p);
     char directory[40], path[60];
-    int mixed = 0, lost = 0, changes = 0, last = 1, status;
+    sight seen = { 0, 0, 0, 1 };
     strcpy(directory, new_directory());
     snprintf(path, sizeof path, "%s/student", directory);
     CHECK_EQ_INT(save_student(p.ctx, path, 1), XD_OK);
@@ -517,19 +532,12 @@ XD_TEST(readers_see_one_model_while_directories_take_its_place) {
         p.no_exchange = i % 2 != 0;
         const pid_t child = fork();
         if (child == 0) save_students_for_ever(&p, path);
-        for (int r = 0; r < 400; r++) {
-            const int version = version_of(p.ctx, path);
-            mixed += version == -2;
-            lost += version == -1;
-            changes += version != last;
-            last = version;
-        }
-        kill(child, SIGKILL);
-        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+        for (int r = 0; r < 400; r++) look(p.ctx, path, &seen);
+        end_child(child);
     }
-    printf("%d directories seen: %d mixed, %d lost\n", changes, mixed, lost);
-    CHECK_EQ_INT(mixed, 0);
-    CHECK_EQ_INT(lost, 0);
+    printf("%d directories seen: %d mixed, %d lost\n", seen.changes, seen.mixed, seen.lost);
+    CHECK_EQ_INT(seen.mixed, 0);
+    CHECK_EQ_INT(seen.lost, 0);
     CHECK_EQ_INT(save_student(p.ctx, path, 2), XD_OK);
     clear_student(&p, directory, path);
     end_directory(directory);

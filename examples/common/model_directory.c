@@ -208,14 +208,9 @@ xd_result model_directory_load(xd_ctx *ctx, const char *directory, nn_model *mod
 /* Finishes a writer that holds one open object, and writes it as a file of the directory. */
 static xd_result model_json_save(xd_ctx *ctx, xd_json_writer *w, const char *directory, const char *name) {
     char path[512];
-    const char *text = NULL;
-    size_t bytes = 0;
     xd_json_write_end(w);
-    xd_result result = xd_json_writer_text(w, &text, &bytes);
     model_path(path, directory, name);
-    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
-    xd_json_writer_destroy(w);
-    return result;
+    return json_save(ctx, w, path);
 }
 
 static xd_json_writer model_json_open(xd_ctx *ctx) {

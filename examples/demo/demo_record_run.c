@@ -65,8 +65,6 @@ static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
 
 xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory) {
     char path[512];
-    const char *text = NULL;
-    size_t bytes = 0;
     xd_json_writer w = xd_json_writer_create(ctx);
     w.indent = 2;
     xd_json_write_object(&w);
@@ -96,8 +94,5 @@ xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory
     xd_json_write_end(&w);
     xd_json_write_end(&w);
     snprintf(path, sizeof path, "%s/run.json", directory);
-    xd_result result = xd_json_writer_text(&w, &text, &bytes);
-    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
-    xd_json_writer_destroy(&w);
-    return result;
+    return json_save(ctx, &w, path);
 }

@@ -1,6 +1,8 @@
 /* real_keep.c - what stays of a model that was trained or measured: curve.json beside it. */
 #include "real.h"
 
+#include "../common/json_fields.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -42,13 +44,8 @@ static void real_write_curve(xd_json_writer *w, const real_curve *curve) {
 
 xd_result real_keep_curve(xd_ctx *ctx, const char *directory, const real_curve *curve) {
     char path[512];
-    const char *text = NULL;
-    size_t bytes = 0;
     xd_json_writer w = xd_json_writer_create(ctx);
     real_write_curve(&w, curve);
-    xd_result result = xd_json_writer_text(&w, &text, &bytes);
     snprintf(path, sizeof path, "%s/curve.json", directory);
-    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
-    xd_json_writer_destroy(&w);
-    return result;
+    return json_save(ctx, &w, path);
 }

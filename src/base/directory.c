@@ -189,6 +189,9 @@ XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
     if (error != 0)
         result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: the new directory is complete, but %s stays: %s", d->path,
                          older, strerror(error));
+    else if (result != XD_OK && d->renamed) /* the last sync has failed */
+        result = XD_FAIL(d->ctx, result, "the new directory is complete, but may be lost with the power: %s",
+                         xd_last_error(d->ctx)->message);
     xd_publish_directory_abort(d);
     return result;
 }

@@ -17,7 +17,8 @@ XD_API const char *xd_publish_directory_path(const xd_publish_directory *directo
  * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
  * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
  * opens several files of a directory by path may meet the older one and the new one.
- * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was. */
+ * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was; when it says so, the older
+ * one may be left under a temporary name, which the next writer of the path removes. */
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
 
 /* Removes the temporary directory and frees the object. NULL is fine. */

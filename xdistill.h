@@ -14777,9 +14777,16 @@ XDI_SIMD_INLINE xdi_v4 xdi_u4_power(xdi_v4 t) {
     memcpy(&out, power, sizeof out);
     return out;
 }
-XDI_SIMD_INLINE xdi_v4 xdi_u4_near(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
-    const xdi_v4 product = xdi_v4_mul(a, b);
-    return xdi_v4_add(product, c);
+/* The product's rounding error from products of halves of 12 bits, which have none; then a b - n, rounded once, is the exact
+ * difference of the product and n plus that error. */
+XDI_SIMD_INLINE xdi_v4 xdi_u4_less(xdi_v4 a, xdi_v4 b, xdi_v4 product, xdi_v4 n) {
+    const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), a_low = xdi_v4_sub(a, a_high);
+    const xdi_v4 b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff), b_low = xdi_v4_sub(b, b_high);
+    xdi_v4 error = xdi_v4_sub(xdi_v4_mul(a_high, b_high), product);
+    error = xdi_v4_add(error, xdi_v4_mul(a_low, b_high));
+    error = xdi_v4_add(error, xdi_v4_mul(a_high, b_low));
+    error = xdi_v4_add(error, xdi_v4_mul(a_low, b_low));
+    return xdi_v4_add(xdi_v4_sub(product, n), error);
 }
 
 #define xdi_v xdi_v4
@@ -15235,8 +15242,9 @@ enum { xdi_u8_lanes = 8 };
 XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_power(xdi_v8 t) {
     return xdi_v8_power(t);
 }
-XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_near(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
-    return _mm256_fmadd_ps(a, b, c);
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_less(xdi_v8 a, xdi_v8 b, xdi_v8 product, xdi_v8 n) {
+    (void)product;
+    return _mm256_fmsub_ps(a, b, n);
 }
 
 #    define xdi_v xdi_v8
@@ -15579,8 +15587,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_power(xdi_v16 t) {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_slli_epi32(n, 20), _mm512_permutexvar_epi32(n, table)));
 }
-XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_near(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
-    return _mm512_fmadd_ps(a, b, c);
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_less(xdi_v16 a, xdi_v16 b, xdi_v16 product, xdi_v16 n) {
+    (void)product;
+    return _mm512_fmsub_ps(a, b, n);
 }
 
 #    define xdi_v xdi_v16
@@ -44278,7 +44287,8 @@ XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w 
  *   xdi_v, XDI_V(name)      the vector, and a name of its own for what this file makes of it. There are
  *                             lanes
  *                             power    2^(n/8) as in simd.h, by the table of the eighths that is the same everywhere
- *                             near     a b + c, where a b is exact unless it is too small to matter to a power
+ *                             less     a b - n rounded once, of the rounded product and an integer n near it, unless
+ *                                      a b is too small to matter to a power
  *   XDI_F(name)             the operations of the level: see simd.h
  *   XDI_INLINE, XDI_OUTER   attributes of what is inlined, and of what is called
  * and gets XDI_V(tile_gradient). */
@@ -44347,12 +44357,8 @@ XDI_INLINE xdi_v XDI_V(exact_sub)(xdi_v a, xdi_v b, xdi_v c) {
     const xdi_v b_high = (xdi_v)((XDI_V(words))b & 0xfffff000u), b_low = XDI_F(sub)(b, b_high);
     return XDI_V(fma)(a_low, b, XDI_V(fma)(a_high, b_low, XDI_V(mul_sub)(a_high, b_high, c)));
 }
-/* The same for the remainder of a power: where it is too small for exact products its power is 1. */
 XDI_INLINE xdi_v XDI_V(remainder)(xdi_v a, xdi_v b, xdi_v n) {
-    const xdi_v a_high = (xdi_v)((XDI_V(words))a & 0xfffff000u), a_low = XDI_F(sub)(a, a_high);
-    const xdi_v b_high = (xdi_v)((XDI_V(words))b & 0xfffff000u), b_low = XDI_F(sub)(b, b_high);
-    const xdi_v high = XDI_V(near)(a_high, b_high, XDI_F(sub)(XDI_F(set)(0.0f), n));
-    return XDI_V(fma)(a_low, b, XDI_V(near)(a_high, b_low, high));
+    return XDI_V(less)(a, b, XDI_F(mul)(a, b), n);
 }
 XDI_INLINE void XDI_V(polynomial)(float scale, xdi_v *terms) {
     terms[0] = XDI_F(set)(scale * 1.083962925e-04f);
@@ -46140,4 +46146,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 d48cc5961e067564d76885e996732d2ca679946c49e00a7ca62f4c8e62a65719 */

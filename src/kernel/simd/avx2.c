@@ -338,8 +338,9 @@ enum { xdi_u8_lanes = 8 };
 XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_power(xdi_v8 t) {
     return xdi_v8_power(t);
 }
-XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_near(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
-    return _mm256_fmadd_ps(a, b, c);
+XDI_SIMD_INLINE_256 xdi_v8 xdi_u8_less(xdi_v8 a, xdi_v8 b, xdi_v8 product, xdi_v8 n) {
+    (void)product;
+    return _mm256_fmsub_ps(a, b, n);
 }
 
 #    define xdi_v xdi_v8

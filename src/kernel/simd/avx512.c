@@ -298,8 +298,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_power(xdi_v16 t) {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_slli_epi32(n, 20), _mm512_permutexvar_epi32(n, table)));
 }
-XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_near(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
-    return _mm512_fmadd_ps(a, b, c);
+XDI_SIMD_INLINE_512 xdi_v16 xdi_u16_less(xdi_v16 a, xdi_v16 b, xdi_v16 product, xdi_v16 n) {
+    (void)product;
+    return _mm512_fmsub_ps(a, b, n);
 }
 
 #    define xdi_v xdi_v16

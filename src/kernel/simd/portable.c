@@ -164,9 +164,16 @@ XDI_SIMD_INLINE xdi_v4 xdi_u4_power(xdi_v4 t) {
     memcpy(&out, power, sizeof out);
     return out;
 }
-XDI_SIMD_INLINE xdi_v4 xdi_u4_near(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
-    const xdi_v4 product = xdi_v4_mul(a, b);
-    return xdi_v4_add(product, c);
+/* The product's rounding error from products of halves of 12 bits, which have none; then a b - n, rounded once, is the exact
+ * difference of the product and n plus that error. */
+XDI_SIMD_INLINE xdi_v4 xdi_u4_less(xdi_v4 a, xdi_v4 b, xdi_v4 product, xdi_v4 n) {
+    const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), a_low = xdi_v4_sub(a, a_high);
+    const xdi_v4 b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff), b_low = xdi_v4_sub(b, b_high);
+    xdi_v4 error = xdi_v4_sub(xdi_v4_mul(a_high, b_high), product);
+    error = xdi_v4_add(error, xdi_v4_mul(a_low, b_high));
+    error = xdi_v4_add(error, xdi_v4_mul(a_high, b_low));
+    error = xdi_v4_add(error, xdi_v4_mul(a_low, b_low));
+    return xdi_v4_add(xdi_v4_sub(product, n), error);
 }
 
 #define xdi_v xdi_v4

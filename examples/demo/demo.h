@@ -204,6 +204,13 @@ typedef struct demo_job {
     const char *tokenizer_path;   /* of the tokenizer.json that goes with it */
 } demo_job;
 
+/* The arms of a run, and which of them is saved: the first with a teacher. Those that --arms names, or all; without a
+ * cache those that need one are left out. Errors: ARGUMENT for a name that there is not, or that stands twice. */
+xd_result demo_fill_arms(xd_ctx *ctx, const demo_options *o, bool has_cache, demo_job *job);
+
+/* A line about each student. */
+void demo_print_students(void);
+
 /* What each rank runs; `job` is a demo_job. */
 xd_result demo_run_rank(xd_comm *world, void *job);
 

@@ -145,10 +145,8 @@ static xd_result demo_load(demo_world *w, const demo_options *o, demo_job *job) 
 /* True when the first run left a state to go on from. */
 static bool demo_has_state(const demo_world *w, const demo_options *o) {
     char path[512];
-    snprintf(path, sizeof path, "%s/%llu.safetensors", w->resume_directory, (unsigned long long)o->seed);
-    FILE *there = fopen(path, "rb");
-    if (there) fclose(there);
-    return there != NULL;
+    demo_state_path(w->resume_directory, o->seed, path);
+    return demo_is_file(path);
 }
 
 /* A run that goes on may find what it left itself; demo_run.c looks at that when it has a model. */
@@ -243,9 +241,9 @@ static xd_result demo_run_ranks(demo_world *w, const demo_options *o, demo_job *
 }
 
 static void demo_introduce(const demo_world *w, const demo_options *o) {
-    printf("%lld tokens of text, %lld held out; %d ranks: dp=%d cp=%d tp=%d\n",
-           (long long)w->student.text.count, (long long)w->student.heldout.count, o->ranks, o->dp, o->cp,
-           o->tp);
+    printf("%lld tokens of text, %lld held out; %d rank%s: dp=%d cp=%d tp=%d\n",
+           (long long)w->student.text.count, (long long)w->student.heldout.count, o->ranks,
+           o->ranks > 1 ? "s" : "", o->dp, o->cp, o->tp);
     if (!o->teacher_text)
         printf("the teacher reads %lld tokens; %lld chunks, %lld of %d entries in both vocabularies\n",
                (long long)w->teacher.text.count, (long long)w->bridge.alignment.count,
@@ -254,6 +252,7 @@ static void demo_introduce(const demo_world *w, const demo_options *o) {
         printf("text %s, held out %s, the teacher is %s\n", w->data.text, w->data.heldout, w->data.teacher);
     if (!o->teacher_text && !o->arms && !w->data.cache[0])
         printf("%s has no teacher.xdcache: the students that would learn from it are left out\n", o->data);
+    fflush(stdout); /* into a file, too, before the minutes that follow */
 }
 
 static xd_result demo_work(demo_world *w, const demo_options *o) {

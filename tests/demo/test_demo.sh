@@ -132,7 +132,8 @@ verdict $? '--help lists the options, their defaults, the students and an exampl
 "$work/small" --heldout-bytes 1000 --out "$work/busy" --arms text --steps 100000 --mesh dp=1 >"$work/busy.log" 2>&1 &
 child=$!
 appears "$work/busy/metrics.jsonl"
-cp "$work/busy.log" "$work/first.log"
+grep -q '^[0-9]* tokens of text, [0-9]* held out; 1 rank: ' "$work/busy.log"
+verdict $? 'what a run reads is told as it begins'
 refused busy "process $child runs in .*busy.*--out.*--resume" --steps 2 && refused busy "process $child" --steps 2 --resume --overwrite
 verdict $? 'a second run in the same folder is refused with the process of the first'
 end $child
@@ -187,7 +188,7 @@ refused dp=2 'mesh is dp=2,cp=1,tp=1, this run.s is dp=1,cp=1,tp=2' "$@" --mesh 
 verdict $? 'another mesh is refused with both'
 refused dp=2 'reduction is deterministic, this run.s is fast' "$@" --mesh dp=2 --reduction fast
 verdict $? 'another reduction mode is refused with both'
-refused dp=2 'steps is 8, this run.s is 9' "$@" --mesh dp=2 --steps 9
+refused dp=2 'steps is 8, this run.s is 9: without --resume' "$@" --mesh dp=2 --steps 9
 verdict $? 'another number of steps is refused with both'
 refused dp=2 'arms is .*text,pkl.*, this run.s is pkl,text' "$@" --mesh dp=2 --arms pkl,text
 verdict $? 'other arms are refused with both'
@@ -207,7 +208,7 @@ if [ -c /dev/full ]; then
     refused full 'cannot write .*metrics.jsonl' --steps 2 --mesh dp=2 --save-every 1
     verdict $? 'a full disk is an error'
 fi
-refused refused 'cannot run the arm magic' --arms text,magic --steps 2
+refused refused 'cannot run the arm .magic.' --arms text,magic --steps 2
 verdict $? 'an arm that there is not is refused'
 refused refused 'dp meshes only' --mesh tp=2 --reduction invariant
 verdict $? 'INVARIANT mode on a tp mesh is refused'

@@ -102,6 +102,17 @@ XD_TEST(every_value_is_drawn_inside_of_its_panel_however_far_out_it_is) {
     free(text);
 }
 
+XD_TEST(students_are_said_to_read_texts_of_their_own_where_they_do) {
+    study s = make_study();
+    char *text = draw(&s);
+    CHECK(strstr(text, ">Training loss<"));
+    free(text);
+    s.figure.texts_differ = true;
+    text = draw(&s);
+    CHECK(strstr(text, ">Training loss, each student on its own text<"));
+    free(text);
+}
+
 XD_TEST(the_legend_has_the_values_at_the_end_the_best_first) {
     study s = make_study();
     char *text = draw(&s);

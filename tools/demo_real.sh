@@ -31,11 +31,17 @@ mkdir -p "$cache" "$out/students" || exit 1
 if command -v flock >/dev/null 2>&1; then
     exec 9>>"$out/.lock"
     flock -n 9 || {
-        echo "process $(cat "$out/.process" 2>/dev/null) runs in $out: wait until it has ended, it is continued then; or set REAL_OUT"
+        holder=$(cat "$out/.process" 2>/dev/null)
+        # A run that was killed leaves the program of its stage behind, which holds the lock until it ends.
+        kill -0 "$holder" 2>/dev/null || holder="$(cat "$out/.stage" 2>/dev/null), left behind by a run that was killed,"
+        echo "process $holder runs in $out: wait until it has ended, or end it, and start again, which goes on where it stopped;"
+        echo "or name another folder with REAL_OUT"
         exit 1
     }
     echo $$ >"$out/.process"
 fi
+echo "Results go to $out. With the defaults all of it takes about 24 minutes on two quiet cores; what an interrupted run has"
+echo "finished is not done again."
 
 # ---- files ----
 
@@ -73,25 +79,37 @@ head -c 6000 /usr/share/common-licenses/GPL-3 >"$out/gpl3.txt" 2>/dev/null || rm
 
 # ---- stages ----
 
-# stage NAME NEEDED-FILES COMMAND...: the result is $out/NAME.jsonl
+# stage NAME WHAT NEEDED-FILES COMMAND...: the result is $out/NAME.jsonl
 stage() {
-    name=$1 needed=$2
-    shift 2
+    name=$1 what=$2 needed=$3
+    shift 3
     for file in $needed; do
         [ -s "$file" ] && continue
-        echo "$name: skipped, $file is missing"
+        echo "$name: skipped, $file is missing$(where "$file")"
         skips=$((skips + 1))
         return
     done
     [ -s "$out/$name.jsonl" ] && { echo "$name: done before"; runs=$((runs + 1)); return; }
-    echo "---- $name"
+    printf '\n---- %s: %s\n' "$name" "$what"
     rm -f "$out/$name.part"
-    if "$@" --out "$out/$name.part" && mv "$out/$name.part" "$out/$name.jsonl"; then
+    if sh -c 'echo $$ >"$0" && exec "$@"' "$out/.stage" "$@" --out "$out/$name.part" &&
+        mv "$out/$name.part" "$out/$name.jsonl"; then
         runs=$((runs + 1))
     else
         echo "$name: failed"
+        [ -n "$overwrite" ] || [ ! -s "$out/students/${name#student-}/model.safetensors" ] ||
+            echo "  REAL_OVERWRITE=1 replaces finished students, REAL_OUT names another folder"
         failures=$((failures + 1))
     fi
+}
+
+# where FILE: what brings a missing file, when that is known
+where() {
+    case $1 in
+    */matthew.txt) echo ": install bible-kjv" ;;
+    */gpl3.txt) echo ": Debian's base-files has it" ;;
+    "$cache"/*) echo ": it could not be fetched" ;;
+    esac
 }
 
 # keep NAME: $kept has the options that keep a student; REAL_OUT has no blanks.
@@ -102,53 +120,61 @@ text=${REAL_TEXT:-data/kjv_student.txt}
 heldout=${REAL_HELDOUT:-data/kjv_heldout.txt}
 tokenizer=$out/tokenizer.json
 
-stage pair-qwen "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \
+stage pair-qwen "Llama-3's vocabulary beside Qwen's" "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \
     "$out/text.txt" --student-preset llama3 --teacher-preset qwen
-stage pair-mistral "$cache/llama3.ranks $cache/mistral.model" $real pair "$cache/llama3.ranks" \
+stage pair-mistral "Llama-3's vocabulary beside Mistral's" "$cache/llama3.ranks $cache/mistral.model" $real pair "$cache/llama3.ranks" \
     "$cache/mistral.model" "$out/text.txt" --student-preset llama3
 
 for check in matthew gpl3; do
-    stage check-$check "$model $out/$check.txt" $real check "$model" "$out/$check.txt"
+    stage check-$check "the teacher, SmolLM2-135M, over a text in one context" "$model $out/$check.txt" $real check "$model" "$out/$check.txt"
     [ -n "${TORCH_PYTHON:-}" ] && [ -s "$model" ] && [ -s "$out/$check.txt" ] && [ ! -s "$out/torch-$check.jsonl" ] &&
         $real encode "$model" "$out/$check.txt" >"$out/$check.ids" &&
         "$TORCH_PYTHON" examples/real/peer.py "$model" "$out/$check.ids" 6000 | tee "$out/torch-$check.jsonl"
 done
 
-[ -s "$tokenizer" ] || build/bpe_train $text 4096 gpt2 "$tokenizer" || exit 1
-stage cache "$model" $real cache "$model" $text "$out/smollm2.xdcache"
+[ -s "$tokenizer" ] || {
+    printf '\n---- tokenizer: the vocabulary of the students, 4096 entries where the text is long enough\n'
+    build/bpe_train $text 4096 gpt2 "$tokenizer" || exit 1
+}
+stage cache "what the teacher says about the students' text" "$model" $real cache "$model" $text "$out/smollm2.xdcache"
 seed=1
 while [ "$seed" -le "$seeds" ]; do
     for n in $steps $long; do
         keep alone-$n-$seed
-        stage student-alone-$n-$seed "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed $kept
+        stage student-alone-$n-$seed "a student of $n steps, from the text" "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed $kept
         keep cached-$n-$seed
-        stage student-cached-$n-$seed "$out/cache.jsonl $out/smollm2.xdcache" \
+        stage student-cached-$n-$seed "a student of $n steps, from the text and the cache" "$out/cache.jsonl $out/smollm2.xdcache" \
             $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n --seed $seed $kept
     done
     keep live-$steps-$seed
-    stage student-live-$steps-$seed "$model" \
+    stage student-live-$steps-$seed "a student of $steps steps, from the text and the running teacher" "$model" \
         $real student live "$tokenizer" $text $heldout "$model" --steps "$steps" --seed $seed $kept
     seed=$((seed + 1))
 done
 keep teacher
-stage teacher "$model" $real judge "$model" $heldout $kept
+stage teacher "the teacher in rows as long as the students'" "$model" $real judge "$model" $heldout $kept
 
 # ---- results ----
 
-echo
-cat "$out"/pair-*.jsonl "$out"/check-*.jsonl "$out"/torch-*.jsonl "$out"/cache.jsonl 2>/dev/null
+# The fields of a stage's line of JSON, which holds neither arrays nor quotation marks inside of words.
+fields() { cat "$@" 2>/dev/null | sed 's/[{}",:]/ /g'; }
+
 printf '\n%-10s %8s %6s %22s %8s %10s %10s\n' student steps seeds "held-out bits/byte" spread seconds "peak MiB"
-cat "$out"/student-*.jsonl 2>/dev/null | sed 's/[{}",:]/ /g' | awk '
+fields "$out"/student-*.jsonl | awk '
     { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
       row = value["student"] " " value["steps"]; bits = value["bits_per_byte"]
-      if (!(row in count)) { names[++rows] = row; low[row] = high[row] = bits; peak[row] = 0 }
+      if (!(row in count)) { low[row] = high[row] = bits; peak[row] = 0 }
       count[row]++; sum[row] += bits; seconds[row] += value["seconds"]
       if (bits < low[row]) low[row] = bits
       if (bits > high[row]) high[row] = bits
       if (value["peak_mib"] > peak[row]) peak[row] = value["peak_mib"] }
-    END { for (i = 1; i <= rows; i++) { row = names[i]; split(row, part)
-          printf "%-10s %8d %6d %22.4f %8.4f %10.0f %10.0f\n", part[1], part[2], count[row], sum[row] / count[row],
-                 high[row] - low[row], seconds[row] / count[row], peak[row] } }'
+    END { for (row in count) { split(row, part)
+          printf "%-10s %8d %6d %22.4f %8s %10.0f %10.0f\n", part[1], part[2], count[row], sum[row] / count[row],
+                 (count[row] > 1) ? sprintf("%.4f", high[row] - low[row]) : "-", seconds[row] / count[row], peak[row] } }' |
+    sort -k2,2n -k1,1
+fields "$out"/teacher.jsonl | awk '
+    { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
+      printf "%-10s %8s %6s %22.4f   on %d bytes of the same text\n", "teacher", "-", "-", value["bits_per_byte"], value["bytes"] }'
 set --
 for folder in "$out"/students/*; do
     [ -s "$folder/curve.json" ] && set -- "$@" "$folder"
@@ -159,7 +185,7 @@ if [ $# -gt 0 ] && $real figure "$out/students.svg" "$@"; then
     echo "  students.svg    the curves of these students; a browser opens it"
     echo "  students/       their models; Python opens one with"
     echo "                  transformers.AutoModelForCausalLM.from_pretrained(\"$1\")"
-    echo "  *.jsonl         what each stage measured"
+    echo "  *.jsonl         what each stage measured, vocabularies and speeds too"
 fi
-echo "$runs passed, $failures failed, $skips skipped"
+echo "$runs stages done, $failures failed, $skips skipped"
 [ $failures -eq 0 ]

@@ -210,7 +210,8 @@ static void plot_raw(FILE *svg, const plot_panel *p, const plot_run *run, const 
 
 static void plot_losses(FILE *svg, const plot_figure *f, const int *order) {
     const plot_panel panel = { LEFT_PANEL, plot_steps_axis(f), plot_loss_axis(f) };
-    plot_frame(svg, &panel, "Training loss, each student on its own text", "cross entropy, nats per token");
+    plot_frame(svg, &panel, f->texts_differ ? "Training loss, each student on its own text" : "Training loss",
+               "cross entropy, nats per token");
     for (int i = f->series_count - 1; i >= 0; i--)
         for (int r = 0; r < f->series[order[i]].run_count; r++)
             plot_raw(svg, &panel, &f->series[order[i]].runs[r], plot_colors[order[i] % PLOT_COLORS]);

@@ -33,7 +33,8 @@ typedef struct plot_figure {
     const char *notes[PLOT_NOTES]; /* lines below the panels; NULL -> none */
     const plot_series *series;     /* [series_count], at most PLOT_MOST_SERIES */
     int series_count;
-    double teacher; /* bits per byte; 0 -> no teacher */
+    double teacher;    /* bits per byte; 0 -> no teacher */
+    bool texts_differ; /* series read other texts: the left panel's title says so */
 } plot_figure;
 
 /* Two panels side by side, every value inside of them, and a legend with the values at the end, the best first.

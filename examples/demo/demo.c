@@ -56,23 +56,6 @@ static nn_config demo_config(int vocab, bool teacher) {
     return c;
 }
 
-/* What --arms chooses from. */
-static const demo_arm demo_student_arms[] = {
-    { "text", "text alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3, 1.0 },
-    { "pkl", "P-KL", DEMO_PROJECTED, 0.76, 0.1, 1.0, 3e-3, 1.0 },
-    { "gold", "gold", DEMO_GOLD, 0.4, 0.5, 1.0, 3e-3, 1.0 },
-    { "hkl", "H-KL", DEMO_HYBRID, 0.4, 0.5, 1.0, 3e-3, 1.0 },
-    { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 0.5, 1.0, 1.0, 3e-3, 1.0 },
-    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.68, 0.1, 1.0, 3e-3, 1.0 },
-    /* Where text is scarce, what one learns from it alone is the text. */
-    { "text-fifth", "a fifth, alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3, 0.2 },
-    { "smollm2-fifth", "a fifth, SmolLM2", DEMO_RECORDED, 1.0, 0.1, 1.0, 3e-3, 0.2 },
-};
-
-enum { DEMO_STUDENT_ARMS = sizeof demo_student_arms / sizeof demo_student_arms[0] };
-
-static const demo_arm demo_teacher_arm = { "teacher", "teacher", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 2e-3, 1.0 };
-
 /* A text for one tokenizer, and what was held out of it. */
 typedef struct demo_reader {
     xd_tokenizer *tokenizer;
@@ -102,56 +85,6 @@ static bool demo_speaks(const demo_world *w) {
     return !w->processes || xd_comm_rank(w->processes) == 0;
 }
 
-/* ---- arms ---- */
-
-/* The arm whose key is `length` bytes long, NULL when there is none. */
-static const demo_arm *demo_find_arm(const char *key, size_t length) {
-    for (int i = 0; i < DEMO_STUDENT_ARMS; i++)
-        if (strlen(demo_student_arms[i].key) == length && memcmp(demo_student_arms[i].key, key, length) == 0)
-            return &demo_student_arms[i];
-    return NULL;
-}
-
-/* Every key, as --arms takes them. */
-static void demo_list_keys(char out[256]) {
-    int used = 0;
-    for (int i = 0; i < DEMO_STUDENT_ARMS && used < 256; i++)
-        used += snprintf(out + used, (size_t)(256 - used), "%s%s", i ? ", " : "", demo_student_arms[i].key);
-}
-
-/* The arms that --arms names, in its order. */
-static xd_result demo_choose_arms(demo_world *w, const char *names, demo_job *job) {
-    char keys[256];
-    demo_list_keys(keys);
-    while (*names) {
-        const size_t length = strcspn(names, ",");
-        const demo_arm *arm = demo_find_arm(names, length);
-        XD_REQUIRE(w->ctx, arm, XD_ERROR_ARGUMENT, "cannot run the arm %.*s: there are %s", (int)length,
-                   names, keys);
-        XD_REQUIRE(w->ctx, job->arm_count < DEMO_MOST_ARMS, XD_ERROR_ARGUMENT, "--arms names more than %d",
-                   DEMO_MOST_ARMS);
-        job->arms[job->arm_count++] = *arm;
-        names += length + (names[length] == ',');
-    }
-    return XD_OK;
-}
-
-/* Without --arms those that need a cache are left out where there is none. */
-static xd_result demo_fill_arms(demo_world *w, const demo_options *o, demo_job *job) {
-    if (o->teacher_text) {
-        job->arms[job->arm_count++] = demo_teacher_arm;
-        return XD_OK;
-    }
-    if (o->arms) XD_TRY(demo_choose_arms(w, o->arms, job));
-    for (int i = 0; i < DEMO_STUDENT_ARMS && !o->arms; i++)
-        if (demo_student_arms[i].signal != DEMO_RECORDED || w->data.cache[0])
-            job->arms[job->arm_count++] = demo_student_arms[i];
-    if (job->arm_count == 0) return XD_FAIL(w->ctx, XD_ERROR_ARGUMENT, "there are no arms to run");
-    for (int i = job->arm_count - 1; i >= 0; i--)
-        if (job->arms[i].signal != DEMO_TEXT_ALONE) job->saved_arm = i;
-    return XD_OK;
-}
-
 /* ---- texts and models ---- */
 
 static xd_result demo_load_tokenizer(demo_world *w, const char *directory, demo_reader *reader) {
@@ -164,7 +97,12 @@ static xd_result demo_load_texts(demo_world *w, const demo_options *o, const cha
                                  demo_reader *reader) {
     const char *path = w->data.heldout;
     XD_TRY(demo_text_load(w->ctx, reader->tokenizer, path, o->heldout_bytes, &reader->heldout));
-    XD_TRY(demo_text_check(w->ctx, &reader->heldout, path));
+    const xd_result enough = demo_text_check(w->ctx, &reader->heldout, path);
+    if (enough != XD_OK && o->heldout_bytes)
+        return XD_FAIL(w->ctx, enough,
+                       "the first %zu bytes of %s are %lld tokens: --heldout-bytes must leave %d",
+                       o->heldout_bytes, path, (long long)reader->heldout.count, DEMO_ROW + 2);
+    XD_TRY(enough);
     if (!text) return XD_OK;
     XD_TRY(demo_text_load(w->ctx, reader->tokenizer, text, 0, &reader->text));
     return demo_text_check(w->ctx, &reader->text, text);
@@ -192,7 +130,7 @@ static xd_result demo_load_record(demo_world *w, const demo_job *job) {
 static xd_result demo_load(demo_world *w, const demo_options *o, demo_job *job) {
     snprintf(w->teacher_directory, sizeof w->teacher_directory, "%s/teacher", o->data);
     XD_TRY(demo_data_find(w->ctx, o->data, !o->eval && !o->teacher_text, &w->data));
-    if (!o->eval) XD_TRY(demo_fill_arms(w, o, job));
+    if (!o->eval) XD_TRY(demo_fill_arms(w->ctx, o, w->data.cache[0] != 0, job));
     if (o->eval || o->teacher_text) return demo_load_one(w, o);
     XD_TRY(demo_load_tokenizer(w, w->data.tokenizer, &w->student));
     XD_TRY(demo_load_texts(w, o, w->data.text, &w->student));
@@ -207,10 +145,8 @@ static xd_result demo_load(demo_world *w, const demo_options *o, demo_job *job) 
 /* True when the first run left a state to go on from. */
 static bool demo_has_state(const demo_world *w, const demo_options *o) {
     char path[512];
-    snprintf(path, sizeof path, "%s/%llu.safetensors", w->resume_directory, (unsigned long long)o->seed);
-    FILE *there = fopen(path, "rb");
-    if (there) fclose(there);
-    return there != NULL;
+    demo_state_path(w->resume_directory, o->seed, path);
+    return demo_is_file(path);
 }
 
 /* A run that goes on may find what it left itself; demo_run.c looks at that when it has a model. */
@@ -305,9 +241,9 @@ static xd_result demo_run_ranks(demo_world *w, const demo_options *o, demo_job *
 }
 
 static void demo_introduce(const demo_world *w, const demo_options *o) {
-    printf("%lld tokens of text, %lld held out; %d ranks: dp=%d cp=%d tp=%d\n",
-           (long long)w->student.text.count, (long long)w->student.heldout.count, o->ranks, o->dp, o->cp,
-           o->tp);
+    printf("%lld tokens of text, %lld held out; %d rank%s: dp=%d cp=%d tp=%d\n",
+           (long long)w->student.text.count, (long long)w->student.heldout.count, o->ranks,
+           o->ranks > 1 ? "s" : "", o->dp, o->cp, o->tp);
     if (!o->teacher_text)
         printf("the teacher reads %lld tokens; %lld chunks, %lld of %d entries in both vocabularies\n",
                (long long)w->teacher.text.count, (long long)w->bridge.alignment.count,
@@ -316,6 +252,7 @@ static void demo_introduce(const demo_world *w, const demo_options *o) {
         printf("text %s, held out %s, the teacher is %s\n", w->data.text, w->data.heldout, w->data.teacher);
     if (!o->teacher_text && !o->arms && !w->data.cache[0])
         printf("%s has no teacher.xdcache: the students that would learn from it are left out\n", o->data);
+    fflush(stdout); /* into a file, too, before the minutes that follow */
 }
 
 static xd_result demo_work(demo_world *w, const demo_options *o) {

@@ -37,7 +37,7 @@ typedef struct demo_options {
     const char *teacher_text; /* train the teacher on it instead */
     const char *eval;         /* measure this model directory instead */
     const char *encode;       /* print this file's ids instead */
-    const char *data;         /* folder with the texts and the teacher; see demo_data.c */
+    const char *data;         /* folder with the texts and the teacher; see demo_data.h */
     const char *out;
 
     char problem[256]; /* what is wrong when demo_parse says false */
@@ -53,6 +53,9 @@ void demo_print_help(void);
 const char *demo_reduction_name(xd_reduction reduction);
 
 /* ---- texts ---- */
+
+/* True when the file can be read. */
+bool demo_is_file(const char *path);
 
 /* A text as ids; read only once loaded, so all ranks share it. */
 typedef struct demo_text {
@@ -89,9 +92,9 @@ typedef struct demo_bridge {
 /* A teacher that is not here: what it said about the text, and how its tokens lie beside the student's. */
 typedef struct demo_record {
     xd_teacher_cache *cache;
-    int64_t
-        *places; /* [tokens of the student's text] the position that predicts the teacher's token which begins
-                        where this one does; -1 where none does */
+    /* [tokens of the student's text] the position that predicts the teacher's token which begins where this one
+     * does; -1 where none does */
+    int64_t *places;
     xd_projection projection;
 } demo_record;
 
@@ -204,6 +207,13 @@ typedef struct demo_job {
     const char *tokenizer_path;   /* of the tokenizer.json that goes with it */
 } demo_job;
 
+/* The arms of a run, and which of them is saved: the first with a teacher. Those that --arms names, or all; without a
+ * cache those that need one are left out. Errors: ARGUMENT for a name that there is not, or that stands twice. */
+xd_result demo_fill_arms(xd_ctx *ctx, const demo_options *o, bool has_cache, demo_job *job);
+
+/* A line about each student. */
+void demo_print_students(void);
+
 /* What each rank runs; `job` is a demo_job. */
 xd_result demo_run_rank(xd_comm *world, void *job);
 
@@ -232,6 +242,9 @@ typedef struct demo_state {
     double seconds;
     long metrics_bytes; /* of metrics.jsonl so far */
 } demo_state;
+
+/* Where the state of the run from `seed` is. */
+void demo_state_path(const char *directory, uint64_t seed, char path[512]);
 
 /* Replaces the file atomically. Collective over world. */
 xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);

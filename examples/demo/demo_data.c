@@ -6,12 +6,6 @@
 
 static const char demo_default_directory[] = "data";
 
-static bool demo_is_file(const char *path) {
-    FILE *there = fopen(path, "rb");
-    if (there) fclose(there);
-    return there != NULL;
-}
-
 /* out = directory/name, which is there; or "". */
 static bool demo_try_path(const char *directory, const char *name, demo_path out) {
     snprintf(out, sizeof(demo_path), "%s/%s", directory, name);

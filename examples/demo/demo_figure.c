@@ -52,7 +52,8 @@ xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *direct
     figure.notes[1] =
         "Right: a sample spread evenly over the held-out text; dots are seeds, lines their mean. The "
         "legend and the teacher's line: all of it.";
-    if (demo_texts_differ(job))
+    figure.texts_differ = demo_texts_differ(job);
+    if (figure.texts_differ)
         figure.notes[2] =
             "On the left, students with less text compare with each other only: who reads a fifth of "
             "it meets every line five times as often.";

@@ -15,7 +15,7 @@ typedef struct demo_exam {
     int64_t *labels;
     float *workspace;
     const demo_logits *logits;
-    int64_t stride; /* every so manieth row; 1 -> all */
+    int64_t stride; /* from one measured row to the next, in rows; 1 -> all */
     int64_t bytes;  /* of the tokens that were predicted, once taken */
 } demo_exam;
 

@@ -23,6 +23,7 @@ typedef enum demo_kind {
     DEMO_UINT64,
     DEMO_SIZE,
     DEMO_PATH,
+    DEMO_NAMES,
     DEMO_REDUCTION,
     DEMO_MESH
 } demo_kind;
@@ -41,9 +42,8 @@ enum { DEMO_MOST_PATH = 400 };
 #define FIELD(name) offsetof(demo_options, name)
 
 static const demo_option demo_option_table[] = {
-    { "--arms", "NAME,NAME", DEMO_PATH, FIELD(arms), 0, 0,
-      "which students: text, pkl, gold, hkl, chunk, smollm2, text-fifth, smollm2-fifth (all there are data "
-      "for)" },
+    { "--arms", "NAME,NAME", DEMO_NAMES, FIELD(arms), 0, 0,
+      "which of the students below (all there are data for)" },
     { "--steps", "N", DEMO_INT, FIELD(steps), 1, 1000000, "of training (240; 1500 with --train-teacher)" },
     { "--seed", "N", DEMO_UINT64, FIELD(seed), 0, 1000000000, "of the first run (1)" },
     { "--data", "DIR", DEMO_PATH, FIELD(data), 0, 0,
@@ -84,8 +84,9 @@ void demo_print_help(void) {
         if (o->most) printf("; %ld to %ld", o->least, o->most);
         putchar('\n');
     }
-    printf("\nStudents: text, pkl, gold, hkl, chunk, smollm2, text-fifth, smollm2-fifth.\n");
-    printf("The environment's SEEDS is the number of seeds, 1 to %d (1): the table has their mean and "
+    printf("\nStudents, and what each learns from:\n");
+    demo_print_students();
+    printf("\nThe environment's SEEDS is the number of seeds, 1 to %d (1): the table has their mean and "
            "spread.\n\n"
            "For example, three students of 60 steps on two ranks that share the vocabulary, about half a "
            "minute:\n"
@@ -119,21 +120,25 @@ static bool demo_number(const char *text, long least, long most, long *out) {
     return true;
 }
 
-/* "dp=2,tp=2"; axes that are not named have one rank. */
+/* "dp=2,tp=2": each axis once at most; those that are not named have one rank. */
 static bool demo_parse_mesh(const char *text, demo_options *o) {
-    o->dp = o->cp = o->tp = 1;
-    while (*text) {
+    o->dp = o->cp = o->tp = 0;
+    for (;;) {
         char *end = NULL;
         int *axis = strncmp(text, "dp=", 3) == 0   ? &o->dp
                     : strncmp(text, "cp=", 3) == 0 ? &o->cp
                     : strncmp(text, "tp=", 3) == 0 ? &o->tp
                                                    : NULL;
         const long size = axis ? strtol(text + 3, &end, 10) : 0;
-        if (!axis || end == text + 3 || size < 1 || size > NN_MOST_RANKS) return false;
+        if (!axis || *axis || end == text + 3 || size < 1 || size > NN_MOST_RANKS) return false;
         *axis = (int)size;
-        if (*end && *end != ',') return false;
-        text = *end ? end + 1 : end;
+        if (*end == 0) break;
+        if (*end != ',') return false;
+        text = end + 1;
     }
+    o->dp += o->dp == 0;
+    o->cp += o->cp == 0;
+    o->tp += o->tp == 0;
     return true;
 }
 
@@ -142,19 +147,25 @@ static bool demo_refuse(demo_options *o, const char *problem) {
     return false;
 }
 
-/* What the option takes, for somebody who gave it something else. */
+/* What the option takes, for somebody who gave it something else, or nothing: `value` is NULL then. */
 static bool demo_refuse_value(demo_options *o, const demo_option *option, const char *value) {
     char range[96];
     switch (option->kind) {
-    case DEMO_PATH: snprintf(range, sizeof range, "1 to %d bytes", DEMO_MOST_PATH); break;
+    case DEMO_PATH:
+        snprintf(range, sizeof range, "a path of 1 to %d bytes that does not begin with --", DEMO_MOST_PATH);
+        break;
+    case DEMO_NAMES: snprintf(range, sizeof range, "names of students with commas between them"); break;
     case DEMO_REDUCTION: snprintf(range, sizeof range, "deterministic, fast or invariant"); break;
     case DEMO_MESH:
-        snprintf(range, sizeof range, "dp=N, cp=N, tp=N with commas between them, each N %ld to %ld",
+        snprintf(range, sizeof range, "dp=N, cp=N, tp=N with commas between them, once each, N %ld to %ld",
                  option->least, option->most);
         break;
     default: snprintf(range, sizeof range, "a number from %ld to %ld", option->least, option->most); break;
     }
-    snprintf(o->problem, sizeof o->problem, "%s takes %s, not \"%.60s\"", option->name, range, value);
+    if (value)
+        snprintf(o->problem, sizeof o->problem, "%s takes %s, not \"%.60s\"", option->name, range, value);
+    else
+        snprintf(o->problem, sizeof o->problem, "%s takes %s; nothing follows it", option->name, range);
     return false;
 }
 
@@ -169,7 +180,10 @@ static bool demo_set(demo_options *o, const demo_option *option, const char *val
     case DEMO_INT: *(int *)(void *)field = (int)n; return true;
     case DEMO_UINT64: *(uint64_t *)(void *)field = (uint64_t)n; return true;
     case DEMO_SIZE: *(size_t *)(void *)field = (size_t)n; return true;
-    case DEMO_PATH: *(const char **)(void *)field = value; return *value && strlen(value) <= DEMO_MOST_PATH;
+    case DEMO_PATH:
+        *(const char **)(void *)field = value;
+        return *value && strncmp(value, "--", 2) != 0 && strlen(value) <= DEMO_MOST_PATH;
+    case DEMO_NAMES: *(const char **)(void *)field = value; return *value != 0;
     case DEMO_REDUCTION: return demo_parse_reduction(value, (xd_reduction *)(void *)field);
     case DEMO_MESH: return demo_parse_mesh(value, o);
     }
@@ -196,9 +210,10 @@ static bool demo_settle_mesh(demo_options *o, int world_ranks) {
         return false;
     }
     if (size > NN_MOST_RANKS || o->dp > DEMO_BATCH || o->cp > DEMO_ROW) {
-        snprintf(o->problem, sizeof o->problem,
-                 "--mesh splits %d rows and %d positions over at most %d ranks", DEMO_BATCH, DEMO_ROW,
-                 (int)NN_MOST_RANKS);
+        snprintf(
+            o->problem, sizeof o->problem,
+            "the mesh dp=%d,cp=%d,tp=%d is too large: dp is %d at most, cp %d, and all ranks together %d",
+            o->dp, o->cp, o->tp, DEMO_BATCH, DEMO_ROW, (int)NN_MOST_RANKS);
         return false;
     }
     /* Sums inside the model have no leaves: a rank's part of a row or of a weight is no fixed unit. */
@@ -217,7 +232,7 @@ static bool demo_parse_all(int argc, char **argv, demo_options *o) {
         }
         if (option->kind != DEMO_FLAG) {
             value = argv[++i];
-            if (!value) return demo_refuse_value(o, option, "nothing");
+            if (!value) return demo_refuse_value(o, option, NULL);
         }
         if (!demo_set(o, option, value)) return demo_refuse_value(o, option, value);
     }

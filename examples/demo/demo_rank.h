@@ -28,8 +28,8 @@ typedef struct demo_rank {
     int first_sequence; /* of the batch of DEMO_BATCH */
     int passes;         /* the model takes the batch in that many equal parts */
     nn_batch part;      /* one of them; its ids are set before each pass */
-    int64_t
-        part_workspace;   /* floats of the student's workspace for one part, kept from forward to backward */
+    /* Floats of the student's workspace for one part, kept from forward to backward. */
+    int64_t part_workspace;
     xd_leaves leaves;     /* INVARIANT mode: this rank's sequences */
     xd_leaf_stack *stack; /* and their gradients; NULL in the other modes */
     int32_t *position, *cp_count, *cp_position;

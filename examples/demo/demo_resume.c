@@ -69,6 +69,10 @@ static void demo_describe(const demo_state *s, demo_value values[FACTS]) {
 
 /* ---- saving ---- */
 
+void demo_state_path(const char *directory, uint64_t seed, char path[512]) {
+    snprintf(path, 512, "%s/%llu.safetensors", directory, (unsigned long long)seed);
+}
+
 static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t count,
                                    xd_safetensors_writer **writer) {
     const int arms = s->job->arm_count;
@@ -171,8 +175,11 @@ static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_s
         const char *there = xd_safetensors_metadata(file, demo_facts[i]);
         if (i == MESH && s->job->reduction == XD_REDUCTION_INVARIANT) continue;
         if (!there || strcmp(there, here[i]) != 0)
-            return XD_FAIL(ctx, XD_ERROR_DATA, "cannot go on from %s: its %s is %s, this run's is %s",
-                           s->path, demo_facts[i], there ? there : "not said", here[i]);
+            return XD_FAIL(
+                ctx, XD_ERROR_DATA,
+                "cannot go on from %s: its %s is %s, this run's is %s: without --resume a new run begins, "
+                "--out names another folder",
+                s->path, demo_facts[i], there ? there : "not said", here[i]);
     }
     return XD_OK;
 }
@@ -264,9 +271,7 @@ static xd_result demo_state_open(xd_ctx *ctx, demo_state *s) {
 }
 
 xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
-    FILE *there = fopen(s->path, "rb");
-    int64_t ranks = there != NULL;
-    if (there) fclose(there);
+    int64_t ranks = demo_is_file(s->path);
     XD_TRY(xd_all_reduce(s->world, &ranks, &ranks, 1, XD_DTYPE_I64, XD_SUM));
     if (ranks == 0) return XD_OK; /* this run has not begun */
     if (ranks != xd_comm_size(s->world))

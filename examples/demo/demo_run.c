@@ -379,16 +379,12 @@ static xd_result demo_make_optimizer(demo_rank *r, demo_learner *learner) {
     return xd_optimizer_create(r->ctx, &desc, &learner->optimizer);
 }
 
-static void demo_state_path(const demo_job *job, uint64_t seed, char path[512]) {
-    snprintf(path, 512, "%s/%llu.safetensors", job->resume_directory, (unsigned long long)seed);
-}
-
 /* States of an earlier run must not meet those of this one. */
 static void demo_forget_states(const demo_rank *r) {
     const xd_files *files = &xd_ctx_settings(r->ctx)->files;
     char path[512];
     for (int seed = 0; seed < r->job->seeds; seed++) {
-        demo_state_path(r->job, r->job->seed + (uint64_t)seed, path);
+        demo_state_path(r->job->resume_directory, r->job->seed + (uint64_t)seed, path);
         (void)files->remove(files->user, path); /* most often there is none */
     }
 }
@@ -464,7 +460,7 @@ static xd_result demo_train(demo_rank *r, uint64_t seed) {
     demo_state state;
     memset(&state, 0, sizeof state);
     memset(steps, 0, sizeof steps);
-    demo_state_path(r->job, seed, path);
+    demo_state_path(r->job->resume_directory, seed, path);
     state.path = path;
     state.seed = seed;
     XD_TRY(demo_begin_run(r, &state));

@@ -3,7 +3,14 @@
 
 #include "../common/sample.h"
 
+#include <stdio.h>
 #include <string.h>
+
+bool demo_is_file(const char *path) {
+    FILE *there = fopen(path, "rb");
+    if (there) fclose(there);
+    return there != NULL;
+}
 
 /* Takes a copy of an encoding, which is the encoder's. */
 static xd_result demo_text_keep(xd_ctx *ctx, const xd_encoding *encoding, demo_text *out) {

@@ -84,11 +84,14 @@ typedef struct real_teacher {
     gguf *file;
     nn_config config;
     nn_model model; /* of one rank alone */
-    float *weights;
+    float *weights; /* NULL after real_teacher_open */
     xd_tokenizer *tokenizer;
 } real_teacher;
 
 xd_result real_teacher_load(xd_ctx *ctx, const char *path, real_teacher *out);
+
+/* The same without the weights, half a gigabyte of memory less: its sizes and its tokenizer. */
+xd_result real_teacher_open(xd_ctx *ctx, const char *path, real_teacher *out);
 void real_teacher_free(xd_ctx *ctx, real_teacher *teacher);
 
 /* One rank's room for running a model over a context of at most `positions` tokens, without a gradient. */
@@ -110,6 +113,7 @@ xd_result real_runner_forward(real_runner *runner, const float *weights, const i
 /* A model that was measured; curve.json in its folder. */
 typedef struct real_curve {
     const char *name;
+    int vocabulary;      /* entries */
     const float *losses; /* [steps] nats per token; NULL for a teacher */
     int steps;
     const double *heldout; /* [points] bits per byte */

@@ -12,7 +12,8 @@ void real_progress(progress *line, const real_stand *at, const char *unit, doubl
     const double rate = seconds > 0.0 ? (double)at->done / seconds : 0.0;
     char done[96], share[16], speed[48], memory[32], left[48], time[32];
     const char *const parts[] = { done, share, speed, memory, left };
-    snprintf(done, sizeof done, "%s %lld/%lld %s", at->what, (long long)at->done, (long long)at->total, unit);
+    snprintf(done, sizeof done, "%s: %lld/%lld %s", at->what, (long long)at->done, (long long)at->total,
+             unit);
     snprintf(share, sizeof share, "%d%%", (int)(100 * at->done / at->total));
     snprintf(speed, sizeof speed, "%.1f %s/s", rate, unit);
     snprintf(memory, sizeof memory, "peak %.0f MiB", real_peak_mib());
@@ -131,21 +132,27 @@ void real_text_free(xd_ctx *ctx, real_text *text) {
 
 /* ---- the teacher ---- */
 
-static xd_result real_teacher_fill(xd_ctx *ctx, real_teacher *t) {
+static xd_result real_teacher_read_weights(xd_ctx *ctx, real_teacher *t) {
     bool failed = false;
-    XD_TRY(gguf_model_config(ctx, t->file, &t->config));
     const char *problem = nn_model_init(&t->config, NULL, NULL, &t->model);
     XD_REQUIRE(ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
     t->weights = (float *)real_room(ctx, t->model.float_count, sizeof *t->weights, &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld weights", (long long)t->model.float_count);
-    XD_TRY(gguf_model_weights(ctx, t->file, &t->model, t->weights));
-    return gguf_model_tokenizer(ctx, t->file, &t->tokenizer);
+    return gguf_model_weights(ctx, t->file, &t->model, t->weights);
+}
+
+xd_result real_teacher_open(xd_ctx *ctx, const char *path, real_teacher *out) {
+    memset(out, 0, sizeof *out);
+    XD_TRY(gguf_open(ctx, path, &out->file));
+    xd_result result = gguf_model_config(ctx, out->file, &out->config);
+    if (result == XD_OK) result = gguf_model_tokenizer(ctx, out->file, &out->tokenizer);
+    if (result != XD_OK) real_teacher_free(ctx, out);
+    return result;
 }
 
 xd_result real_teacher_load(xd_ctx *ctx, const char *path, real_teacher *out) {
-    memset(out, 0, sizeof *out);
-    XD_TRY(gguf_open(ctx, path, &out->file));
-    const xd_result result = real_teacher_fill(ctx, out);
+    XD_TRY(real_teacher_open(ctx, path, out));
+    const xd_result result = real_teacher_read_weights(ctx, out);
     if (result != XD_OK) real_teacher_free(ctx, out);
     return result;
 }

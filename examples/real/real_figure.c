@@ -14,6 +14,7 @@ typedef struct real_kept {
     double *heldout;
     int *heldout_at;
     int steps, points;
+    int vocabulary; /* 0 -> not told */
     double end;
 } real_kept;
 
@@ -46,7 +47,10 @@ static bool real_read_numbers(const xd_json *root, real_kept *out) {
 
 static xd_result real_read_root(xd_ctx *ctx, const xd_json *root, const char *path, real_kept *out) {
     const xd_json *points = xd_json_find(root, "heldout");
+    int64_t vocabulary = 0;
     bool failed = false;
+    (void)xd_json_int64(xd_json_find(root, "vocabulary"), &vocabulary);
+    out->vocabulary = (int)vocabulary;
     real_copy_string(xd_json_find(root, "name"), out->name, sizeof out->name);
     real_copy_string(xd_json_find(root, "sample"), out->sample, sizeof out->sample);
     out->steps = (int)xd_json_count(xd_json_find(root, "losses"));
@@ -94,16 +98,32 @@ static void real_add_run(const real_kept *kept, plot_series *series, int *count)
     run->end = kept->end;
 }
 
+/* With the size of the students' vocabulary, where they have the same. */
+static void real_title(const real_kept *kept, int count, char out[96]) {
+    int entries = 0;
+    for (int i = 0; i < count; i++) {
+        if (kept[i].steps == 0) continue;
+        if (entries == 0) entries = kept[i].vocabulary;
+        if (kept[i].vocabulary != entries) entries = -1;
+    }
+    if (entries > 0)
+        snprintf(out, 96, "Students of %d entries, alone and from SmolLM2-135M", entries);
+    else
+        snprintf(out, 96, "Students alone and from SmolLM2-135M");
+}
+
 static xd_result real_draw(xd_ctx *ctx, const char *path, const real_kept *kept, int count) {
     plot_series series[PLOT_MOST_SERIES];
     plot_figure figure;
+    char title[96];
     memset(&figure, 0, sizeof figure);
+    real_title(kept, count, title);
     for (int i = 0; i < count; i++) {
         if (kept[i].steps == 0) figure.teacher = kept[i].end;
         if (kept[i].steps > 0 && figure.series_count < PLOT_MOST_SERIES)
             real_add_run(&kept[i], series, &figure.series_count);
     }
-    figure.title = "Students of 4096 entries, alone and from SmolLM2-135M";
+    figure.title = title;
     figure.series = series;
     figure.notes[0] =
         "Left: every step faint; bold a mean over seeds and the steps around, weighted by a Gaussian of a "

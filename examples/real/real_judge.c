@@ -8,7 +8,7 @@
 typedef struct real_judge_job {
     const real_teacher *teacher;
     const real_text *text;
-    int64_t stride; /* every so manieth row */
+    int64_t stride; /* from one measured row to the next, in rows */
     double nats;    /* rank 0's: of all those rows */
     int64_t bytes;
 } real_judge_job;
@@ -77,6 +77,7 @@ static xd_result real_judge_keep(xd_ctx *ctx, const real_options *o, const real_
     XD_TRY(real_keep_begin(ctx, o));
     XD_TRY(sample_write(ctx, &teacher->model, teacher->weights, teacher->tokenizer, o->seed, sample));
     curve.name = "teacher";
+    curve.vocabulary = teacher->config.vocab;
     curve.heldout = &bits;
     curve.heldout_at = &at;
     curve.points = 1;

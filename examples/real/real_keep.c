@@ -24,12 +24,10 @@ static void real_write_doubles(xd_json_writer *w, const char *key, const double 
 
 static void real_write_curve(xd_json_writer *w, const real_curve *curve) {
     xd_json_write_object(w);
-    xd_json_write_key(w, "name");
-    xd_json_write_string(w, curve->name);
-    xd_json_write_key(w, "sample");
-    xd_json_write_string(w, curve->sample);
-    xd_json_write_key(w, "bits_per_byte");
-    xd_json_write_double(w, curve->end);
+    json_field_string(w, "name", curve->name);
+    json_field_int(w, "vocabulary", curve->vocabulary);
+    json_field_string(w, "sample", curve->sample);
+    json_field_double(w, "bits_per_byte", curve->end);
     xd_json_write_key(w, "losses");
     xd_json_write_array(w);
     for (int i = 0; i < curve->steps; i++) xd_json_write_double(w, (double)curve->losses[i]);

@@ -149,7 +149,7 @@ static xd_result real_pair_steps(xd_ctx *ctx, const real_options *o, real_sides 
     lesson->rows = 2;
     lesson->steps = o->steps ? o->steps : 5;
     lesson->seed = o->seed;
-    lesson->name = "steps";
+    lesson->name = "training";
     XD_TRY(real_run(ctx, o, real_lesson_rank, lesson));
     printf("%d steps of %d rows   %d ranks share %lld columns; loss %.4f -> %.4f; %.1f s a step; %.0f MiB at "
            "most\n",

@@ -67,7 +67,8 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
 
 static xd_result real_arm_load_teacher(xd_ctx *ctx, const real_options *o, real_arm *arm) {
     real_lesson *lesson = &arm->lesson;
-    XD_TRY(real_teacher_load(ctx, o->path[4], &arm->teacher));
+    XD_TRY((lesson->source == REAL_CACHED ? real_teacher_open : real_teacher_load)(ctx, o->path[4],
+                                                                                   &arm->teacher));
     lesson->projection = &arm->projection;
     if (lesson->source == REAL_CACHED) {
         XD_TRY(real_arm_open_cache(ctx, o->path[5], arm));
@@ -151,6 +152,7 @@ static xd_result real_arm_keep_curve(xd_ctx *ctx, const real_options *o, const r
     snprintf(name, sizeof name, "%s, %d steps", lesson->name, lesson->steps);
     memset(&curve, 0, sizeof curve);
     curve.name = name;
+    curve.vocabulary = lesson->student.vocab;
     curve.losses = lesson->losses;
     curve.steps = lesson->steps;
     curve.heldout = lesson->points;

@@ -3,8 +3,11 @@
     check_transformers.py PROGRAM TEXT DIR...      PROGRAM is the demonstration, TEXT its held-out text
 
 The ids of the text must be the same, and its bits per byte within 1e-3: rows of 128 tokens, each token predicted
-from what precedes it in its row. The last line is `N passed, N failed, N skipped`.
+from what precedes it in its row. So must be what curve.json says, in folders that have one. Each model then goes on
+from a beginning, by its own generation_config.json; the sample is printed, for a reader to judge.
+The last line is `N passed, N failed, N skipped`.
 """
+import json
 import math
 import os
 import re
@@ -52,6 +55,19 @@ def bits_per_byte(model, ids, text_bytes):
     return nats / math.log(2.0) / text_bytes
 
 
+def sample(model, tokenizer, directory):
+    beginning = "And it came to pass"
+    given = tokenizer(beginning, add_special_tokens=False, return_tensors="pt").input_ids
+    torch.manual_seed(1)
+    with torch.no_grad():
+        out = model.generate(given, attention_mask=torch.ones_like(given), min_new_tokens=40, max_new_tokens=40)[0]
+    text = tokenizer.decode(out)
+    print("       " + text.replace("\n", " / "))
+    settings = model.generation_config
+    good = len(out) == given.shape[1] + 40 and text.startswith(beginning) and len(set(out.tolist())) > 10
+    verdict(good and settings.do_sample and settings.temperature == 0.8, f"{directory}: generate() goes on from a beginning")
+
+
 def check(program, text_path, directory):
     with open(text_path, encoding="utf-8", newline="") as file:
         text = file.read()
@@ -69,6 +85,12 @@ def check(program, text_path, directory):
     theirs = bits_per_byte(model, ids, len(text.encode()) - first)
     mine = float(re.search(r"([0-9.]+) bits/byte", ours(program, "--eval", directory)).group(1))
     verdict(abs(theirs - mine) <= 1e-3, f"{directory}: {theirs:.6f} bits per byte in transformers, {mine:.6f} here")
+    curve = os.path.join(directory, "curve.json")
+    if os.path.exists(curve):
+        with open(curve, encoding="utf-8") as file:
+            told = json.load(file)["bits_per_byte"]
+        verdict(abs(theirs - told) <= 1e-3, f"{directory}: {told:.6f} bits per byte in curve.json")
+    sample(model, tokenizer, directory)
 
 
 for path in sys.argv[3:]:

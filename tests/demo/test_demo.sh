@@ -8,9 +8,7 @@
 # Long runs are made with a program whose batch is 8 rows of 32 tokens, an eighth of the real one.
 set -u
 include=${1:-.}
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0
+. tests/demo/common.sh
 
 # start PROGRAM NAME OPTION...: runs into the folder NAME, quietly
 start() {
@@ -52,14 +50,10 @@ interrupted() {
     file=$work/$2/resume/$1 name=$2
     shift 2
     "$work/small" --heldout-bytes 1000 --out "$work/$name" "$@" --steps 8 --save-every 2 >/dev/null 2>&1 &
-    child=$! waited=0
-    while [ ! -f "$file" ] && [ $waited -lt 300 ]; do
-        sleep 0.1
-        waited=$((waited + 1))
-    done
-    kill -9 $child 2>/dev/null
-    wait $child 2>/dev/null
-    [ -f "$file" ]
+    child=$!
+    appears "$file"
+    end $child
+    [ -s "$file" ]
 }
 
 # refused NAME WORDS OPTION...: the run fails, and says WORDS
@@ -70,21 +64,8 @@ refused() {
     grep -q -e "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
 }
 
-# verdict STATUS WHAT
-verdict() {
-    if [ "$1" -eq 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "failed: $2"
-    fi
-}
-
-library=$work/xdistill.o
-if [ "$include" = . ]; then library=build/libxdistill.a && make --no-print-directory "$library"
-else ${CC:-cc} -std=c99 -O2 "-I$include" -c tests/build/implementation.c -o "$library"; fi
-build="${CC:-cc} -std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$include examples/demo/*.c examples/common/*.c examples/nn/*.c $library -lm -lpthread"
-$build -o "$work/demo" && $build -DDEMO_ROW=32 -DDEMO_BATCH=8 -o "$work/small"
+demo_sources "$include" && ${CC:-cc} $sources -o "$work/demo" &&
+${CC:-cc} -DDEMO_ROW=32 -DDEMO_BATCH=8 $sources -o "$work/small"
 verdict $? 'the demo builds'
 
 # The program as it is.
@@ -130,8 +111,11 @@ verdict $? 'in INVARIANT mode another mesh goes on with the same bits'
 
 # What is wrong is answered with what would be right, before anything is done.
 for bad in '--steps 0:--steps takes a number from 1 to 1000000, not "0"' '--ranks two:--ranks takes a number from 1 to 64' \
-    '--mesh dp=0:--mesh takes dp=N, cp=N, tp=N' '--reduction exact:deterministic, fast or invariant' '--epochs 3:no option --epochs' \
-    '--seed:--seed takes a number from 0' '--arms text,magic:there are text, pkl, gold, hkl, chunk, smollm2,' \
+    '--mesh dp=0:--mesh takes dp=N, cp=N, tp=N' '--mesh dp=2,:once each, N 1 to 64' '--mesh dp=2,dp=1:once each' \
+    '--mesh dp=64:dp is 8 at most, cp 32' '--reduction exact:deterministic, fast or invariant' '--epochs 3:no option --epochs' \
+    '--seed:--seed takes a number from 0 to 1000000000; nothing follows it' '--out --overwrite:--out takes a path' \
+    '--arms text,magic:there are text, pkl, gold, hkl, chunk, smollm2,' '--arms text,text:--arms names text twice' \
+    '--heldout-bytes 1:--heldout-bytes must leave 34' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with the valid range"
@@ -140,21 +124,19 @@ done
 for option in arms steps seed data out overwrite save-every resume ranks mesh reduction heldout-bytes train-teacher eval encode help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
-[ ! -s "$work/missing" ] && grep -q 'build/demo --arms' "$work/help.log" && grep -q '(240;' "$work/help.log"
-verdict $? '--help lists the options, their defaults and an example'
+[ ! -s "$work/missing" ] && grep -q 'build/demo --arms' "$work/help.log" && [ "$(sed -n '/^Students/,/^$/p' "$work/help.log" | wc -l)" -eq 10 ] &&
+grep -q '(240;' "$work/help.log"
+verdict $? '--help lists the options, their defaults, the students and an example'
 
 # One run at a time, and nothing finished is lost.
 "$work/small" --heldout-bytes 1000 --out "$work/busy" --arms text --steps 100000 --mesh dp=1 >"$work/busy.log" 2>&1 &
-child=$! waited=0
-while [ ! -s "$work/busy/metrics.jsonl" ] && [ $waited -lt 300 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-done
-cp "$work/busy.log" "$work/first.log"
+child=$!
+appears "$work/busy/metrics.jsonl"
+grep -q '^[0-9]* tokens of text, [0-9]* held out; 1 rank: ' "$work/busy.log"
+verdict $? 'what a run reads is told as it begins'
 refused busy "process $child runs in .*busy.*--out.*--resume" --steps 2 && refused busy "process $child" --steps 2 --resume --overwrite
 verdict $? 'a second run in the same folder is refused with the process of the first'
-kill -9 $child 2>/dev/null
-wait $child 2>/dev/null
+end $child
 awk '!/^{.*}$/ { torn++ } END { exit torn > 1 || NR == 0 }' "$work/busy/metrics.jsonl" &&
 start small busy --steps 2 --mesh dp=1 --arms text
 verdict $? 'the lock goes with its process, and no line is torn but the last'
@@ -206,7 +188,7 @@ refused dp=2 'mesh is dp=2,cp=1,tp=1, this run.s is dp=1,cp=1,tp=2' "$@" --mesh 
 verdict $? 'another mesh is refused with both'
 refused dp=2 'reduction is deterministic, this run.s is fast' "$@" --mesh dp=2 --reduction fast
 verdict $? 'another reduction mode is refused with both'
-refused dp=2 'steps is 8, this run.s is 9' "$@" --mesh dp=2 --steps 9
+refused dp=2 'steps is 8, this run.s is 9: without --resume' "$@" --mesh dp=2 --steps 9
 verdict $? 'another number of steps is refused with both'
 refused dp=2 'arms is .*text,pkl.*, this run.s is pkl,text' "$@" --mesh dp=2 --arms pkl,text
 verdict $? 'other arms are refused with both'
@@ -226,7 +208,7 @@ if [ -c /dev/full ]; then
     refused full 'cannot write .*metrics.jsonl' --steps 2 --mesh dp=2 --save-every 1
     verdict $? 'a full disk is an error'
 fi
-refused refused 'cannot run the arm magic' --arms text,magic --steps 2
+refused refused 'cannot run the arm .magic.' --arms text,magic --steps 2
 verdict $? 'an arm that there is not is refused'
 refused refused 'dp meshes only' --mesh tp=2 --reduction invariant
 verdict $? 'INVARIANT mode on a tp mesh is refused'
@@ -239,5 +221,4 @@ verdict $? 'the student measures the same once it is read back'
 grep -q '"reduction": "invariant"' "$work/one/run.json" && grep -q '"ranks_are": "threads"' "$work/one/run.json" &&
 grep -q '"version": "[0-9.]*"' "$work/one/run.json" && grep -q '"compiler": "..*"' "$work/one/run.json"
 verdict $? 'run.json says what ran'
-echo "$passed passed, $failed failed, 0 skipped"
-[ "$failed" -eq 0 ]
+conclude

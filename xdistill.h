@@ -19635,6 +19635,8 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
 /* threads.c: the failure that broke the world; XD_OK while it is whole. */
 XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
+/* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
+XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 
@@ -20342,13 +20344,18 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
-    const xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
+XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count) {
+    xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
     double deadline;
+    c.count = count;
     XD_TRY(xdi_comm_whole(comm, &c));
     XD_TRY(xdi_comm_run(comm, &c, mine, &deadline));
     comm->counters.calls++;
     return XD_OK;
+}
+
+XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
+    return xdi_comm_agree_count(comm, mine, 0);
 }
 
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
@@ -32651,6 +32658,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
+/* vocab.c: a matrix of f32 or bf16 by itself: its type, extents, stride and data. */
+XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -32665,6 +32674,8 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
  * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
+/* vocab.c: the same over one group, whose ranks must also have the same number of rows (or other elements). */
+XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
  * several ranks for the candidates of all shards. */
@@ -32895,21 +32906,28 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
     return xd_status_check(ctx, &host);
 }
 
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
-                                          const xd_rows *rows, int64_t count) {
-    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
-               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
-               (long long)rows->cols, (long long)columns);
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->cols >= 0, XD_ERROR_SHAPE, "%s has %lld rows of %lld columns",
+               name, (long long)rows->rows, (long long)rows->cols);
     XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
-               name);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT,
+               "%s has no data of %lld rows of %lld columns", name, (long long)rows->rows,
+               (long long)rows->cols);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
+    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+    XD_REQUIRE(ctx, count < 0 || rows->rows == count, XD_ERROR_SHAPE,
+               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
+               (long long)rows->cols, (long long)columns);
+    return xdi_rows_check(ctx, name, rows);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
@@ -32943,6 +32961,10 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
     if (tp && xd_comm_size(tp) > 1) mine = xd_agree(tp, mine);
     if (comm && xd_comm_size(comm) > 1) mine = xd_agree(comm, mine);
     return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows) {
+    return comm && xd_comm_size(comm) > 1 ? xdi_comm_agree_count(comm, mine, rows) : mine;
 }
 
 /* >>loss/denominator.c */
@@ -33763,9 +33785,12 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
     if (!g->data) return XD_OK;
     XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
-               XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
-               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->stride == 0 || g->stride == g->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden has stride %lld, but must be its %lld columns without gaps",
+               (long long)g->stride, (long long)g->cols);
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden is [%lld, %lld], not [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
@@ -35673,6 +35698,8 @@ static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const cha
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
                "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
                (long long)x->stride);
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT,
+               "%s: %lld rows of %lld elements without data", name, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
@@ -36309,16 +36336,12 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     return XD_OK;
 }
 
-static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const char *name,
+                                       const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
-               "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+               "%s has %lld rows but %lld sequences of %lld positions", name, (long long)rows->rows,
                (long long)map->sequences, (long long)map->held);
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
-               (long long)rows->cols);
-    return XD_OK;
+    return xdi_rows_check(ctx, name, rows);
 }
 
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
@@ -36331,7 +36354,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -36363,14 +36386,14 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     xd_chunk_args a = xdi_chunks_args(map, &values);
     const int64_t cells = a.count * values.cols;
     xd_result result = xdi_chunks_check(ctx, map);
-    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
         a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
         if (!a.out) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
     }
-    result = xdi_vocab_agree(NULL, map->comm, result);
+    result = xdi_vocab_agree_rows(map->comm, result, cells);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
     if (result == XD_OK && fixed) {
         const xd_launch launch = xd_ctx_launch(ctx);
@@ -36402,7 +36425,7 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     a.sizes = sizes;
     a.weight = weight;
     XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
@@ -36610,7 +36633,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, probs.rows);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
@@ -36623,7 +36646,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
                                      xd_rows gradient) {
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, gradient.rows);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
         a.weight = weight;
@@ -39546,11 +39569,14 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, con
     const int64_t rows = d->logits.rows;
     XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
-    XD_REQUIRE(ctx,
-               values->rows == rows && values->cols == d->k &&
-                   (values->stride == 0 || values->stride >= d->k) && (values->data || values->rows == 0),
-               XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-               (long long)values->rows, (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->rows == rows && values->cols == d->k, XD_ERROR_SHAPE,
+               "values are %lld by %lld, but there are %lld rows and %lld columns", (long long)values->rows,
+               (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->stride == 0 || values->stride >= values->cols, XD_ERROR_SHAPE,
+               "values have stride %lld, less than their %lld columns", (long long)values->stride,
+               (long long)values->cols);
+    XD_REQUIRE(ctx, values->data || rows == 0, XD_ERROR_SHAPE, "%lld rows of values have no data",
+               (long long)rows);
     return XD_OK;
 }
 
@@ -42713,14 +42739,15 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XD_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XD_TRY(xdi_rows_check(ctx, name, &side->logits));
     XD_REQUIRE(ctx,
                side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
                XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
                (long long)side->logits.cols, (long long)side->vocabulary);
     XD_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
                "%s temperature %g must be positive and finite", name, side->temperature);
+    XD_REQUIRE(ctx, side->ids || side->logits.rows == 0, XD_ERROR_ARGUMENT, "%s: no ids of %lld tokens", name,
+               (long long)side->logits.rows);
     for (int64_t i = 0; i < side->logits.rows; i++)
         XD_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
@@ -42735,6 +42762,8 @@ static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
 static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
     int64_t s = first, t = first;
+    XD_REQUIRE(ctx, d->chunk_count >= 0 && (d->chunks || d->chunk_count == 0), XD_ERROR_ARGUMENT,
+               "%lld chunks%s", (long long)d->chunk_count, d->chunks ? "" : ", but no list of them");
     for (int64_t i = 0; i < d->chunk_count; i++) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
@@ -42753,8 +42782,7 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
 }
 
 static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
-    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_TRY(xdi_rows_check(ctx, "the gradient", g));
     XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
                (long long)g->cols, (long long)x->rows, (long long)x->cols);
@@ -42769,6 +42797,21 @@ static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
                "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
                d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
+static xd_result xdi_uld_check_matched(xd_ctx *ctx, const xd_uld_desc *d) {
+    XD_REQUIRE(ctx,
+               d->matched_count >= 0 && (d->matched_count == 0 || (d->matched_student && d->matched_teacher)),
+               XD_ERROR_ARGUMENT, "%lld matched ids%s", (long long)d->matched_count,
+               d->matched_count < 0 ? "" : ", but no list of them");
+    for (int64_t i = 0; i < d->matched_count; i++)
+        XD_REQUIRE(ctx,
+                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
     return XD_OK;
 }
 
@@ -42787,13 +42830,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
     XD_TRY(xdi_uld_check_factor(ctx, d));
-    for (int64_t i = 0; i < d->matched_count; i++)
-        XD_REQUIRE(ctx,
-                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
-                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
-                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
-                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
-                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    XD_TRY(xdi_uld_check_matched(ctx, d));
     if (d->gradient.data) XD_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
@@ -43960,8 +43997,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_TRY(xdi_rows_check(ctx, name, rows));
     XD_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
                "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
                (long long)rows->cols, (long long)like->rows, (long long)like->cols);
@@ -44154,17 +44190,16 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
                                       int64_t column, const xd_teacher_piece *piece) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx,
-               position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
-                   position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
-               XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
-               (long long)position, (long long)(position + piece->positions), (long long)column,
-               (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-               (long long)rows->cols);
+    XD_TRY(xdi_rows_check(ctx, name, rows));
+    XD_REQUIRE(
+        ctx,
+        position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+            position <= rows->rows && piece->positions <= rows->rows - position && column <= rows->cols &&
+            piece->columns <= rows->cols - column,
+        XD_ERROR_SHAPE,
+        "a piece of %lld positions from %lld on by %lld columns from %lld on leaves %s of %lld by %lld",
+        (long long)piece->positions, (long long)position, (long long)piece->columns, (long long)column, name,
+        (long long)rows->rows, (long long)rows->cols);
     return XD_OK;
 }
 
@@ -46140,4 +46175,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 c85d4d30f7e5c00396c706d4adb1c450c8e9d48778ef3cc5f73afdc8a96eecb9 */

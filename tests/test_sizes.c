@@ -99,8 +99,8 @@ static xd_result call_target_backward(void *memory) {
 }
 static xd_result call_gather(void *memory) {
     stage *s = (stage *)memory;
-    return xd_gather_columns(s->base.ctx, s->vocab, s->first, xd_ids_of(s->m->ids, XD_DTYPE_I64), IDS_K, IDS_K,
-                             s->values);
+    return xd_gather_columns(s->base.ctx, s->vocab, s->first, xd_ids_of(s->m->ids, XD_DTYPE_I64), IDS_K,
+                             IDS_K, s->values);
 }
 static xd_result call_accuracy(void *memory) {
     stage *s = (stage *)memory;
@@ -131,10 +131,12 @@ static const sizes_matrix matrices[] = {
     { "xd_head.weight", AT(head.student.weight), call_head, true, true, IDS_HIDDEN - 1, false, false },
     { "xd_head.hidden", AT(head.teacher.hidden), call_head, true, true, IDS_HIDDEN - 1, true, false },
     { "xd_head.weight", AT(head.teacher.weight), call_head, true, true, IDS_HIDDEN - 1, true, false },
-    { "xd_head_loss_desc.hidden_gradient", AT(head.hidden_gradient), call_head, true, true, IDS_HIDDEN - 1, true, false },
+    { "xd_head_loss_desc.hidden_gradient", AT(head.hidden_gradient), call_head, true, true, IDS_HIDDEN - 1,
+      true, false },
     { "xd_mft_desc.loss.student", AT(mft.loss.student), call_mft, true, true, FEW, false, false },
     { "xd_mft_desc.loss.teacher", AT(mft.loss.teacher), call_mft, true, true, FEW, true, false },
-    { "xd_mft_desc.loss.common.gradient", AT(mft.loss.common.gradient), call_mft, true, true, FEW, true, false },
+    { "xd_mft_desc.loss.common.gradient", AT(mft.loss.common.gradient), call_mft, true, true, FEW, true,
+      false },
     { "xd_mft_desc.terms", AT(mft.terms), call_mft, true, true, FEW, true, false },
     { "xd_vocab_topk_desc.logits", AT(choice.logits), call_choice, true, true, FEW, false, false },
     { "xd_vocab_topk_gather(values)", AT(chosen), call_choice_gather, true, false, FEW, false, false },
@@ -144,12 +146,17 @@ static const sizes_matrix matrices[] = {
     { "xd_row_stats(logits)", AT(first), call_stats, false, true, FEW, false, false },
     { "xd_log_softmax(logits)", AT(first), call_log_softmax, true, true, FEW, false, false },
     { "xd_log_softmax(out)", AT(third), call_log_softmax, true, true, FEW, false, false },
-    { "xd_log_softmax_backward(logits)", AT(first), call_log_softmax_backward, true, true, FEW, false, false },
-    { "xd_log_softmax_backward(weight)", AT(second), call_log_softmax_backward, true, true, FEW, false, false },
-    { "xd_log_softmax_backward(gradient)", AT(third), call_log_softmax_backward, true, true, FEW, true, false },
+    { "xd_log_softmax_backward(logits)", AT(first), call_log_softmax_backward, true, true, FEW, false,
+      false },
+    { "xd_log_softmax_backward(weight)", AT(second), call_log_softmax_backward, true, true, FEW, false,
+      false },
+    { "xd_log_softmax_backward(gradient)", AT(third), call_log_softmax_backward, true, true, FEW, true,
+      false },
     { "xd_target_log_probs(logits)", AT(first), call_target, false, true, FEW, false, false },
-    { "xd_target_log_probs_backward(logits)", AT(first), call_target_backward, true, true, FEW, false, false },
-    { "xd_target_log_probs_backward(gradient)", AT(third), call_target_backward, true, true, FEW, true, false },
+    { "xd_target_log_probs_backward(logits)", AT(first), call_target_backward, true, true, FEW, false,
+      false },
+    { "xd_target_log_probs_backward(gradient)", AT(third), call_target_backward, true, true, FEW, true,
+      false },
     { "xd_gather_columns(logits)", AT(first), call_gather, false, true, FEW, false, false },
     { "xd_accuracy(logits)", AT(first), call_accuracy, true, true, FEW, false, false },
     { "xd_vocab_topk(logits)", AT(first), call_vocab_topk, false, true, FEW, false, false },

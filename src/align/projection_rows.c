@@ -289,6 +289,8 @@ static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const cha
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
                "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
                (long long)x->stride);
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT,
+               "%s: %lld rows of %lld elements without data", name, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 

@@ -65,8 +65,8 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
                "the gradient of hidden has stride %lld, but must be its %lld columns without gaps",
                (long long)g->stride, (long long)g->cols);
     XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
-               "the gradient of hidden is [%lld, %lld], not [%lld, %lld]",
-               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+               "the gradient of hidden is [%lld, %lld], not [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 

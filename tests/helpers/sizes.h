@@ -19,7 +19,8 @@ enum { SIZES_RANKS = 2 };
 /* What every stage begins with. */
 typedef struct sizes_base {
     xd_ctx *ctx;
-    xd_comm *world; /* NULL on one rank */
+    xd_comm *comm;  /* of all ranks */
+    xd_comm *world; /* the same; NULL on one rank */
     int rank, ranks;
     void *memory; /* what calls may write */
     size_t bytes;
@@ -59,8 +60,9 @@ typedef struct sizes_table {
 } sizes_table;
 
 enum { MORE_ROWS, LESS_ROWS, FEW_COLUMNS, SHORT_STRIDE, NO_DATA, NO_DTYPE, SIZES_CHANGES };
-static const char *const sizes_change_names[SIZES_CHANGES] = { "a row more",   "a row less", "too few columns",
-                                                               "short stride", "no data",    "no dtype" };
+static const char *const sizes_change_names[SIZES_CHANGES] = { "a row more",      "a row less",
+                                                               "too few columns", "short stride",
+                                                               "no data",         "no dtype" };
 
 /* False when the change is none for this matrix. number: what the message has to name; 0 -> nothing. */
 static inline bool sizes_change(xd_rows *rows, const sizes_matrix *x, int kind, int64_t *number) {
@@ -163,14 +165,15 @@ static inline void sizes_run_matrix(sizes_base *s, sizes_run *r, const sizes_mat
         if (s->rank < s->ranks - 1 || !changed) *rows = was;
         if (!changed) continue;
         const xd_result result = sizes_broken(s, r, x->name, sizes_change_names[kind], x->call);
-        const bool refused = s->rank < s->ranks - 1 || result == XD_ERROR_SHAPE || result == XD_ERROR_ARGUMENT ||
-                             result == XD_ERROR_DTYPE || result == XD_ERROR_MISMATCH;
-        if (!refused)
-            printf("    %s, %s: %s\n", x->name, sizes_change_names[kind], xd_result_name(result));
+        const bool refused = s->rank < s->ranks - 1 || result == XD_ERROR_SHAPE ||
+                             result == XD_ERROR_ARGUMENT || result == XD_ERROR_DTYPE ||
+                             result == XD_ERROR_MISMATCH;
+        if (!refused) printf("    %s, %s: %s\n", x->name, sizes_change_names[kind], xd_result_name(result));
         CHECK(refused);
         if (!refused || result == XD_OK || number == 0) continue;
         const char *message = xd_last_error(s->ctx)->message;
-        const bool named = (sizes_names(message, number, &numbers) || result == XD_ERROR_MISMATCH) && numbers >= 2;
+        const bool named =
+            (sizes_names(message, number, &numbers) || result == XD_ERROR_MISMATCH) && numbers >= 2;
         if (!named)
             printf("    %s, %s: %lld is not in \"%s\"\n", x->name, sizes_change_names[kind],
                    (long long)number, message);
@@ -200,6 +203,7 @@ static inline xd_result sizes_rank(xd_comm *world, void *argument) {
     s->ctx = xd_comm_ctx(world);
     s->rank = xd_comm_rank(world);
     s->ranks = xd_comm_size(world);
+    s->comm = world;
     s->world = s->ranks > 1 ? world : NULL;
     r->table->open(s);
     for (size_t i = 0; i < r->table->matrix_count; i++)

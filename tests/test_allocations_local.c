@@ -1,5 +1,5 @@
 /* Each allocation of each local call in turn fails: the call returns MEMORY, its output is untouched, nothing leaks, and the same
- * call works the next time. Calls of several ranks are in tests/test_allocations.c, and meshes in tests/test_memory.c;
+ * call works the next time. Where a call can do without (leftovers of dead writers, caches), it works. Calls of several ranks are in tests/test_allocations.c, and meshes in tests/test_memory.c;
  * tests/build/check_allocations.py holds the three against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
@@ -188,8 +188,13 @@ static xd_result run_uld_chunks(place *p) {
 static xd_result run_votes(place *p) {
     static const int64_t ids[3] = { 1, 2, 3 }, skip[2] = { 0, 1 };
     xd_pieces tokens[6];
-    const xd_votes_pass pass = { .tokens = tokens, .count = 6, .max_pieces = 3, .skip = skip, .skip_count = 2,
-                                 .foreign_skip = skip, .foreign_skip_count = 1 };
+    const xd_votes_pass pass = { .tokens = tokens,
+                                 .count = 6,
+                                 .max_pieces = 3,
+                                 .skip = skip,
+                                 .skip_count = 2,
+                                 .foreign_skip = skip,
+                                 .foreign_skip_count = 1 };
     const xd_projection_rows_desc how = { .k = 3 };
     xd_votes *votes = NULL;
     xd_projection_rows rows = { NULL, NULL, 0, 0 };
@@ -198,7 +203,8 @@ static xd_result run_votes(place *p) {
     for (int i = 0; i < 6; i++) tokens[i] = (xd_pieces){ strings[i], ids, 3 };
     XD_TRY(untouched(xd_votes_create(p->ctx, 40, 40, &votes), votes));
     xd_result result = XD_OK;
-    for (int i = 0; i < 200 && result == XD_OK; i++) result = xd_votes_add(votes, i * 7 % 40, i * 3 % 40, 1.0);
+    for (int i = 0; i < 200 && result == XD_OK; i++)
+        result = xd_votes_add(votes, i * 7 % 40, i * 3 % 40, 1.0);
     if (result == XD_OK) result = xd_votes_add_pass(votes, &pass);
     if (result == XD_OK) result = xd_votes_set_exact(votes, 3, 4);
     if (result == XD_OK) result = xd_votes_read(votes, &cells, &count);
@@ -296,15 +302,25 @@ static xd_result run_cached(place *p) {
 
 /* ---- calls of the stage of sizes ---- */
 
-#define STAGE_CALL(name)                       \
+#define STAGE_CALL(name)                          \
     static xd_result run_stage_##name(place *p) { \
-        return xcall_##name(&p->x);            \
+        return xcall_##name(&p->x);               \
     }
 STAGE_CALL(uld)
-STAGE_CALL(jsd)
 STAGE_CALL(embeddings)
 STAGE_CALL(similarities)
 STAGE_CALL(append)
+
+/* A context retains the memory of such calls, so this one has its own. */
+static xd_result run_jsd(place *p) {
+    xd_ctx *shared = p->x.base.ctx, *ctx = NULL;
+    XD_TRY(xd_ctx_create(p->desc, &ctx));
+    p->x.base.ctx = ctx;
+    const xd_result result = xcall_jsd(&p->x);
+    p->x.base.ctx = shared;
+    xd_ctx_destroy(ctx);
+    return result;
+}
 
 static xd_result run_cache(place *p) {
     xd_teacher_cache_writer *writer = NULL;
@@ -326,7 +342,8 @@ static xd_result run_cache_memory(place *p) {
     size_t bytes = 0;
     char *data = NULL;
     XD_TRY(xd_file_load(p->ctx, p->file, 0, &data, &bytes));
-    const xd_result result = untouched(xd_teacher_cache_open_memory(p->ctx, data, bytes, NULL, &cache), cache);
+    const xd_result result =
+        untouched(xd_teacher_cache_open_memory(p->ctx, data, bytes, NULL, &cache), cache);
     xd_teacher_cache_close(cache);
     xd_release(p->ctx, data);
     return result;
@@ -336,7 +353,8 @@ static xd_result run_cache_memory(place *p) {
 
 static xd_result run_safetensors(place *p) {
     static const int64_t shape[2] = { 4, 6 }, first[2] = { 1, 2 }, size[2] = { 2, 3 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape }, { "v", XD_DTYPE_F32, 2, shape } };
+    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape },
+                                                     { "v", XD_DTYPE_F32, 2, shape } };
     static const xd_safetensors_pair pair = { "key", "value" };
     const xd_safetensors_writer_desc d = { entries, 2, &pair, 1, 0 };
     xd_safetensors_writer *writer = NULL;
@@ -369,7 +387,8 @@ static xd_result run_safetensors_memory(place *p) {
 }
 static xd_result run_weights(place *p) {
     static const int64_t shape[1] = { 24 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape }, { "v", XD_DTYPE_F32, 1, shape } };
+    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape },
+                                                     { "v", XD_DTYPE_F32, 1, shape } };
     const xd_weights_writer_desc d = { .entries = entries, .entry_count = 2, .max_shard_bytes = 100 };
     xd_weights_writer *writer = NULL;
     xd_weights_files *files = NULL;
@@ -433,63 +452,122 @@ static xd_result run_encode_batch(place *p) {
     return result;
 }
 
+/* ---- calls that allocate nothing ---- */
+
+static xd_result run_quiet(place *p) {
+    static const xd_axis axes[2] = { { "dp", 2 }, { "tp", 2 } }, parts[2] = { { "a", 1 }, { "b", 2 } };
+    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 4 };
+    const xd_unflatten_desc unflatten = { "tp", parts, 2 };
+    const xd_parallelism parallel = { .data = XD_DATA_PARALLEL_DDP, .tensor = 2 };
+    const xd_expert_desc experts = { .world_size = 4, .tp = 2 };
+    const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
+    xd_topology topology, other, third;
+    int64_t positions[8];
+    unsigned mask;
+    int ranks[4], size;
+    double decay;
+    XD_TRY(xd_topology_create(p->ctx, &grid, &topology));
+    XD_TRY(xd_topology_axes(p->ctx, &topology, "dp,tp", &mask));
+    XD_TRY(xd_topology_groups(p->ctx, &topology, "dp", ranks, &size));
+    XD_TRY(xd_topology_unflatten(p->ctx, &topology, &unflatten, &other));
+    XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
+    XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
+    XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
+    XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
+    return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
+}
+
+static xd_result run_quiet_data(place *p) {
+    const xd_status clean = { 0 };
+    const int32_t tokens[2] = { 97, 98 };
+    char text[8];
+    const xd_decode_desc decode = { .ids = tokens, .count = 2, .out = text, .capacity = sizeof text };
+    xd_cached_document document;
+    double probabilities[XK];
+    int32_t ids[XK];
+    uint16_t narrow[24];
+    size_t length;
+    XD_TRY(xd_cast(p->ctx, narrow, XD_DTYPE_BF16, p->values[0], XD_DTYPE_F32, 24));
+    XD_TRY(xd_read(p->ctx, narrow, p->values[0], sizeof narrow));
+    XD_TRY(xd_status_check(p->ctx, &clean));
+    XD_TRY(xd_read_status(p->ctx, &clean));
+    XD_TRY(xd_tokenizer_decode(p->ctx, p->tokenizer, &decode, &length));
+    XD_TRY(xd_teacher_cache_find_document(p->ctx, p->x.cache, 0, &document));
+    XD_TRY(xd_teacher_cache_entries(p->ctx, p->x.cache, 1, ids, probabilities));
+    XD_TRY(xcall_read(&p->x));
+    XD_TRY(xcall_piece(&p->x));
+    XD_TRY(xcall_plan(&p->x));
+    XD_TRY(xcall_chunk_averages(&p->x));
+    return xcall_chunk_backward(&p->x);
+}
+
 typedef struct call {
     const char *names; /* of the public functions that it calls */
     xd_result (*run)(place *p);
+    bool quiet; /* allocates nothing */
 } call;
 
 static const call calls[] = {
-    { "xd_ctx_create_versioned", run_ctx },
-    { "xd_comm_self", run_self },
-    { "xd_thread_world_create, xd_thread_world_join", run_world },
-    { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout },
-    { "xd_redistribution_create", run_plan },
-    { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves },
-    { "xd_optimizer_create, xd_optimizer_step", run_optimizer },
-    { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to", run_ema },
-    { "xd_kl_estimate", run_estimate },
-    { "xd_align_bytes", run_align },
-    { "xd_align_batch", run_align_batch },
-    { "xd_align_dp", run_align_dp },
-    { "xd_align_segment", run_align_segment },
-    { "xd_canonical_sequence", run_canonical },
-    { "xd_compat_uld_chunks", run_uld_chunks },
+    { "xd_ctx_create_versioned", run_ctx, false },
+    { "xd_comm_self", run_self, false },
+    { "xd_thread_world_create, xd_thread_world_join", run_world, false },
+    { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout, false },
+    { "xd_redistribution_create", run_plan, false },
+    { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
+    { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
+    { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to", run_ema, false },
+    { "xd_kl_estimate", run_estimate, false },
+    { "xd_align_bytes", run_align, false },
+    { "xd_align_batch", run_align_batch, false },
+    { "xd_align_dp", run_align_dp, false },
+    { "xd_align_segment", run_align_segment, false },
+    { "xd_canonical_sequence", run_canonical, false },
+    { "xd_compat_uld_chunks", run_uld_chunks, false },
     { "xd_votes_create, xd_votes_add, xd_votes_add_pass, xd_votes_set_exact, xd_votes_read, "
       "xd_projection_rows_from_votes",
-      run_votes },
-    { "xd_special_pairs", run_special },
-    { "xd_projection_rows_apply_exact", run_exact },
-    { "xd_projection_rows_cut", run_cut },
-    { "xd_projection_from_rows", run_from_rows },
-    { "xd_projection_from_cells", run_from_cells },
-    { "xd_exact_map_create", run_map },
-    { "xd_projection_to_rows", run_to_rows },
-    { "xd_projection_upload", run_upload },
-    { "xd_projection_save, xd_projection_load", run_save },
-    { "xd_projection_load_memory", run_load_memory },
-    { "xd_projection_build", run_build },
-    { "xd_projection_cached", run_cached },
-    { "xd_uld_loss", run_stage_uld },
-    { "xd_compat_jsd_of_probabilities", run_stage_jsd },
-    { "xd_projection_rows_from_embeddings", run_stage_embeddings },
-    { "xd_projection_rows_from_similarities", run_stage_similarities },
-    { "xd_teacher_cache_writer_append", run_stage_append },
+      run_votes, false },
+    { "xd_special_pairs", run_special, false },
+    { "xd_projection_rows_apply_exact", run_exact, false },
+    { "xd_projection_rows_cut", run_cut, false },
+    { "xd_projection_from_rows", run_from_rows, false },
+    { "xd_projection_from_cells", run_from_cells, false },
+    { "xd_exact_map_create", run_map, false },
+    { "xd_projection_to_rows", run_to_rows, false },
+    { "xd_projection_upload", run_upload, false },
+    { "xd_projection_save, xd_projection_load", run_save, false },
+    { "xd_projection_load_memory", run_load_memory, false },
+    { "xd_projection_build", run_build, false },
+    { "xd_projection_cached", run_cached, false },
+    { "xd_uld_loss", run_stage_uld, false },
+    { "xd_compat_jsd_of_probabilities", run_jsd, false },
+    { "xd_projection_rows_from_embeddings", run_stage_embeddings, false },
+    { "xd_projection_rows_from_similarities", run_stage_similarities, false },
+    { "xd_teacher_cache_writer_append", run_stage_append, false },
     { "xd_teacher_cache_writer_create, xd_teacher_cache_writer_document, xd_teacher_cache_writer_commit, "
       "xd_teacher_cache_open",
-      run_cache },
-    { "xd_teacher_cache_open_memory", run_cache_memory },
+      run_cache, false },
+    { "xd_teacher_cache_open_memory", run_cache_memory, false },
     { "xd_safetensors_writer_create, xd_safetensors_writer_write, xd_safetensors_writer_write_range, "
       "xd_safetensors_writer_commit, xd_safetensors_open, xd_safetensors_read_box, xd_safetensors_read_range",
-      run_safetensors },
-    { "xd_safetensors_open_memory", run_safetensors_memory },
+      run_safetensors, false },
+    { "xd_safetensors_open_memory", run_safetensors_memory, false },
     { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_files_open, "
       "xd_weights_files_find",
-      run_weights },
-    { "xd_publish_directory_create, xd_publish_directory_commit", run_publish },
-    { "xd_tokenizer_load_memory", run_tokenizer },
-    { "xd_tokenizer_load", run_tokenizer_file },
-    { "xd_encoder_create, xd_encode", run_encode },
-    { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch },
+      run_weights, false },
+    { "xd_publish_directory_create, xd_publish_directory_commit", run_publish, false },
+    { "xd_tokenizer_load_memory", run_tokenizer, false },
+    { "xd_tokenizer_load", run_tokenizer_file, false },
+    { "xd_encoder_create, xd_encode", run_encode, false },
+    { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
+    { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
+      "xd_topology_from_config, "
+      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients",
+      run_quiet, true },
+    { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
+      "xd_teacher_cache_find_document, "
+      "xd_teacher_cache_entries, xd_teacher_cache_read, xd_teacher_piece_copy, xd_teacher_route, "
+      "xd_chunk_averages, xd_chunk_averages_backward",
+      run_quiet_data, true },
 };
 
 /* ---- all of it ---- */
@@ -517,7 +595,8 @@ static void open_place(place *p) {
     CHECK_EQ_INT(xd_layout_create(p->ctx, &layout, &p->layout), XD_OK);
     CHECK_EQ_INT(xd_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);
     for (int i = 0; i < 2; i++)
-        p->params[i] = (xd_param){ i ? "w" : "module.v", p->values[i], p->gradient, XD_DTYPE_F32, .count = 24 };
+        p->params[i] =
+            (xd_param){ i ? "w" : "module.v", p->values[i], p->gradient, XD_DTYPE_F32, .count = 24 };
     p->x.projection.origin.options = xd_projection_defaults();
     CHECK_EQ_INT(xd_projection_save(p->ctx, p->file, &p->x.projection), XD_OK);
     CHECK_EQ_INT(xd_file_load(p->ctx, p->file, 0, &p->bytes, &p->byte_count), XD_OK);
@@ -535,22 +614,29 @@ static void close_place(place *p) {
     CHECK_EQ_INT(system(command), 0);
 }
 
+/* A commit that is done but could not remove what it replaced says so, whatever the reason: see xd_weights_writer_commit. */
+static bool stays(const place *p) {
+    const char *message = xd_last_error(p->ctx)->message;
+    return strstr(message, " is complete, but ") && strstr(message, "Cannot allocate memory");
+}
+
 /* Makes the call again and again with the next allocation failing, until none is left. Returns the failures. */
 static int64_t exhaust(place *p, const call *c) {
     for (int64_t n = 1; n < MOST; n++) {
-        const int64_t live = p->live;
         fails_in = n;
         const xd_result result = c->run(p);
         const bool failed = fails_in == 0;
         fails_in = 0;
-        if (result != XD_OK && (result != XD_ERROR_MEMORY || p->live < live))
-            printf("    %s, allocation %lld: %s, %s\n", c->names, (long long)n, xd_result_name(result), xd_last_error(p->ctx)->message);
-        CHECK(result == XD_OK || result == XD_ERROR_MEMORY);
+        const bool right =
+            result == XD_OK || result == XD_ERROR_MEMORY || (result == XD_ERROR_IO && stays(p));
+        if (!right)
+            printf("    %s, allocation %lld: %s, %s\n", c->names, (long long)n, xd_result_name(result),
+                   xd_last_error(p->ctx)->message);
+        CHECK(right);
         if (!failed) {
             CHECK_EQ_INT(result, XD_OK);
             return n - 1;
         }
-        if (result == XD_OK) printf("    %s, allocation %lld: it works without\n", c->names, (long long)n);
         CHECK_EQ_INT(c->run(p), XD_OK); /* the same call again */
     }
     printf("    %s: more than %d allocations\n", c->names, (int)MOST);
@@ -559,13 +645,15 @@ static int64_t exhaust(place *p, const call *c) {
 
 XD_TEST(each_allocation_of_each_local_call_may_fail) {
     place *p = (place *)calloc(1, sizeof *p);
-    const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, &p->live }, .log_level = XD_LOG_NONE };
+    const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, &p->live },
+                               .log_level = XD_LOG_NONE };
     int64_t failures = 0;
     p->desc = &desc;
     open_place(p);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         const int64_t found = exhaust(p, &calls[i]);
-        CHECK(found >= 0);
+        CHECK(calls[i].quiet ? found == 0 : found > 0);
+        if (!calls[i].quiet && found == 0) printf("    %s: no allocation\n", calls[i].names);
         failures += found;
     }
     close_place(p);

@@ -21845,6 +21845,7 @@ static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, co
     xd_topology t;
     int64_t product = 1;
     const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
+    XD_REQUIRE(ctx, d->rank_count >= 0, XD_ERROR_ARGUMENT, "a list of %d ranks", d->rank_count);
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
@@ -24261,6 +24262,8 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    XD_REQUIRE(ctx, param_count >= 0 && (params || param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)param_count, (const void *)params);
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -24446,6 +24449,7 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
         XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
                    XDI_EMA_NAME_ROOM - 1);
+        XD_REQUIRE(ctx, p->dims >= 0, XD_ERROR_ARGUMENT, "%s: %d dimensions", p->name, p->dims);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
@@ -24572,6 +24576,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    XD_REQUIRE(ctx, d.strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d.strip_count);
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
@@ -24866,7 +24871,7 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 
 static void xdi_optimizer_resolve(xd_optimizer_desc *d) {
     if (d->eps == 0.0) d->eps = 1e-8;
-    if (!d->groups) d->group_count = 0;
+    if (!d->groups && d->group_count > 0) d->group_count = 0;
 }
 
 /* False for NaN too. */
@@ -24905,6 +24910,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_REQUIRE(ctx, d->group_count >= 0, XD_ERROR_ARGUMENT, "%d groups of parameters", d->group_count);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -25844,6 +25850,8 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
+    XD_REQUIRE(ctx, desc->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)desc->metadata_count);
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
@@ -32976,7 +32984,9 @@ static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernel
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
-    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    if (checked == XD_OK && batch->count < 0)
+        checked = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "a batch of %lld positions", (long long)batch->count);
     XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
     return checked;
 }
@@ -32988,6 +32998,11 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
     xd_result counted = XD_OK;
+    if (batch_count < 0) {
+        const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+        (void)xdi_denominator_count_one(ctx, kernels, &refused, part);
+        counted = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%lld batches of positions", (long long)batch_count);
+    }
     for (int64_t b = 0; b < batch_count; b++) {
         const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
         if (counted == XD_OK) counted = result;
@@ -33270,17 +33285,23 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, float *values) {
-    const int64_t size = xd_vocab_describe(vocab).size;
+static xd_result xdi_gather_check(xd_ctx *ctx, int64_t size, xd_ids ids, int64_t n, int64_t ids_stride) {
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    XD_TRY(xdi_vocab_check_ids(ctx, "ids", &ids));
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
+    return XD_OK;
+}
+
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, float *values) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    XD_TRY(xdi_vocab_agree(info.tp, NULL, xdi_gather_check(ctx, info.size, ids, n, ids_stride)));
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 
@@ -34693,7 +34714,9 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
     xdi_topk_kl_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
+        desc->k > xd_vocab_describe(desc->vocab).size)
+        return 0;
     xdi_topk_kl_begin(ctx, desc, &plan);
     xdi_topk_kl_fill_args(ctx, &plan);
     return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
@@ -35024,6 +35047,7 @@ static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of sequences", (long long)count);
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
     const xd_result result = xdi_align_all(ctx, jobs, count);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
@@ -35111,6 +35135,10 @@ XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t studen
 }
 
 XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->rows <= INT32_MAX && rows->k >= 0 && rows->k <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "%lld rows of %lld entries", (long long)rows->rows, (long long)rows->k);
+    XD_REQUIRE(ctx, (rows->ids && rows->weights) || rows->rows * rows->k == 0, XD_ERROR_ARGUMENT,
+               "%lld rows of %lld entries without ids or weights", (long long)rows->rows, (long long)rows->k);
     for (int64_t i = 0; i < rows->rows * rows->k; i++)
         if (rows->ids[i] >= 0)
             XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
@@ -35171,6 +35199,9 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
                "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    XD_REQUIRE(votes->ctx, pass->count >= 0 && pass->skip_count >= 0 && pass->foreign_skip_count >= 0,
+               XD_ERROR_ARGUMENT, "%lld tokens, of which %lld are skipped and %lld pieces",
+               (long long)pass->count, (long long)pass->skip_count, (long long)pass->foreign_skip_count);
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
@@ -35384,6 +35415,9 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
+    XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)desc->student.count,
+               (long long)desc->teacher.count);
     XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
     const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
@@ -35587,6 +35621,8 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count >= 0 && teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)student.count, (long long)teacher.count);
     XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
                "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
@@ -35866,6 +35902,10 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
+    XD_REQUIRE(ctx, count >= 0 && (cells || count == 0), XD_ERROR_ARGUMENT, "%lld cells%s", (long long)count,
+               count < 0 ? "" : ", but no list of them");
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     for (int64_t i = 0; i < count; i++) {
         XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
@@ -35884,7 +35924,11 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
 
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
+    XD_TRY(xdi_check_row_weights(ctx, rows));
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
+    XD_REQUIRE(ctx, most <= SIZE_MAX / sizeof(xd_vote), XD_ERROR_MEMORY, "no room for %zu entries", most);
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
     xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
@@ -43446,6 +43490,10 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     size_t bytes = 8, entries = (size_t)count + 1;
     size_t at[3];
     xd_arena plan = xd_arena_over(NULL, 0);
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld tokens", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, tokens[i].size >= 0, XD_ERROR_ARGUMENT, "token %lld has %lld bytes", (long long)i,
+                   (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
@@ -44094,6 +44142,9 @@ static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_s
 }
 
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "sequences of %lld and %lld tokens", (long long)desc->student.count,
+               (long long)desc->teacher.count);
     const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
@@ -44126,6 +44177,8 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 }
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
+               (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
                "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
                (long long)d->vocabulary);
@@ -46175,4 +46228,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c85d4d30f7e5c00396c706d4adb1c450c8e9d48778ef3cc5f73afdc8a96eecb9 */
+/* xdistill sha256 50201f3b303bfd95a2a59470bde7930aeffaf4a73dda7769f11e4ed28de90841 */

@@ -178,6 +178,8 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count >= 0 && teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)student.count, (long long)teacher.count);
     XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
                "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);

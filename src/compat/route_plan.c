@@ -13,6 +13,8 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 }
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
+               (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
                "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
                (long long)d->vocabulary);

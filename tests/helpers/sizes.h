@@ -209,7 +209,8 @@ static inline xd_result sizes_rank(xd_comm *world, void *argument) {
     for (size_t i = 0; i < r->table->matrix_count; i++)
         if (s->ranks == 1 || !r->table->matrices[i].local) sizes_run_matrix(s, r, &r->table->matrices[i]);
     for (size_t i = 0; i < r->table->count_count; i++)
-        if (s->ranks == 1 || !r->table->counts[i].local) sizes_run_count(s, r, &r->table->counts[i]);
+        if (s->ranks == 1 ? r->table->counts[i].result != XD_ERROR_MISMATCH : !r->table->counts[i].local)
+            sizes_run_count(s, r, &r->table->counts[i]);
     r->table->close(s);
     free(s);
     return XD_OK;

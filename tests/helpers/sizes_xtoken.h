@@ -41,8 +41,8 @@ typedef struct xsizes_memory {
 
 typedef struct xsizes {
     sizes_base base;
-    xd_vocab *vocab; /* the student's, split */
-    xd_projection projection;
+    xd_vocab *vocab;                  /* the student's, split */
+    xd_projection projection, matrix; /* matrix: a copy of the struct, which cases change */
     xd_exact_map map;
     xd_teacher_cache *cache;
     xsizes_memory *m;
@@ -187,12 +187,13 @@ static inline void xsizes_set(void *memory) {
     xsizes_memory *m = s->m;
     const xd_interval columns = xcolumns(s);
     xsizes_fill(m);
+    s->matrix = s->projection;
     for (int kind = 0; kind < XKINDS; kind++) xsizes_set_xtoken(s, kind);
     xsizes_set_uld(s);
     xsizes_set_cache(s);
     xsizes_set_route(s);
     s->chunk_map = (xd_chunk_map){ m->student_chunks, XB, XS, XC, s->base.world };
-    s->project = (xd_project_desc){ s->vocab, &s->projection, m->columns, XU };
+    s->project = (xd_project_desc){ s->vocab, &s->matrix, m->columns, XU };
     s->similarity = (xd_similarity_desc){ XK, 0.0 };
     s->one = xrows(m->student, XR, columns.end - columns.begin);
     s->two = xrows(m->teacher, XR, columns.end - columns.begin);

@@ -1690,7 +1690,7 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
  * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
  * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
  * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
- * ARGUMENT (temperature not positive and finite), MEMORY. */
+ * ARGUMENT (temperature not positive and finite), MISMATCH (ranks with different numbers of rows), MEMORY. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -2275,7 +2275,7 @@ typedef struct xd_projection {
 
 /* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
- * or not finite, MEMORY. */
+ * or not finite and for sizes below 0, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
@@ -2450,7 +2450,8 @@ typedef struct xd_chunk_map {
 } xd_chunk_map;
 
 /* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
- * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C), MISMATCH
+ * for ranks that disagree about B or C. */
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
 
 /* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
@@ -2517,7 +2518,8 @@ typedef struct xd_project_desc {
  * allocated; such columns are not checked: one outside M gives a column of zeros, and if they are not ascending the
  * gradient is wrong.
  *
- * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), MISMATCH (ranks with different
+ * numbers of rows; nothing is written then), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
@@ -46228,4 +46230,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 50201f3b303bfd95a2a59470bde7930aeffaf4a73dda7769f11e4ed28de90841 */
+/* xdistill sha256 0581078adfafc8d370da1cec5d09a44f42595eae384eabdf7bbcc664a29ce784 */

@@ -259,6 +259,7 @@ static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of sequences", (long long)count);
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
     const xd_result result = xdi_align_all(ctx, jobs, count);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);

@@ -18,16 +18,12 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     return XD_OK;
 }
 
-static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const char *name,
+                                       const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
-               "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+               "%s has %lld rows but %lld sequences of %lld positions", name, (long long)rows->rows,
                (long long)map->sequences, (long long)map->held);
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
-               (long long)rows->cols);
-    return XD_OK;
+    return xdi_rows_check(ctx, name, rows);
 }
 
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
@@ -40,7 +36,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -72,14 +68,14 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     xd_chunk_args a = xdi_chunks_args(map, &values);
     const int64_t cells = a.count * values.cols;
     xd_result result = xdi_chunks_check(ctx, map);
-    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
         a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
         if (!a.out) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
     }
-    result = xdi_vocab_agree(NULL, map->comm, result);
+    result = xdi_vocab_agree_rows(map->comm, result, cells);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
     if (result == XD_OK && fixed) {
         const xd_launch launch = xd_ctx_launch(ctx);
@@ -111,7 +107,7 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     a.sizes = sizes;
     a.weight = weight;
     XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 

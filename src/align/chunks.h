@@ -26,7 +26,8 @@ typedef struct xd_chunk_map {
 } xd_chunk_map;
 
 /* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
- * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C), MISMATCH
+ * for ranks that disagree about B or C. */
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
 
 /* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.

@@ -196,7 +196,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, probs.rows);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
@@ -209,7 +209,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
                                      xd_rows gradient) {
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, gradient.rows);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
         a.weight = weight;

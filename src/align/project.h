@@ -28,7 +28,8 @@ typedef struct xd_project_desc {
  * allocated; such columns are not checked: one outside M gives a column of zeros, and if they are not ascending the
  * gradient is wrong.
  *
- * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), MISMATCH (ranks with different
+ * numbers of rows; nothing is written then), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 

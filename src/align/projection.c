@@ -64,6 +64,10 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
+    XD_REQUIRE(ctx, count >= 0 && (cells || count == 0), XD_ERROR_ARGUMENT, "%lld cells%s", (long long)count,
+               count < 0 ? "" : ", but no list of them");
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     for (int64_t i = 0; i < count; i++) {
         XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
@@ -82,7 +86,11 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
 
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
+    XD_TRY(xdi_check_row_weights(ctx, rows));
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
+    XD_REQUIRE(ctx, most <= SIZE_MAX / sizeof(xd_vote), XD_ERROR_MEMORY, "no room for %zu entries", most);
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
     xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);

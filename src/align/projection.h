@@ -193,7 +193,7 @@ typedef struct xd_projection {
 
 /* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
- * or not finite, MEMORY. */
+ * or not finite and for sizes below 0, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 

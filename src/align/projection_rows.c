@@ -178,6 +178,8 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count >= 0 && teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)student.count, (long long)teacher.count);
     XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
                "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
@@ -289,6 +291,8 @@ static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const cha
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
                "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
                (long long)x->stride);
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT,
+               "%s: %lld rows of %lld elements without data", name, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 

@@ -79,6 +79,10 @@ XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t studen
 }
 
 XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->rows <= INT32_MAX && rows->k >= 0 && rows->k <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "%lld rows of %lld entries", (long long)rows->rows, (long long)rows->k);
+    XD_REQUIRE(ctx, (rows->ids && rows->weights) || rows->rows * rows->k == 0, XD_ERROR_ARGUMENT,
+               "%lld rows of %lld entries without ids or weights", (long long)rows->rows, (long long)rows->k);
     for (int64_t i = 0; i < rows->rows * rows->k; i++)
         if (rows->ids[i] >= 0)
             XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
@@ -139,6 +143,9 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
                "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    XD_REQUIRE(votes->ctx, pass->count >= 0 && pass->skip_count >= 0 && pass->foreign_skip_count >= 0,
+               XD_ERROR_ARGUMENT, "%lld tokens, of which %lld are skipped and %lld pieces",
+               (long long)pass->count, (long long)pass->skip_count, (long long)pass->foreign_skip_count);
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;

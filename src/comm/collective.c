@@ -675,13 +675,18 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
-    const xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
+XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count) {
+    xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
     double deadline;
+    c.count = count;
     XD_TRY(xdi_comm_whole(comm, &c));
     XD_TRY(xdi_comm_run(comm, &c, mine, &deadline));
     comm->counters.calls++;
     return XD_OK;
+}
+
+XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
+    return xdi_comm_agree_count(comm, mine, 0);
 }
 
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {

@@ -62,6 +62,7 @@ static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, co
     xd_topology t;
     int64_t product = 1;
     const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
+    XD_REQUIRE(ctx, d->rank_count >= 0, XD_ERROR_ARGUMENT, "a list of %d ranks", d->rank_count);
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {

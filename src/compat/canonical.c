@@ -314,6 +314,10 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     size_t bytes = 8, entries = (size_t)count + 1;
     size_t at[3];
     xd_arena plan = xd_arena_over(NULL, 0);
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld tokens", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, tokens[i].size >= 0, XD_ERROR_ARGUMENT, "token %lld has %lld bytes", (long long)i,
+                   (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)

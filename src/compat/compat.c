@@ -3,13 +3,13 @@
 #include "compat/compat.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
+#include "loss/internal.h"
 
 #include <math.h>
 
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_TRY(xdi_rows_check(ctx, name, rows));
     XD_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
                "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
                (long long)rows->cols, (long long)like->rows, (long long)like->cols);

@@ -1,6 +1,7 @@
 /* NeMo-RL's plan for teacher shards, for comparing plans. */
 
 #include "compat/route_plan.h"
+#include "loss/internal.h"
 #include "teacher/internal.h"
 
 /* The shard's part of the window; false when there is none. */
@@ -12,6 +13,8 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 }
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
+               (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
                "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
                (long long)d->vocabulary);
@@ -76,17 +79,16 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
                                       int64_t column, const xd_teacher_piece *piece) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx,
-               position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
-                   position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
-               XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
-               (long long)position, (long long)(position + piece->positions), (long long)column,
-               (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-               (long long)rows->cols);
+    XD_TRY(xdi_rows_check(ctx, name, rows));
+    XD_REQUIRE(
+        ctx,
+        position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+            position <= rows->rows && piece->positions <= rows->rows - position && column <= rows->cols &&
+            piece->columns <= rows->cols - column,
+        XD_ERROR_SHAPE,
+        "a piece of %lld positions from %lld on by %lld columns from %lld on leaves %s of %lld by %lld",
+        (long long)piece->positions, (long long)position, (long long)piece->columns, (long long)column, name,
+        (long long)rows->rows, (long long)rows->cols);
     return XD_OK;
 }
 

@@ -48,6 +48,9 @@ static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_s
 }
 
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "sequences of %lld and %lld tokens", (long long)desc->student.count,
+               (long long)desc->teacher.count);
     const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;

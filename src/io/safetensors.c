@@ -642,6 +642,8 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
+    XD_REQUIRE(ctx, desc->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)desc->metadata_count);
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);

@@ -10,7 +10,9 @@ static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernel
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
-    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    if (checked == XD_OK && batch->count < 0)
+        checked = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "a batch of %lld positions", (long long)batch->count);
     XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
     return checked;
 }
@@ -22,6 +24,11 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
     xd_result counted = XD_OK;
+    if (batch_count < 0) {
+        const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+        (void)xdi_denominator_count_one(ctx, kernels, &refused, part);
+        counted = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%lld batches of positions", (long long)batch_count);
+    }
     for (int64_t b = 0; b < batch_count; b++) {
         const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
         if (counted == XD_OK) counted = result;

@@ -61,9 +61,12 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
     if (!g->data) return XD_OK;
     XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
-               XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
-               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->stride == 0 || g->stride == g->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden has stride %lld, but must be its %lld columns without gaps",
+               (long long)g->stride, (long long)g->cols);
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden is [%lld, %lld], not [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 

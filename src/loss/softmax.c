@@ -149,17 +149,23 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, float *values) {
-    const int64_t size = xd_vocab_describe(vocab).size;
+static xd_result xdi_gather_check(xd_ctx *ctx, int64_t size, xd_ids ids, int64_t n, int64_t ids_stride) {
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    XD_TRY(xdi_vocab_check_ids(ctx, "ids", &ids));
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
+    return XD_OK;
+}
+
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, float *values) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    XD_TRY(xdi_vocab_agree(info.tp, NULL, xdi_gather_check(ctx, info.size, ids, n, ids_stride)));
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 

@@ -11,7 +11,7 @@
  * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
  * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
  * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
- * ARGUMENT (temperature not positive and finite), MEMORY. */
+ * ARGUMENT (temperature not positive and finite), MISMATCH (ranks with different numbers of rows), MEMORY. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */

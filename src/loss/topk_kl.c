@@ -273,7 +273,9 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
     xdi_topk_kl_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
+        desc->k > xd_vocab_describe(desc->vocab).size)
+        return 0;
     xdi_topk_kl_begin(ctx, desc, &plan);
     xdi_topk_kl_fill_args(ctx, &plan);
     return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;

@@ -154,21 +154,28 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
     return xd_status_check(ctx, &host);
 }
 
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
-                                          const xd_rows *rows, int64_t count) {
-    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
-               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
-               (long long)rows->cols, (long long)columns);
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->cols >= 0, XD_ERROR_SHAPE, "%s has %lld rows of %lld columns",
+               name, (long long)rows->rows, (long long)rows->cols);
     XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
-               name);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT,
+               "%s has no data of %lld rows of %lld columns", name, (long long)rows->rows,
+               (long long)rows->cols);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
+    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+    XD_REQUIRE(ctx, count < 0 || rows->rows == count, XD_ERROR_SHAPE,
+               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
+               (long long)rows->cols, (long long)columns);
+    return xdi_rows_check(ctx, name, rows);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
@@ -202,4 +209,8 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
     if (tp && xd_comm_size(tp) > 1) mine = xd_agree(tp, mine);
     if (comm && xd_comm_size(comm) > 1) mine = xd_agree(comm, mine);
     return mine;
+}
+
+XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows) {
+    return comm && xd_comm_size(comm) > 1 ? xdi_comm_agree_count(comm, mine, rows) : mine;
 }

@@ -19,11 +19,14 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, con
     const int64_t rows = d->logits.rows;
     XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
-    XD_REQUIRE(ctx,
-               values->rows == rows && values->cols == d->k &&
-                   (values->stride == 0 || values->stride >= d->k) && (values->data || values->rows == 0),
-               XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-               (long long)values->rows, (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->rows == rows && values->cols == d->k, XD_ERROR_SHAPE,
+               "values are %lld by %lld, but there are %lld rows and %lld columns", (long long)values->rows,
+               (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->stride == 0 || values->stride >= values->cols, XD_ERROR_SHAPE,
+               "values have stride %lld, less than their %lld columns", (long long)values->stride,
+               (long long)values->cols);
+    XD_REQUIRE(ctx, values->data || rows == 0, XD_ERROR_SHAPE, "%lld rows of values have no data",
+               (long long)rows);
     return XD_OK;
 }
 

@@ -155,6 +155,8 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    XD_REQUIRE(ctx, param_count >= 0 && (params || param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)param_count, (const void *)params);
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),

@@ -167,6 +167,7 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
         XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
                    XDI_EMA_NAME_ROOM - 1);
+        XD_REQUIRE(ctx, p->dims >= 0, XD_ERROR_ARGUMENT, "%s: %d dimensions", p->name, p->dims);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
@@ -293,6 +294,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    XD_REQUIRE(ctx, d.strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d.strip_count);
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));

@@ -2,6 +2,7 @@
 
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
+#include "loss/internal.h"
 #include "xtoken/uld.h"
 
 #include <math.h>
@@ -13,14 +14,15 @@
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XD_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XD_TRY(xdi_rows_check(ctx, name, &side->logits));
     XD_REQUIRE(ctx,
                side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
                XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
                (long long)side->logits.cols, (long long)side->vocabulary);
     XD_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
                "%s temperature %g must be positive and finite", name, side->temperature);
+    XD_REQUIRE(ctx, side->ids || side->logits.rows == 0, XD_ERROR_ARGUMENT, "%s: no ids of %lld tokens", name,
+               (long long)side->logits.rows);
     for (int64_t i = 0; i < side->logits.rows; i++)
         XD_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
@@ -35,6 +37,8 @@ static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
 static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
     int64_t s = first, t = first;
+    XD_REQUIRE(ctx, d->chunk_count >= 0 && (d->chunks || d->chunk_count == 0), XD_ERROR_ARGUMENT,
+               "%lld chunks%s", (long long)d->chunk_count, d->chunks ? "" : ", but no list of them");
     for (int64_t i = 0; i < d->chunk_count; i++) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
@@ -53,8 +57,7 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
 }
 
 static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
-    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_TRY(xdi_rows_check(ctx, "the gradient", g));
     XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
                (long long)g->cols, (long long)x->rows, (long long)x->cols);
@@ -69,6 +72,21 @@ static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
                "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
                d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
+static xd_result xdi_uld_check_matched(xd_ctx *ctx, const xd_uld_desc *d) {
+    XD_REQUIRE(ctx,
+               d->matched_count >= 0 && (d->matched_count == 0 || (d->matched_student && d->matched_teacher)),
+               XD_ERROR_ARGUMENT, "%lld matched ids%s", (long long)d->matched_count,
+               d->matched_count < 0 ? "" : ", but no list of them");
+    for (int64_t i = 0; i < d->matched_count; i++)
+        XD_REQUIRE(ctx,
+                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
     return XD_OK;
 }
 
@@ -87,13 +105,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
     XD_TRY(xdi_uld_check_factor(ctx, d));
-    for (int64_t i = 0; i < d->matched_count; i++)
-        XD_REQUIRE(ctx,
-                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
-                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
-                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
-                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
-                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    XD_TRY(xdi_uld_check_matched(ctx, d));
     if (d->gradient.data) XD_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Each function of the users' part that returns a result is called by a test that fails each allocation in turn, or is named here
+with the reason why it has none to fail: the names in the tables of tests/test_allocations*.c, and what tests/test_memory.c calls
+besides. A new one fails until it is in one of them."""
+import glob
+import re
+import sys
+
+EXCUSED = {
+    "xd_collective_run": "what the collectives of the table call",
+    "xd_cuda_create": "needs a device: tests/cuda",
+    "xd_fail": "writes into the context",
+    "xd_fail_culprit": "writes into the context",
+    "xd_mesh_axis_size": "reads a number",
+    "xd_mesh_coordinate": "reads a number",
+    "xd_optimizer_set_learning_rate": "writes a number",
+    "xd_redistribution_agree": "part of xd_redistribute, in test_memory.c",
+    "xd_redistribution_execute": "part of xd_redistribute, in test_memory.c",
+    "xd_redistribution_pack": "part of xd_redistribute, in test_memory.c",
+    "xd_redistribution_unpack": "part of xd_redistribute, in test_memory.c",
+    "xd_route_post": "part of xd_route_send",
+    "xd_route_slot": "part of xd_route_send",
+}
+
+
+def functions(text):
+    return set(re.findall(r"^function xd_result (xd_\w+)\(", text, re.M))
+
+
+def main():
+    wanted = functions(open("docs/api.txt").read())
+    held = set()
+    for path in sorted(glob.glob("tests/test_allocations*.c")):
+        for row in re.findall(r'\{((?:\s*"[^"]*")+),\s*run_', open(path).read()):
+            held |= set(re.findall(r"\bxd_\w+", row))
+    held |= set(re.findall(r"\b(xd_\w+)\(", open("tests/test_memory.c").read()))
+    known = held | set(EXCUSED)
+    bad = ["%s: no test fails its allocations; add it to tests/test_allocations*.c" % n for n in sorted(wanted - known)]
+    bad += ["%s does not exist, or a test fails its allocations" % n for n in sorted(set(EXCUSED) - (wanted - held))]
+    print("\n".join(bad) if bad else "%d functions, %d of them excused" % (len(wanted), len(EXCUSED)))
+    return bool(bad) or len(wanted) < 100
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,472 @@
+/* Counts that belong to something else disagree with it: each number of a public desc or call that another one limits becomes
+ * wrong, and the call refuses it with both numbers before it reads or writes anything; helpers/sizes.h says what is asked.
+ * tests/build/check_sizes.py holds the list of numbers against docs/api.txt. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+#include "sizes_xtoken.h"
+
+enum { POSITIONS = 4, ELEMENTS = 6 };
+
+/* Besides what calls across tokenizers take. */
+typedef struct stage {
+    xsizes x; /* first */
+    xd_loss_desc loss;
+    xd_head_loss_desc head;
+    xd_topk_desc topk;
+    xd_vocab_topk_desc choice;
+    xd_positions positions;
+    xd_shift_desc shift;
+    xd_kl_estimate_desc estimate;
+    xd_param param[2];
+    xd_optimizer_desc optimizer;
+    xd_optimizer_group group;
+    xd_optimizer_step_desc step;
+    xd_ema_desc ema;
+    xd_gradient_norm_desc norm;
+    xd_axis axes[2], parts[2];
+    xd_topology_desc grid;
+    xd_mesh_desc mesh;
+    xd_unflatten_desc unflatten;
+    xd_parallelism parallel;
+    xd_expert_desc experts;
+    xd_topology topology;
+    xd_layout_desc layout;
+    xd_redistribution_desc plan;
+    xd_projection_rows rows;
+    xd_projection_cells cells;
+    xd_projection_cut_desc cut;
+    xd_projection_rows_desc from_votes;
+    xd_special_desc special;
+    xd_votes_pass pass;
+    xd_pieces pieces;
+    xd_texts texts;
+    xd_text text[3];
+    xd_align_side side;
+    xd_align_dp_desc dp;
+    xd_uld_trl_desc trl;
+    xd_safetensors_entry entry;
+    xd_safetensors_writer_desc writer;
+    int64_t a, b, c, d;   /* numbers that functions take themselves */
+    int64_t teacher_rows; /* of all matrices of a loss at once */
+    int root;
+    int64_t ids[XALL];
+    int32_t row_ids[XV * XK];
+    float row_weights[XV * XK], numbers[64];
+    char workspace[64];
+} stage;
+#define STAGE(memory) stage *s = (stage *)(memory)
+#define CTX (s->x.base.ctx)
+
+static void set_training(stage *s) {
+    for (int i = 0; i < 2; i++)
+        s->param[i] = (xd_param){ i ? "v" : "w", s->numbers, s->numbers, XD_DTYPE_F32, .count = ELEMENTS };
+    s->optimizer = xd_adamw_defaults(s->param, 2);
+    s->group = (xd_optimizer_group){ 1.0, 0.0 };
+    s->optimizer.groups = &s->group;
+    s->optimizer.group_count = 1;
+    memset(&s->step, 0, sizeof s->step);
+    s->ema = xd_ema_defaults(XD_EMA_HALFLIFE);
+    s->norm = (xd_gradient_norm_desc){ .params = s->param, .param_count = 2, .max_norm = 1.0 };
+}
+
+static void set_grids(stage *s) {
+    s->axes[0] = (xd_axis){ "dp", 1 };
+    s->axes[1] = (xd_axis){ "tp", s->x.base.ranks };
+    s->parts[0] = (xd_axis){ "a", 1 };
+    s->parts[1] = (xd_axis){ "b", s->x.base.ranks };
+    s->grid = (xd_topology_desc){ .axes = s->axes, .axis_count = 2, .world_size = s->x.base.ranks };
+    s->mesh = (xd_mesh_desc){ .axes = { s->axes[0], s->axes[1] }, .world_size = s->x.base.ranks };
+    s->unflatten = (xd_unflatten_desc){ "tp", s->parts, 2 };
+    s->parallel = (xd_parallelism){ .tensor = 2 };
+    s->experts = (xd_expert_desc){ .world_size = 4, .tp = 2, .cp = 1, .ep = 2, .pp = 1 };
+    CHECK_EQ_INT(xd_topology_create(CTX, &s->grid, &s->topology), XD_OK);
+    s->layout = (xd_layout_desc){ .ndim = 2, .shape = { 6, 3 }, .topology = &s->topology };
+    s->layout.placement[1].kind = XD_SHARD;
+    s->layout.placement[1].sections = 1;
+    memset(&s->plan, 0, sizeof s->plan);
+    s->plan.dtype = XD_DTYPE_F32;
+    s->plan.ranks = s->x.base.ranks;
+}
+
+static void set_texts(stage *s) {
+    s->text[0] = (xd_text){ "a", 1 };
+    s->text[1] = (xd_text){ "bc", 2 };
+    s->text[2] = (xd_text){ "<d>", 3 };
+    s->texts = (xd_texts){ s->text, 3 };
+    for (int i = 0; i < XV * XK; i++) s->row_ids[i] = i % XU, s->row_weights[i] = 0.5f;
+    s->rows = (xd_projection_rows){ s->row_ids, s->row_weights, XV, XK };
+    static const xd_vote vote = { 1, 2, 1.0 };
+    s->cells = (xd_projection_cells){ &vote, 1, XV, XU };
+    s->cut = (xd_projection_cut_desc){ .k = 2 };
+    s->from_votes = (xd_projection_rows_desc){ .k = 2 };
+    s->special = (xd_special_desc){ s->texts, s->texts, 0.3, 2 };
+    s->pieces = (xd_pieces){ s->text[0], s->ids, 2 };
+    s->pass = (xd_votes_pass){ .tokens = &s->pieces,
+                               .count = 1,
+                               .max_pieces = 3,
+                               .skip = s->ids,
+                               .skip_count = 1,
+                               .foreign_skip = s->ids,
+                               .foreign_skip_count = 1 };
+    s->side = (xd_align_side){ s->x.m->spans, NULL, NULL, NULL, 4 };
+    s->dp = (xd_align_dp_desc){ .student = s->texts, .teacher = s->texts };
+    s->trl = (xd_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
+    s->trl.teacher = s->trl.student;
+    static const int64_t shape[2] = { 2, 3 };
+    s->entry = (xd_safetensors_entry){ "w", XD_DTYPE_F32, 2, shape };
+    s->writer = (xd_safetensors_writer_desc){ .entries = &s->entry, .entry_count = 1 };
+}
+
+static void set_stage(void *memory) {
+    STAGE(memory);
+    xsizes_set(memory);
+    xsizes_memory *m = s->x.m;
+    const xd_interval columns = xcolumns(&s->x);
+    const xd_rows student = xrows(m->student, XR, columns.end - columns.begin);
+    memset(&s->loss, 0, sizeof s->loss);
+    s->loss.vocab = s->x.vocab;
+    s->loss.student = s->loss.teacher = student;
+    s->loss.soft_weight = 1.0;
+    s->loss.common.gradient = xrows(m->gradient, XR, columns.end - columns.begin);
+    s->loss.common.status = &m->status;
+    memset(&s->head, 0, sizeof s->head);
+    s->head.loss = (xd_loss_desc){ .vocab = s->x.vocab, .hard_weight = 1.0, .common.status = &m->status };
+    s->head.loss.common.labels = xd_ids_of(m->labels, XD_DTYPE_I64);
+    s->head.student.hidden = xrows(m->student, XR, 4);
+    s->head.student.weight = xrows(m->same, columns.end - columns.begin, 4);
+    s->topk = (xd_topk_desc){ .vocab = s->x.vocab, .student = student, .teacher = student, .k = 3 };
+    s->topk.common.status = &m->status;
+    s->choice = (xd_vocab_topk_desc){ .vocab = s->x.vocab, .logits = student, .sequences = XB, .k = 3 };
+    s->positions = (xd_positions){ .count = XR, .labels = xd_ids_of(m->labels, XD_DTYPE_I64) };
+    for (int i = 0; i < POSITIONS; i++) s->ids[i] = i * s->x.base.ranks + s->x.base.rank;
+    s->shift = (xd_shift_desc){ .sequences = 1,
+                                .length = POSITIONS * s->x.base.ranks,
+                                .positions = s->ids,
+                                .held = POSITIONS,
+                                .ids = xd_ids_of(m->labels, XD_DTYPE_I64),
+                                .comm = s->x.base.world };
+    s->estimate = (xd_kl_estimate_desc){ .logprobs = m->same, .reference = m->teacher, .count = ELEMENTS };
+    set_training(s);
+    set_grids(s);
+    set_texts(s);
+    s->root = 0;
+    s->teacher_rows = XR;
+    s->a = 2, s->b = 2, s->c = 2, s->d = 2;
+}
+
+/* ---- the calls ---- */
+
+static xd_result call_loss(void *memory) {
+    STAGE(memory);
+    return xd_loss(CTX, &s->loss, (xd_loss_values *)(void *)s->x.m->sums);
+}
+/* One rank has other rows in all of its matrices. */
+static xd_result call_loss_rows(void *memory) {
+    STAGE(memory);
+    s->loss.student.rows = s->loss.teacher.rows = s->loss.common.gradient.rows = s->teacher_rows;
+    return call_loss(memory);
+}
+static xd_result call_loss_workspace(void *memory) {
+    STAGE(memory);
+    s->loss.common.workspace = s->workspace;
+    if (s->loss.common.workspace_bytes == 0) s->loss.common.workspace = NULL;
+    return call_loss(memory);
+}
+static xd_result call_head(void *memory) {
+    STAGE(memory);
+    s->head.workspace = s->head.workspace_bytes ? s->workspace : NULL;
+    return xd_head_loss(CTX, &s->head, (xd_loss_values *)(void *)s->x.m->sums);
+}
+static xd_result call_topk(void *memory) {
+    STAGE(memory);
+    return xd_topk_kl_loss(CTX, &s->topk, (xd_loss_values *)(void *)s->x.m->sums);
+}
+static xd_result call_choice(void *memory) {
+    STAGE(memory);
+    return xd_vocab_topk_columns(CTX, &s->choice, s->x.m->ids, NULL);
+}
+static xd_result call_vocab_topk(void *memory) {
+    STAGE(memory);
+    return xd_vocab_topk(CTX, s->x.vocab, s->choice.logits, s->a, s->x.m->window, s->x.m->ids);
+}
+static xd_result call_gather(void *memory) {
+    STAGE(memory);
+    return xd_gather_columns(CTX, s->x.vocab, s->choice.logits, xd_ids_of(s->x.m->columns, XD_DTYPE_I64),
+                             s->a, s->b == 2 ? s->a : s->b, s->x.m->window);
+}
+static xd_result call_accuracy(void *memory) {
+    STAGE(memory);
+    return xd_accuracy(CTX, s->x.vocab, s->choice.logits, &s->positions, NULL, &s->x.m->loss);
+}
+static xd_result call_denominator(void *memory) {
+    STAGE(memory);
+    return xd_denominator_count(CTX, s->x.base.world, &s->positions, s->a - 1,
+                                (xd_denominator *)(void *)s->x.m->sums);
+}
+static xd_result call_shift(void *memory) {
+    STAGE(memory);
+    return xd_next_token_labels(CTX, &s->shift, s->x.m->out_sizes);
+}
+static xd_result call_balanced(void *memory) {
+    STAGE(memory);
+    return xd_load_balanced_positions(CTX, 2 * s->a, (int)s->b - 1, (int)s->c, s->x.m->out_sizes);
+}
+static xd_result call_estimate(void *memory) {
+    STAGE(memory);
+    return xd_kl_estimate(CTX, &s->estimate, &s->x.m->loss);
+}
+static xd_result call_vocab(void *memory) {
+    STAGE(memory);
+    xd_vocab *vocab = NULL;
+    XD_TRY(xd_vocab_create(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
+    xd_vocab_destroy(vocab);
+    return XD_OK;
+}
+static xd_result call_vocab_even(void *memory) {
+    STAGE(memory);
+    xd_vocab *vocab = NULL;
+    XD_TRY(xd_vocab_create_even(CTX, s->x.base.world, s->a, &vocab));
+    xd_vocab_destroy(vocab);
+    return XD_OK;
+}
+static xd_result call_cast(void *memory) {
+    STAGE(memory);
+    return xd_cast(CTX, s->x.m->window, XD_DTYPE_BF16, s->x.m->same, XD_DTYPE_F32, s->a);
+}
+static xd_result call_optimizer(void *memory) {
+    STAGE(memory);
+    xd_optimizer *optimizer = NULL;
+    XD_TRY(xd_optimizer_create(CTX, &s->optimizer, &optimizer));
+    const xd_result result = xd_optimizer_step(optimizer, &s->step, NULL);
+    xd_optimizer_destroy(optimizer);
+    return result;
+}
+/* The list changes after the optimizer was made. */
+static xd_result call_step(void *memory) {
+    STAGE(memory);
+    const int64_t count = s->param[1].count;
+    xd_optimizer *optimizer = NULL;
+    s->param[1].count = ELEMENTS;
+    XD_TRY(xd_optimizer_create(CTX, &s->optimizer, &optimizer));
+    s->param[1].count = count;
+    const xd_result result = xd_optimizer_step(optimizer, &s->step, NULL);
+    xd_optimizer_destroy(optimizer);
+    return result;
+}
+static xd_result call_ema(void *memory) {
+    STAGE(memory);
+    xd_ema *ema = NULL;
+    XD_TRY(xd_ema_create(CTX, s->param, s->a, &s->ema, &ema));
+    xd_result result = xd_ema_update(ema, s->b, NULL);
+    if (result == XD_OK) result = xd_ema_copy_to(ema, s->param, s->c, false, NULL);
+    if (result == XD_OK) result = xd_ema_load(ema, s->param, s->d, NULL, NULL);
+    xd_ema_destroy(ema);
+    return result;
+}
+static xd_result call_norm(void *memory) {
+    STAGE(memory);
+    return xd_gradient_norm_compute(CTX, s->x.base.world, &s->norm, (xd_gradient_norm *)(void *)s->x.m->sums);
+}
+static xd_result call_clip(void *memory) {
+    STAGE(memory);
+    return xd_clip_gradients(CTX, s->param, s->a, 1.0f);
+}
+static xd_result call_grid(void *memory) {
+    STAGE(memory);
+    xd_topology out;
+    return xd_topology_create(CTX, &s->grid, &out);
+}
+static xd_result call_mesh(void *memory) {
+    STAGE(memory);
+    static const int ranks[2] = { 0, 1 };
+    xd_mesh *mesh = NULL;
+    if (s->mesh.rank_count) s->mesh.ranks = ranks;
+    XD_TRY(xd_mesh_create(s->x.base.comm, &s->mesh, &mesh));
+    xd_mesh_destroy(mesh);
+    return XD_OK;
+}
+static xd_result call_unflatten(void *memory) {
+    STAGE(memory);
+    xd_topology out;
+    return xd_topology_unflatten(CTX, &s->topology, &s->unflatten, &out);
+}
+static xd_result call_parallel(void *memory) {
+    STAGE(memory);
+    xd_topology out;
+    return xd_topology_from_config(CTX, &s->parallel, (int)s->a, &out);
+}
+static xd_result call_experts(void *memory) {
+    STAGE(memory);
+    xd_topology dense, expert;
+    return xd_topology_experts(CTX, &s->experts, &dense, &expert);
+}
+static xd_result call_layout(void *memory) {
+    STAGE(memory);
+    xd_layout *layout = NULL;
+    XD_TRY(xd_layout_create(CTX, &s->layout, &layout));
+    xd_layout_destroy(layout);
+    return XD_OK;
+}
+/* From one layout to another, whose shape differs. */
+static xd_result call_plan(void *memory) {
+    STAGE(memory);
+    xd_layout *from = NULL, *to = NULL;
+    xd_redistribution *plan = NULL;
+    XD_TRY(xd_layout_create(CTX, &s->layout, &from));
+    s->layout.shape[0] = s->a + 4;
+    xd_result result = xd_layout_create(CTX, &s->layout, &to);
+    s->plan.from = from;
+    s->plan.to = to;
+    if (result == XD_OK) result = xd_redistribution_create(CTX, &s->plan, &plan);
+    xd_redistribution_destroy(plan);
+    xd_layout_destroy(to);
+    xd_layout_destroy(from);
+    return result;
+}
+/* A view whose shape is not that of its layout. */
+static xd_result call_tensor(void *memory) {
+    STAGE(memory);
+    xd_layout *layout = NULL;
+    XD_TRY(xd_layout_create(CTX, &s->layout, &layout));
+    xd_tensor tensor = xd_tensor_view(layout, s->x.base.rank, s->x.m->same, XD_DTYPE_F32);
+    tensor.ndim += (int)s->b - 2;
+    if (s->a != 2) tensor.shape[1] = s->a;
+    const xd_result result = xd_tensor_gather(s->x.base.comm, &tensor, NULL, s->root, s->x.m->window);
+    xd_layout_destroy(layout);
+    return result;
+}
+static xd_result call_reduce(void *memory) {
+    STAGE(memory);
+    return xd_all_reduce(s->x.base.comm, s->x.m->same, s->x.m->window, s->a, XD_DTYPE_F32, XD_SUM);
+}
+static xd_result call_broadcast(void *memory) {
+    STAGE(memory);
+    return xd_broadcast(s->x.base.comm, s->x.m->sums, s->a, XD_DTYPE_F64, s->root);
+}
+static xd_result call_gather_root(void *memory) {
+    STAGE(memory);
+    const int64_t counts[2] = { 1, 1 };
+    return xd_gather(s->x.base.comm, s->x.m->same, s->x.m->window, counts, XD_DTYPE_F32, s->root);
+}
+static xd_result call_scatter_root(void *memory) {
+    STAGE(memory);
+    const int64_t counts[2] = { 1, 1 };
+    return xd_scatter(s->x.base.comm, s->x.m->same, s->x.m->window, counts, XD_DTYPE_F32, s->root);
+}
+static xd_result call_rows(void *memory) {
+    STAGE(memory);
+    xd_projection out;
+    XD_TRY(xd_projection_from_rows(CTX, &s->rows, s->a + XV, s->b + XU, &out));
+    xd_projection_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_cells(void *memory) {
+    STAGE(memory);
+    xd_projection out;
+    XD_TRY(xd_projection_from_cells(CTX, &s->cells, &out));
+    xd_projection_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_map(void *memory) {
+    STAGE(memory);
+    xd_exact_map out;
+    XD_TRY(xd_exact_map_create(CTX, &s->rows, s->a + XU, true, &out));
+    xd_exact_map_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_cut(void *memory) {
+    STAGE(memory);
+    xd_projection_rows out;
+    XD_TRY(xd_projection_rows_cut(CTX, &s->rows, &s->cut, &out));
+    xd_projection_rows_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_exact(void *memory) {
+    STAGE(memory);
+    return xd_projection_rows_apply_exact(CTX, &s->rows, s->texts, s->dp.teacher);
+}
+static xd_result call_to_rows(void *memory) {
+    STAGE(memory);
+    xd_projection_rows out;
+    XD_TRY(xd_projection_to_rows(CTX, &s->x.projection, s->a, &out));
+    xd_projection_rows_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_votes(void *memory) {
+    STAGE(memory);
+    xd_votes *votes = NULL;
+    xd_projection_rows out = { NULL, NULL, 0, 0 };
+    XD_TRY(xd_votes_create(CTX, s->a + 8, s->b + 8, &votes));
+    xd_result result = xd_votes_add(votes, s->c, s->d, 1.0);
+    if (result == XD_OK) result = xd_votes_set_exact(votes, s->c, s->d);
+    if (result == XD_OK) result = xd_votes_add_pass(votes, &s->pass);
+    if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &s->from_votes, &out);
+    xd_projection_rows_destroy(CTX, &out);
+    xd_votes_destroy(votes);
+    return result;
+}
+static xd_result call_special(void *memory) {
+    STAGE(memory);
+    xd_special_pair *pairs = NULL;
+    int64_t count;
+    XD_TRY(xd_special_pairs(CTX, &s->special, &pairs, &count));
+    xd_release(CTX, pairs);
+    return XD_OK;
+}
+static xd_result call_align(void *memory) {
+    STAGE(memory);
+    xd_align_job jobs[2];
+    memset(jobs, 0, sizeof jobs);
+    for (int i = 0; i < 2; i++) jobs[i].student = jobs[i].teacher = s->side;
+    XD_TRY(xd_align_batch(CTX, jobs, s->a));
+    for (int i = 0; i < 2; i++) xd_alignment_destroy(CTX, &jobs[i].out);
+    return XD_OK;
+}
+static xd_result call_align_dp(void *memory) {
+    STAGE(memory);
+    xd_alignment out;
+    XD_TRY(xd_align_dp(CTX, &s->dp, &out));
+    xd_alignment_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_canonical(void *memory) {
+    STAGE(memory);
+    xd_canonical out;
+    XD_TRY(xd_canonical_sequence(CTX, s->text, s->a, &out));
+    xd_canonical_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_trl(void *memory) {
+    STAGE(memory);
+    xd_alignment out;
+    XD_TRY(xd_compat_uld_chunks(CTX, &s->trl, &out));
+    xd_alignment_destroy(CTX, &out);
+    return XD_OK;
+}
+static xd_result call_writer(void *memory) {
+    STAGE(memory);
+    xd_safetensors_writer *writer = NULL;
+    XD_TRY(xd_safetensors_writer_create(CTX, s->x.path, &s->writer, &writer));
+    const xd_result result = xd_safetensors_writer_write_range(writer, s->a - 2, (uint64_t)s->b - 2,
+                                                               (size_t)s->c + 22, s->numbers);
+    xd_safetensors_writer_abort(writer);
+    return result;
+}
+
+#define AT(name, field, wrong, call, result, text, local) \
+    { name, offsetof(stage, field), sizeof(((stage *)0)->field), wrong, call, result, text, local },
+static const sizes_count counts[] = {
+#include "sizes_counts.h"
+};
+#undef AT
+
+static const sizes_table table = {
+    sizeof(stage), xsizes_open, set_stage, xsizes_close, NULL, 0, counts, sizeof counts / sizeof *counts,
+};
+
+XD_TEST(counts_that_disagree_are_refused_and_nothing_is_written) {
+    for (int ranks = 1; ranks <= SIZES_RANKS; ranks++) CHECK(sizes_run_table(&table, ranks) > 30);
+}
+
+XD_TEST_MAIN()

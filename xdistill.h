@@ -1690,7 +1690,7 @@ XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_v
  * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
  * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
  * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
- * ARGUMENT (temperature not positive and finite), MEMORY. */
+ * ARGUMENT (temperature not positive and finite), MISMATCH (ranks with different numbers of rows), MEMORY. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
  * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
@@ -2275,7 +2275,7 @@ typedef struct xd_projection {
 
 /* From rows: entries without id are dropped, equal ids of a row are added up. Sizes are those of the tokenizers, or
  * larger when the rows need it. Free with xd_projection_destroy. Errors: ARGUMENT for weights that are negative
- * or not finite, MEMORY. */
+ * or not finite and for sizes below 0, MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
@@ -2450,7 +2450,8 @@ typedef struct xd_chunk_map {
 } xd_chunk_map;
 
 /* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
- * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C), MISMATCH
+ * for ranks that disagree about B or C. */
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
 
 /* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
@@ -2517,7 +2518,8 @@ typedef struct xd_project_desc {
  * allocated; such columns are not checked: one outside M gives a column of zeros, and if they are not ascending the
  * gradient is wrong.
  *
- * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), MISMATCH (ranks with different
+ * numbers of rows; nothing is written then), DTYPE, ARGUMENT (a
  * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out);
 
@@ -19644,6 +19646,8 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
 /* threads.c: the failure that broke the world; XD_OK while it is whole. */
 XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
+/* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
+XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 
@@ -20351,13 +20355,18 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
-    const xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
+XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count) {
+    xd_collective c = xdi_comm_record(XD_COLLECTIVE_AGREE, NULL, NULL, XD_DTYPE_NONE);
     double deadline;
+    c.count = count;
     XD_TRY(xdi_comm_whole(comm, &c));
     XD_TRY(xdi_comm_run(comm, &c, mine, &deadline));
     comm->counters.calls++;
     return XD_OK;
+}
+
+XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
+    return xdi_comm_agree_count(comm, mine, 0);
 }
 
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
@@ -21847,6 +21856,7 @@ static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, co
     xd_topology t;
     int64_t product = 1;
     const int axis_count = d->axis_count, available = d->ranks ? d->rank_count : d->world_size;
+    XD_REQUIRE(ctx, d->rank_count >= 0, XD_ERROR_ARGUMENT, "a list of %d ranks", d->rank_count);
     XD_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
     memset(&t, 0, sizeof t);
     for (int i = 0; i < axis_count; i++) {
@@ -24263,6 +24273,8 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    XD_REQUIRE(ctx, param_count >= 0 && (params || param_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parameters at %p", (long long)param_count, (const void *)params);
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -24448,6 +24460,7 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
         XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
                    XDI_EMA_NAME_ROOM - 1);
+        XD_REQUIRE(ctx, p->dims >= 0, XD_ERROR_ARGUMENT, "%s: %d dimensions", p->name, p->dims);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
@@ -24574,6 +24587,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xd_ema_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    XD_REQUIRE(ctx, d.strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d.strip_count);
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
@@ -24868,7 +24882,7 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 
 static void xdi_optimizer_resolve(xd_optimizer_desc *d) {
     if (d->eps == 0.0) d->eps = 1e-8;
-    if (!d->groups) d->group_count = 0;
+    if (!d->groups && d->group_count > 0) d->group_count = 0;
 }
 
 /* False for NaN too. */
@@ -24907,6 +24921,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XD_REQUIRE(ctx, d->group_count >= 0, XD_ERROR_ARGUMENT, "%d groups of parameters", d->group_count);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -25846,6 +25861,8 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
+    XD_REQUIRE(ctx, desc->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)desc->metadata_count);
     XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
@@ -32660,6 +32677,8 @@ XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_token
 XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
+/* vocab.c: a matrix of f32 or bf16 by itself: its type, extents, stride and data. */
+XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -32674,6 +32693,8 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
  * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
+/* vocab.c: the same over one group, whose ranks must also have the same number of rows (or other elements). */
+XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
  * several ranks for the candidates of all shards. */
@@ -32904,21 +32925,28 @@ XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
     return xd_status_check(ctx, &host);
 }
 
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
-                                          const xd_rows *rows, int64_t count) {
-    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
-               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
-               (long long)rows->cols, (long long)columns);
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->cols >= 0, XD_ERROR_SHAPE, "%s has %lld rows of %lld columns",
+               name, (long long)rows->rows, (long long)rows->cols);
     XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
-               name);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT,
+               "%s has no data of %lld rows of %lld columns", name, (long long)rows->rows,
+               (long long)rows->cols);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
+    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+    XD_REQUIRE(ctx, count < 0 || rows->rows == count, XD_ERROR_SHAPE,
+               "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XD_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
+               (long long)rows->cols, (long long)columns);
+    return xdi_rows_check(ctx, name, rows);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_ids(xd_ctx *ctx, const char *name, const xd_ids *ids) {
@@ -32954,6 +32982,10 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
     return mine;
 }
 
+XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows) {
+    return comm && xd_comm_size(comm) > 1 ? xdi_comm_agree_count(comm, mine, rows) : mine;
+}
+
 /* >>loss/denominator.c */
 
 /* What a loss is divided by, counted over batches and ranks. */
@@ -32963,7 +32995,9 @@ static xd_result xdi_denominator_count_one(xd_ctx *ctx, const xd_kernels *kernel
                                            int64_t *part) {
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
-    const xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    xd_result checked = xdi_vocab_check_ids(ctx, "labels", &batch->labels);
+    if (checked == XD_OK && batch->count < 0)
+        checked = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "a batch of %lld positions", (long long)batch->count);
     XD_TRY(kernels->rows.count(&launch, checked == XD_OK ? batch : &refused, part));
     return checked;
 }
@@ -32975,6 +33009,11 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
     xd_result counted = XD_OK;
+    if (batch_count < 0) {
+        const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
+        (void)xdi_denominator_count_one(ctx, kernels, &refused, part);
+        counted = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%lld batches of positions", (long long)batch_count);
+    }
     for (int64_t b = 0; b < batch_count; b++) {
         const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
         if (counted == XD_OK) counted = result;
@@ -33257,17 +33296,23 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, float *values) {
-    const int64_t size = xd_vocab_describe(vocab).size;
+static xd_result xdi_gather_check(xd_ctx *ctx, int64_t size, xd_ids ids, int64_t n, int64_t ids_stride) {
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    XD_TRY(xdi_vocab_check_ids(ctx, "ids", &ids));
     for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
         XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
                    "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
                    (long long)size);
+    return XD_OK;
+}
+
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
+                                   int64_t ids_stride, float *values) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    XD_TRY(xdi_vocab_agree(info.tp, NULL, xdi_gather_check(ctx, info.size, ids, n, ids_stride)));
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 
@@ -33772,9 +33817,12 @@ static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc
     if (!g->data) return XD_OK;
     XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
-    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
-               XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
-               (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    XD_REQUIRE(ctx, g->stride == 0 || g->stride == g->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden has stride %lld, but must be its %lld columns without gaps",
+               (long long)g->stride, (long long)g->cols);
+    XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+               "the gradient of hidden is [%lld, %lld], not [%lld, %lld]", (long long)g->rows,
+               (long long)g->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
@@ -34677,7 +34725,9 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
     xdi_topk_kl_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
+        desc->k > xd_vocab_describe(desc->vocab).size)
+        return 0;
     xdi_topk_kl_begin(ctx, desc, &plan);
     xdi_topk_kl_fill_args(ctx, &plan);
     return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
@@ -35008,6 +35058,7 @@ static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of sequences", (long long)count);
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
     const xd_result result = xdi_align_all(ctx, jobs, count);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_destroy(ctx, &jobs[i].out);
@@ -35095,6 +35146,10 @@ XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t studen
 }
 
 XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows) {
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->rows <= INT32_MAX && rows->k >= 0 && rows->k <= INT32_MAX,
+               XD_ERROR_ARGUMENT, "%lld rows of %lld entries", (long long)rows->rows, (long long)rows->k);
+    XD_REQUIRE(ctx, (rows->ids && rows->weights) || rows->rows * rows->k == 0, XD_ERROR_ARGUMENT,
+               "%lld rows of %lld entries without ids or weights", (long long)rows->rows, (long long)rows->k);
     for (int64_t i = 0; i < rows->rows * rows->k; i++)
         if (rows->ids[i] >= 0)
             XD_TRY(xdi_check_weight(ctx, (double)rows->weights[i], i / rows->k, rows->ids[i]));
@@ -35155,6 +35210,9 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
                "max_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    XD_REQUIRE(votes->ctx, pass->count >= 0 && pass->skip_count >= 0 && pass->foreign_skip_count >= 0,
+               XD_ERROR_ARGUMENT, "%lld tokens, of which %lld are skipped and %lld pieces",
+               (long long)pass->count, (long long)pass->skip_count, (long long)pass->foreign_skip_count);
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
@@ -35368,6 +35426,9 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);
+    XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)desc->student.count,
+               (long long)desc->teacher.count);
     XD_REQUIRE(ctx, isfinite(threshold), XD_ERROR_ARGUMENT, "threshold %g is not finite", threshold);
     const int64_t teachers = xdi_special_count(desc->teacher);
     int64_t most = desc->max_pairs, n = 0;
@@ -35571,6 +35632,8 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher) {
+    XD_REQUIRE(ctx, student.count >= 0 && teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld strings", (long long)student.count, (long long)teacher.count);
     XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
                "%lld student strings for a projection of %lld rows", (long long)student.count,
                (long long)rows->rows);
@@ -35682,6 +35745,8 @@ static xd_result xdi_mapping_check_rows(xd_ctx *ctx, const xd_rows *x, const cha
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && (x->stride == 0 || x->stride >= x->cols), XD_ERROR_SHAPE,
                "%s: %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
                (long long)x->stride);
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT,
+               "%s: %lld rows of %lld elements without data", name, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }
 
@@ -35848,6 +35913,10 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
     int64_t entries = 0;
+    XD_REQUIRE(ctx, count >= 0 && (cells || count == 0), XD_ERROR_ARGUMENT, "%lld cells%s", (long long)count,
+               count < 0 ? "" : ", but no list of them");
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     for (int64_t i = 0; i < count; i++) {
         XD_TRY(xdi_check_weight(ctx, cells[i].weight, cells[i].student_id, cells[i].teacher_id));
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
@@ -35866,7 +35935,11 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
 
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
+    XD_TRY(xdi_check_row_weights(ctx, rows));
+    XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
+               "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
+    XD_REQUIRE(ctx, most <= SIZE_MAX / sizeof(xd_vote), XD_ERROR_MEMORY, "no room for %zu entries", most);
     xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
     xd_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
@@ -36318,16 +36391,12 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     return XD_OK;
 }
 
-static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const char *name,
+                                       const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
-               "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+               "%s has %lld rows but %lld sequences of %lld positions", name, (long long)rows->rows,
                (long long)map->sequences, (long long)map->held);
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
-               (long long)rows->cols);
-    return XD_OK;
+    return xdi_rows_check(ctx, name, rows);
 }
 
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
@@ -36340,7 +36409,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -36372,14 +36441,14 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     xd_chunk_args a = xdi_chunks_args(map, &values);
     const int64_t cells = a.count * values.cols;
     xd_result result = xdi_chunks_check(ctx, map);
-    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
         a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
         if (!a.out) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
     }
-    result = xdi_vocab_agree(NULL, map->comm, result);
+    result = xdi_vocab_agree_rows(map->comm, result, cells);
     if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
     if (result == XD_OK && fixed) {
         const xd_launch launch = xd_ctx_launch(ctx);
@@ -36411,7 +36480,7 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     a.sizes = sizes;
     a.weight = weight;
     XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
@@ -36619,7 +36688,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, probs.rows);
     if (result == XD_OK)
         result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
     if (result == XD_OK && p.vocab.tp && !p.fixed)
@@ -36632,7 +36701,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
                                      xd_rows gradient) {
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
-    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    result = xdi_vocab_agree_rows(p.vocab.tp, result, gradient.rows);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);
         a.weight = weight;
@@ -39555,11 +39624,14 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, con
     const int64_t rows = d->logits.rows;
     XD_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
-    XD_REQUIRE(ctx,
-               values->rows == rows && values->cols == d->k &&
-                   (values->stride == 0 || values->stride >= d->k) && (values->data || values->rows == 0),
-               XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
-               (long long)values->rows, (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->rows == rows && values->cols == d->k, XD_ERROR_SHAPE,
+               "values are %lld by %lld, but there are %lld rows and %lld columns", (long long)values->rows,
+               (long long)values->cols, (long long)rows, (long long)d->k);
+    XD_REQUIRE(ctx, values->stride == 0 || values->stride >= values->cols, XD_ERROR_SHAPE,
+               "values have stride %lld, less than their %lld columns", (long long)values->stride,
+               (long long)values->cols);
+    XD_REQUIRE(ctx, values->data || rows == 0, XD_ERROR_SHAPE, "%lld rows of values have no data",
+               (long long)rows);
     return XD_OK;
 }
 
@@ -42722,14 +42794,15 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XD_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XD_TRY(xdi_rows_check(ctx, name, &side->logits));
     XD_REQUIRE(ctx,
                side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
                XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
                (long long)side->logits.cols, (long long)side->vocabulary);
     XD_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
                "%s temperature %g must be positive and finite", name, side->temperature);
+    XD_REQUIRE(ctx, side->ids || side->logits.rows == 0, XD_ERROR_ARGUMENT, "%s: no ids of %lld tokens", name,
+               (long long)side->logits.rows);
     for (int64_t i = 0; i < side->logits.rows; i++)
         XD_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
@@ -42744,6 +42817,8 @@ static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
 static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
     int64_t s = first, t = first;
+    XD_REQUIRE(ctx, d->chunk_count >= 0 && (d->chunks || d->chunk_count == 0), XD_ERROR_ARGUMENT,
+               "%lld chunks%s", (long long)d->chunk_count, d->chunks ? "" : ", but no list of them");
     for (int64_t i = 0; i < d->chunk_count; i++) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
@@ -42762,8 +42837,7 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
 }
 
 static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
-    XD_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XD_TRY(xdi_rows_check(ctx, "the gradient", g));
     XD_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
                (long long)g->cols, (long long)x->rows, (long long)x->cols);
@@ -42778,6 +42852,21 @@ static xd_result xdi_uld_check_factor(xd_ctx *ctx, const xd_uld_desc *d) {
     XD_REQUIRE(ctx, fabs(d->scale) * weight / below / least <= 1e30, XD_ERROR_ARGUMENT,
                "scale %g, denominator %g, weights %g and %g: f32 does not hold such a gradient", d->scale,
                d->denominator, d->matched_weight, d->unmatched_weight);
+    return XD_OK;
+}
+
+static xd_result xdi_uld_check_matched(xd_ctx *ctx, const xd_uld_desc *d) {
+    XD_REQUIRE(ctx,
+               d->matched_count >= 0 && (d->matched_count == 0 || (d->matched_student && d->matched_teacher)),
+               XD_ERROR_ARGUMENT, "%lld matched ids%s", (long long)d->matched_count,
+               d->matched_count < 0 ? "" : ", but no list of them");
+    for (int64_t i = 0; i < d->matched_count; i++)
+        XD_REQUIRE(ctx,
+                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
     return XD_OK;
 }
 
@@ -42796,13 +42885,7 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
                d->denominator, d->scale);
     XD_TRY(xdi_uld_check_factor(ctx, d));
-    for (int64_t i = 0; i < d->matched_count; i++)
-        XD_REQUIRE(ctx,
-                   d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
-                       d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
-                   XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
-                   (long long)d->matched_student[i], (long long)d->matched_teacher[i],
-                   (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    XD_TRY(xdi_uld_check_matched(ctx, d));
     if (d->gradient.data) XD_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
@@ -43418,6 +43501,10 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     size_t bytes = 8, entries = (size_t)count + 1;
     size_t at[3];
     xd_arena plan = xd_arena_over(NULL, 0);
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld tokens", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, tokens[i].size >= 0, XD_ERROR_ARGUMENT, "token %lld has %lld bytes", (long long)i,
+                   (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
@@ -43969,8 +44056,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
 
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XD_TRY(xdi_rows_check(ctx, name, rows));
     XD_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
                "%s is [%lld, %lld] but the student is [%lld, %lld]", name, (long long)rows->rows,
                (long long)rows->cols, (long long)like->rows, (long long)like->cols);
@@ -44067,6 +44153,9 @@ static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_s
 }
 
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
+               "sequences of %lld and %lld tokens", (long long)desc->student.count,
+               (long long)desc->teacher.count);
     const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
     out->count = 0;
@@ -44099,6 +44188,8 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
 }
 
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+    XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
+               (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
                "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
                (long long)d->vocabulary);
@@ -44163,17 +44254,16 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
                                       int64_t column, const xd_teacher_piece *piece) {
-    XD_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-               "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
-    XD_REQUIRE(ctx,
-               position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
-                   position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
-               XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
-               (long long)position, (long long)(position + piece->positions), (long long)column,
-               (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
-    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
-               "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
-               (long long)rows->cols);
+    XD_TRY(xdi_rows_check(ctx, name, rows));
+    XD_REQUIRE(
+        ctx,
+        position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+            position <= rows->rows && piece->positions <= rows->rows - position && column <= rows->cols &&
+            piece->columns <= rows->cols - column,
+        XD_ERROR_SHAPE,
+        "a piece of %lld positions from %lld on by %lld columns from %lld on leaves %s of %lld by %lld",
+        (long long)piece->positions, (long long)position, (long long)piece->columns, (long long)column, name,
+        (long long)rows->rows, (long long)rows->cols);
     return XD_OK;
 }
 
@@ -46146,4 +46236,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d48cc5961e067564d76885e996732d2ca679946c49e00a7ca62f4c8e62a65719 */
+/* xdistill sha256 dac00c1cebc3de70c28349470bd6ceb70895fcd6660e7edb279da1911274ac70 */

@@ -9493,6 +9493,9 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
+/* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also
+ * for sizes that are negative or do not fit into a size_t. */
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* >>kernel/span */
@@ -19546,6 +19549,13 @@ XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
     return kernels->memory.allocate(ctx, bytes);
+}
+
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size) {
+    size_t bytes = 0;
+    if (rows < 0 || columns < 0 || !xdi_size_multiply((size_t)rows, (size_t)columns, &bytes)) return NULL;
+    if (!xdi_size_multiply(bytes, size, &bytes) || bytes > SIZE_MAX / 2 - size) return NULL;
+    return xdi_call_memory(ctx, bytes + size);
 }
 
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
@@ -33122,27 +33132,31 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
+/* Memory for `words` words of each of `rows` rows. */
+static xd_result xdi_softmax_take(xd_ctx *ctx, int64_t rows, int64_t words, int ranks,
+                                  xdi_softmax_exchange *x) {
+    x->args.parts = (double *)xdi_call_array(ctx, rows, words, sizeof(double));
+    if (ranks > 1) x->everyones = (double *)xdi_call_array(ctx, rows, words, (size_t)ranks * sizeof(double));
+    XD_REQUIRE(ctx, x->args.parts && (ranks == 1 || x->everyones), XD_ERROR_MEMORY,
+               "no room for %lld partials of %lld rows", (long long)words, (long long)rows);
+    x->words = rows * words;
+    return XD_OK;
+}
+
 /* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
- * words. */
+ * words; `checked` is the result of the caller's checks on this rank. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
+                                  int64_t words, xd_result checked, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
-    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
+    xd_result result = checked;
+    if (result == XD_OK) result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
-    x->words = result == XD_OK ? rows->rows * words : 0;
     xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
         result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
-    if (result == XD_OK) {
-        const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
-        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
-        x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
-        if (!x->args.parts || (info.ranks > 1 && !x->everyones))
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
-    }
+    if (result == XD_OK) result = xdi_softmax_take(ctx, rows->rows, words, info.ranks, x);
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
@@ -33162,7 +33176,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, XD_OK, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -33175,10 +33189,11 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
+    const int64_t rows = logits->rows > 0 ? logits->rows : 0; /* xd_row_stats refuses negative ones */
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
-    if (result == XD_OK && !*lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    *lse = result == XD_OK ? (double *)xdi_call_array(ctx, rows, 1, sizeof **lse) : NULL;
+    if (result == XD_OK && !*lse)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
@@ -33209,7 +33224,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
                            xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, XD_OK, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -33230,11 +33245,33 @@ typedef struct xdi_softmax_pick {
     xd_dtype dtype;
 } xdi_softmax_pick;
 
+static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t rows, int64_t n) {
+    XD_REQUIRE(ctx, ids->data || rows == 0 || n == 0, XD_ERROR_ARGUMENT, "%lld rows have no ids",
+               (long long)rows);
+    return xdi_vocab_check_ids(ctx, "ids", ids);
+}
+
+/* Ids of a list that all rows share are checked here, where the host can read them; those of rows give NaN. */
+static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows,
+                                        const xdi_softmax_pick *p) {
+    const int64_t size = xd_vocab_describe(vocab).size;
+    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
+    XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
+               "%lld ids a row with stride %lld", (long long)p->n, (long long)p->stride);
+    XD_TRY(xdi_softmax_check_ids(ctx, &p->ids, rows, p->n));
+    for (int64_t j = 0; j < p->n && p->stride == 0 && readable && p->ids.data; j++)
+        XD_REQUIRE(ctx, xd_id_at(p->ids, j) >= 0 && xd_id_at(p->ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(p->ids, j),
+                   (long long)size);
+    return XD_OK;
+}
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                      double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
+    const xd_result checked = xdi_softmax_check_pick(ctx, vocab, logits->rows, pick);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, checked, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = pick->ids;
     x.args.ids_count = pick->n;
@@ -33250,14 +33287,6 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values) {
-    const int64_t size = xd_vocab_describe(vocab).size;
-    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
-    XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
-               "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
-    for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
-                   (long long)size);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
@@ -33285,7 +33314,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
+                           xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -33328,9 +33358,10 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
-        const size_t rows = (size_t)logits.rows;
-        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
-        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+        const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
+        const int64_t rows = logits.rows <= INT64_MAX - heads ? logits.rows + heads : -1;
+        memory = xdi_call_array(ctx, rows, 1, sizeof(int64_t) + 1);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)logits.rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
@@ -34261,11 +34292,12 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
-    const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
-    c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
-    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
+    if (info.ranks == 1) return XD_OK; /* this rank's candidates are the result */
+    const size_t pair = 2 * sizeof(int64_t);
+    c->mine = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair);
+    c->all = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair * (size_t)info.ranks);
+    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %lld candidates of %lld rows",
+               (long long)k, (long long)logits->rows);
     return XD_OK;
 }
 
@@ -34314,12 +34346,13 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
     const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
-    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
-    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
-    xd_result result =
-        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    const int64_t rows = logits.rows > 0 && most > 0 ? logits.rows : 0; /* others are refused below */
+    double *wide = (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
+    xd_result result = wide ? XD_OK
+                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+                                      (long long)most, (long long)rows);
     result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
-    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
     xdi_call_memory_done(ctx, wide);
     return result;
 }
@@ -34344,6 +34377,7 @@ typedef struct xdi_topk_columns {
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     const xd_vocab_info info = xd_vocab_describe(d->vocab);
     const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
@@ -34380,9 +34414,8 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;
     memset(&c, 0, sizeof c);
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
         result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
         if (result == XD_OK && importance)
@@ -39581,14 +39614,15 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t
 static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
     const xd_vocab_topk_desc *d = c->d;
     const int64_t sequences = xdi_topk_sequences(d);
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
                "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
     XD_TRY(xdi_columns_check(ctx, d, values));
     c->held = d->logits.rows / sequences;
-    c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
-    c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
-               (long long)(c->held * d->k));
+    c->picked = (double *)xdi_call_array(ctx, c->held, d->k, sizeof *c->picked);
+    c->ids = (int64_t *)xdi_call_array(ctx, sequences, d->k, sizeof *c->ids);
+    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+               (long long)d->k, (long long)c->held);
     return XD_OK;
 }
 
@@ -39598,9 +39632,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
     c.d = desc;
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_columns_prepare(ctx, &values, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
     for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
         result = xdi_columns_sequence(ctx, &c, b, &values);
@@ -46140,4 +46173,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 c1ed78e36b19a13c89f8042c2379aa8f6709a8becc707710893855ff0e0ac7f8 */

@@ -20748,17 +20748,26 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
-static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits. False when it does not wait for
+ * the culprit: that is late in another group, or in another call, and those who are missing here may not be to blame. */
+static bool xdi_threads_missing(const xdi_threads *t, int culprit, char *text, size_t size) {
+    bool member = false, missed = false;
     size_t used = 0;
-    text[0] = 0;
-    for (int r = 0; r < t->group->size && used + 16 < size; r++)
-        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) < t->round)
+    for (int r = 0; r < t->group->size; r++) {
+        const bool is_culprit = t->group->world_ranks[r] == culprit;
+        member = member || is_culprit;
+        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
+        missed = missed || is_culprit;
+        if (used + 16 < size)
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
+    }
+    if (used > 0) return missed;
+    snprintf(text, size, "%d", culprit); /* it has come since, or this is a message */
+    return member;
 }
 
 /* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
- * passed first; the late one itself, and every later call, returns PEER. */
+ * passed first; the late one itself, one that was waiting for others, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -20769,13 +20778,10 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
                                "rank %d came after the deadline: the world is broken", me);
-    if (cause == XD_ERROR_TIMEOUT && waiting) {
-        xdi_threads_missing(t, missing, sizeof missing);
-        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+    if (cause == XD_ERROR_TIMEOUT && waiting && xdi_threads_missing(t, culprit, missing, sizeof missing))
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
                                "rank%s %s did not arrive before the deadline",
                                strchr(missing, ',') ? "s" : "", missing);
-    }
     return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
                                                      : "failed or left");
@@ -22255,17 +22261,18 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     xd_result result = xd_all_gather(comm, &mine, all, counts, XD_DTYPE_I64);
     char list[200];
     size_t used = 0;
-    int differ = 0;
+    int differ = 0, first = -1;
     for (int i = 1; result == XD_OK && i < size; i++) {
         if (all[i] == all[0]) continue;
         if (used + 16 < sizeof list)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "",
                                      xd_comm_world_rank(comm, i));
-        differ++;
+        if (differ++ == 0) first = xd_comm_world_rank(comm, i);
     }
     if (differ)
-        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
-                         differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+        result = XD_FAIL_CULPRIT(ctx, XD_ERROR_MISMATCH, first,
+                                 "%s: rank%s %s passed something else than rank %d", what,
+                                 differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
 }
@@ -33314,8 +33321,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
-                           xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
+    XD_TRY(
+        xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -46173,4 +46180,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c1ed78e36b19a13c89f8042c2379aa8f6709a8becc707710893855ff0e0ac7f8 */
+/* xdistill sha256 3a5c615347e577b89c1f4b9ffb94817963bcff9dd907fba4fb3b2406adfe7cc5 */

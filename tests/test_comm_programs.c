@@ -2,7 +2,7 @@
  * (comm_program.h); what INVARIANT mode promises is compared bit by bit between worlds of several sizes. In four programs of
  * ten one rank does something else than the others, leaves or never comes: all ranks return, and name it.
  *
- *     test_comm_programs                              a sample: 0.5 seconds of processor
+ *     test_comm_programs                              a sample: 1 second of processor
  *     test_comm_programs --seed 7 --count 4000        the programs of the seeds 7 to 4006
  *     test_comm_programs --seed 7 --ranks 5           one program, on five ranks
  *

@@ -1,6 +1,6 @@
 /* Processes of a route that are killed or stopped at a random moment: the others return, and name them; and signals a thousand
  * times a second, which interrupt whatever call of the system they meet, change nothing. XD_TEST_KILLS processes are killed
- * (6), and a fiftieth as many stopped, at least one: 0.5 seconds of processor, and 2 of waiting for each that is stopped. */
+ * (6), and a fiftieth as many stopped, at least one: 0.7 seconds of processor, and 2 of waiting for each that is stopped. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"

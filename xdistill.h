@@ -9495,6 +9495,9 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
+/* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also
+ * for sizes that are negative or do not fit into a size_t. */
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* >>kernel/span */
@@ -19559,6 +19562,13 @@ XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     return kernels->memory.allocate(ctx, bytes);
 }
 
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size) {
+    size_t bytes = 0;
+    if (rows < 0 || columns < 0 || !xdi_size_multiply((size_t)rows, (size_t)columns, &bytes)) return NULL;
+    if (!xdi_size_multiply(bytes, size, &bytes) || bytes > SIZE_MAX / 2 - size) return NULL;
+    return xdi_call_memory(ctx, bytes + size);
+}
+
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU)
@@ -20756,17 +20766,26 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
-static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits. False when it does not wait for
+ * the culprit: that is late in another group, or in another call, and those who are missing here may not be to blame. */
+static bool xdi_threads_missing(const xdi_threads *t, int culprit, char *text, size_t size) {
+    bool member = false, missed = false;
     size_t used = 0;
-    text[0] = 0;
-    for (int r = 0; r < t->group->size && used + 16 < size; r++)
-        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) < t->round)
+    for (int r = 0; r < t->group->size; r++) {
+        const bool is_culprit = t->group->world_ranks[r] == culprit;
+        member = member || is_culprit;
+        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
+        missed = missed || is_culprit;
+        if (used + 16 < size)
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
+    }
+    if (used > 0) return missed;
+    snprintf(text, size, "%d", culprit); /* it has come since, or this is a message */
+    return member;
 }
 
 /* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
- * passed first; the late one itself, and every later call, returns PEER. */
+ * passed first; the late one itself, one that was waiting for others, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -20777,13 +20796,10 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
                                "rank %d came after the deadline: the world is broken", me);
-    if (cause == XD_ERROR_TIMEOUT && waiting) {
-        xdi_threads_missing(t, missing, sizeof missing);
-        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+    if (cause == XD_ERROR_TIMEOUT && waiting && xdi_threads_missing(t, culprit, missing, sizeof missing))
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
                                "rank%s %s did not arrive before the deadline",
                                strchr(missing, ',') ? "s" : "", missing);
-    }
     return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
                                                      : "failed or left");
@@ -21459,7 +21475,13 @@ enum { XDI_NODE_NAMELESS = __O_TMPFILE };
 enum { XDI_NODE_NAMELESS = 0 };
 #endif
 
-/* The start of the file; then, in lines of its own, 1 + whom each rank waits for, and the shared memory. */
+/* What a rank waits for. A process that was stopped in a wait still says so when others have done their part. */
+typedef struct xdi_node_wish {
+    uint32_t rank;            /* 1 + whom; 0: it does not wait; atomic, like the next two, and written last */
+    uint64_t counter, target; /* bytes from the start of the file; 0: a counter that is not in it */
+} xdi_node_wish;
+
+/* The start of the file; then, in lines of its own, the ranks' wishes, and the shared memory. */
 typedef struct xdi_node_head {
     uint64_t token;   /* that rank 0 told: the same process and descriptor on another host has another file */
     uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
@@ -21582,7 +21604,7 @@ XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out
     xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
     bool can = node && bytes <= SIZE_MAX / 2;
     if (node) {
-        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(uint32_t);
+        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(xdi_node_wish);
         node->comm = comm;
         node->begin = XDI_NODE_LINE * (1 + (waits + XDI_NODE_LINE - 1) / XDI_NODE_LINE);
         node->bytes = bytes + node->begin;
@@ -21628,17 +21650,28 @@ static void xdi_node_break(const xdi_node *node, xd_result result, int culprit) 
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-static uint32_t *xdi_node_waits(const xdi_node *node, int rank) {
-    return (uint32_t *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+static xdi_node_wish *xdi_node_wish_of(const xdi_node *node, int rank) {
+    return (xdi_node_wish *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+}
+
+/* Whom `rank` waits for; -1 when it does not wait, or need not any more: then it has been stopped, or is about to go on. */
+static int xdi_node_next(const xdi_node *node, int rank) {
+    const xdi_node_wish *wish = xdi_node_wish_of(node, rank);
+    const int next = (int)__atomic_load_n(&wish->rank, __ATOMIC_ACQUIRE) - 1;
+    const uint64_t counter = __atomic_load_n(&wish->counter, __ATOMIC_RELAXED);
+    const uint64_t target = __atomic_load_n(&wish->target, __ATOMIC_RELAXED);
+    if (next < 0 || counter == 0) return next;
+    const uint64_t *at = (const uint64_t *)(const void *)(node->memory + counter);
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE) < target ? next : -1;
 }
 
 /* Whom everybody waits for when `rank` did not come: a rank that is waiting here itself is not the late one. */
 static int xdi_node_root(const xdi_node *node, int rank) {
     int root = rank;
     for (int r = 0; r < xd_comm_size(node->comm); r++) {
-        const uint32_t next = __atomic_load_n(xdi_node_waits(node, root), __ATOMIC_ACQUIRE);
-        if (next == 0 || (int)next - 1 == root) return root;
-        root = (int)next - 1;
+        const int next = xdi_node_next(node, root);
+        if (next < 0 || next == root) return root;
+        root = next;
     }
     return rank; /* they wait for one another */
 }
@@ -21708,10 +21741,14 @@ static xd_result xdi_node_wait(const xdi_node *node, const uint64_t *counter, ui
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
                                     int rank) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    uint32_t *waits = xdi_node_waits(node, xd_comm_rank(node->comm));
-    __atomic_store_n(waits, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+    xdi_node_wish *wish = xdi_node_wish_of(node, xd_comm_rank(node->comm));
+    const uintptr_t at = (uintptr_t)counter, begin = (uintptr_t)node->memory;
+    const bool inside = at > begin && at - begin < node->bytes;
+    __atomic_store_n(&wish->counter, inside ? (uint64_t)(at - begin) : 0u, __ATOMIC_RELAXED);
+    __atomic_store_n(&wish->target, target, __ATOMIC_RELAXED);
+    __atomic_store_n(&wish->rank, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
     const xd_result result = xdi_node_wait(node, counter, target, rank);
-    __atomic_store_n(waits, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&wish->rank, 0u, __ATOMIC_RELEASE);
     return result;
 }
 
@@ -22264,17 +22301,18 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     xd_result result = xd_all_gather(comm, &mine, all, counts, XD_DTYPE_I64);
     char list[200];
     size_t used = 0;
-    int differ = 0;
+    int differ = 0, first = -1;
     for (int i = 1; result == XD_OK && i < size; i++) {
         if (all[i] == all[0]) continue;
         if (used + 16 < sizeof list)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "",
                                      xd_comm_world_rank(comm, i));
-        differ++;
+        if (differ++ == 0) first = xd_comm_world_rank(comm, i);
     }
     if (differ)
-        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
-                         differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+        result =
+            XD_FAIL_CULPRIT(ctx, XD_ERROR_MISMATCH, first, "%s: rank%s %s passed something else than rank %d",
+                            what, differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
 }
@@ -33170,27 +33208,31 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
+/* Memory for `words` words of each of `rows` rows. */
+static xd_result xdi_softmax_take(xd_ctx *ctx, int64_t rows, int64_t words, int ranks,
+                                  xdi_softmax_exchange *x) {
+    x->args.parts = (double *)xdi_call_array(ctx, rows, words, sizeof(double));
+    if (ranks > 1) x->everyones = (double *)xdi_call_array(ctx, rows, words, (size_t)ranks * sizeof(double));
+    XD_REQUIRE(ctx, x->args.parts && (ranks == 1 || x->everyones), XD_ERROR_MEMORY,
+               "no room for %lld partials of %lld rows", (long long)words, (long long)rows);
+    x->words = rows * words;
+    return XD_OK;
+}
+
 /* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
- * words. */
+ * words; `checked` is the result of the caller's checks on this rank. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
+                                  int64_t words, xd_result checked, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
-    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
+    xd_result result = checked;
+    if (result == XD_OK) result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
-    x->words = result == XD_OK ? rows->rows * words : 0;
     xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
         result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
-    if (result == XD_OK) {
-        const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
-        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
-        x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
-        if (!x->args.parts || (info.ranks > 1 && !x->everyones))
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
-    }
+    if (result == XD_OK) result = xdi_softmax_take(ctx, rows->rows, words, info.ranks, x);
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
@@ -33210,7 +33252,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, XD_OK, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -33223,10 +33265,11 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
+    const int64_t rows = logits->rows > 0 ? logits->rows : 0; /* xd_row_stats refuses negative ones */
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
-    if (result == XD_OK && !*lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    *lse = result == XD_OK ? (double *)xdi_call_array(ctx, rows, 1, sizeof **lse) : NULL;
+    if (result == XD_OK && !*lse)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
@@ -33257,7 +33300,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
                            xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, XD_OK, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -33278,11 +33321,33 @@ typedef struct xdi_softmax_pick {
     xd_dtype dtype;
 } xdi_softmax_pick;
 
+static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t rows, int64_t n) {
+    XD_REQUIRE(ctx, ids->data || rows == 0 || n == 0, XD_ERROR_ARGUMENT, "%lld rows have no ids",
+               (long long)rows);
+    return xdi_vocab_check_ids(ctx, "ids", ids);
+}
+
+/* Ids of a list that all rows share are checked here, where the host can read them; those of rows give NaN. */
+static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows,
+                                        const xdi_softmax_pick *p) {
+    const int64_t size = xd_vocab_describe(vocab).size;
+    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
+    XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
+               "%lld ids a row with stride %lld", (long long)p->n, (long long)p->stride);
+    XD_TRY(xdi_softmax_check_ids(ctx, &p->ids, rows, p->n));
+    for (int64_t j = 0; j < p->n && p->stride == 0 && readable && p->ids.data; j++)
+        XD_REQUIRE(ctx, xd_id_at(p->ids, j) >= 0 && xd_id_at(p->ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(p->ids, j),
+                   (long long)size);
+    return XD_OK;
+}
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                      double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
+    const xd_result checked = xdi_softmax_check_pick(ctx, vocab, logits->rows, pick);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, checked, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = pick->ids;
     x.args.ids_count = pick->n;
@@ -33296,23 +33361,9 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-static xd_result xdi_gather_check(xd_ctx *ctx, int64_t size, xd_ids ids, int64_t n, int64_t ids_stride) {
-    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
-    XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
-               "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
-    XD_TRY(xdi_vocab_check_ids(ctx, "ids", &ids));
-    for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
-                   (long long)size);
-    return XD_OK;
-}
-
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
-    XD_TRY(xdi_vocab_agree(info.tp, NULL, xdi_gather_check(ctx, info.size, ids, n, ids_stride)));
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 
@@ -33339,7 +33390,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
+    XD_TRY(
+        xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -33382,9 +33434,10 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
-        const size_t rows = (size_t)logits.rows;
-        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
-        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+        const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
+        const int64_t rows = logits.rows <= INT64_MAX - heads ? logits.rows + heads : -1;
+        memory = xdi_call_array(ctx, rows, 1, sizeof(int64_t) + 1);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)logits.rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
@@ -34318,11 +34371,12 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
-    const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
-    c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
-    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
+    if (info.ranks == 1) return XD_OK; /* this rank's candidates are the result */
+    const size_t pair = 2 * sizeof(int64_t);
+    c->mine = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair);
+    c->all = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair * (size_t)info.ranks);
+    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %lld candidates of %lld rows",
+               (long long)k, (long long)logits->rows);
     return XD_OK;
 }
 
@@ -34371,12 +34425,13 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
     const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
-    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
-    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
-    xd_result result =
-        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    const int64_t rows = logits.rows > 0 && most > 0 ? logits.rows : 0; /* others are refused below */
+    double *wide = (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
+    xd_result result = wide ? XD_OK
+                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+                                      (long long)most, (long long)rows);
     result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
-    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
     xdi_call_memory_done(ctx, wide);
     return result;
 }
@@ -34401,6 +34456,7 @@ typedef struct xdi_topk_columns {
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     const xd_vocab_info info = xd_vocab_describe(d->vocab);
     const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
@@ -34437,9 +34493,8 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;
     memset(&c, 0, sizeof c);
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
         result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
         if (result == XD_OK && importance)
@@ -39662,14 +39717,15 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t
 static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
     const xd_vocab_topk_desc *d = c->d;
     const int64_t sequences = xdi_topk_sequences(d);
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
                "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
     XD_TRY(xdi_columns_check(ctx, d, values));
     c->held = d->logits.rows / sequences;
-    c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
-    c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
-               (long long)(c->held * d->k));
+    c->picked = (double *)xdi_call_array(ctx, c->held, d->k, sizeof *c->picked);
+    c->ids = (int64_t *)xdi_call_array(ctx, sequences, d->k, sizeof *c->ids);
+    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+               (long long)d->k, (long long)c->held);
     return XD_OK;
 }
 
@@ -39679,9 +39735,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
     c.d = desc;
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_columns_prepare(ctx, &values, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
     for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
         result = xdi_columns_sequence(ctx, &c, b, &values);
@@ -46236,4 +46291,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dac00c1cebc3de70c28349470bd6ceb70895fcd6660e7edb279da1911274ac70 */
+/* xdistill sha256 31cf3c62db32c9698b63905e0c86dbac2534b55f2e3c5bd673c5f0e5a804c4e5 */

@@ -28,6 +28,16 @@ static double patient_tick(void *user) {
     return __atomic_load_n(&waiting, __ATOMIC_ACQUIRE) < RANKS - 1 ? 0.0 : 10.0 + tick(user);
 }
 
+/* A clock by which only an armed rank is ever late, once rank 0 waits. */
+static uint32_t first_looks;
+
+static double armed_tick(void *user) {
+    (void)user;
+    if (looks == -2) __atomic_add_fetch(&first_looks, 1, __ATOMIC_ACQ_REL);
+    if (looks >= 0) looks++;
+    return looks > 1 && __atomic_load_n(&first_looks, __ATOMIC_ACQUIRE) > 1 ? 10.0 : 0.0;
+}
+
 typedef enum fault {
     MISSING,
     LEAVES,
@@ -175,6 +185,33 @@ XD_TEST(the_runner_reports_the_culprit_and_sub_groups_break_with_the_world) {
         CHECK_EQ_INT(error.rank, ODD);
         CHECK_EQ_STR(error.message, "the seventh label");
     }
+}
+
+/* Rank ODD stays away from its half; rank 0 waits for rank 1 in the other one, and does not blame it. */
+static xd_result halves_rank(xd_comm *world, void *argument) {
+    const int rank = xd_comm_rank(world);
+    xd_comm *half = NULL;
+    uint32_t *finished = (uint32_t *)argument;
+    XD_TRY(xd_comm_split(world, rank / 2, 0, &half));
+    XD_TRY(xd_barrier(world));
+    if (rank == 1 || rank == ODD)
+        wait_for(finished, 2);
+    else {
+        looks = rank == 0 ? -2 : 0;
+        CHECK_EQ_INT(xd_barrier(half), rank == 0 ? XD_ERROR_PEER : XD_ERROR_TIMEOUT);
+        looks = -1;
+        check_culprit(world, ODD, ODD);
+        CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 1") == NULL);
+        __atomic_add_fetch(finished, 1, __ATOMIC_RELEASE);
+    }
+    xd_comm_destroy(half);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_that_waits_in_another_group_is_told_who_is_late) {
+    const xd_ctx_desc desc = { .clock = { armed_tick, NULL }, .timeout_seconds = 2 };
+    uint32_t finished = 0;
+    CHECK_EQ_INT(xd_run_threads(RANKS, &desc, halves_rank, &finished, NULL), XD_OK);
 }
 
 /* ---- two ranks ---- */

@@ -292,6 +292,7 @@ static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
     d.axes[0].size = 4;
     CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), XD_ERROR_MISMATCH);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 2 passed something else"));
+    CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, 2);
     d.axes[0].name = "dp";
     d.axes[0].size = me == 1 ? 0 : 4; /* one rank alone is wrong: all fail, the others name it */
     CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), me == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);

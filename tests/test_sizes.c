@@ -104,7 +104,8 @@ static xd_result call_gather(void *memory) {
 }
 static xd_result call_accuracy(void *memory) {
     stage *s = (stage *)memory;
-    const xd_positions positions = { IDS_ROWS, xd_ids_of(s->m->labels, XD_DTYPE_I64), false, 0, NULL, NULL };
+    const int64_t labels = s->first.rows > IDS_ROWS + 1 ? s->first.rows : IDS_ROWS;
+    const xd_positions positions = { labels, xd_ids_of(s->m->labels, XD_DTYPE_I64), false, 0, NULL, NULL };
     return xd_accuracy(s->base.ctx, s->vocab, s->first, &positions, NULL, s->written);
 }
 static xd_result call_vocab_topk(void *memory) {
@@ -182,6 +183,68 @@ static const sizes_table table = {
 
 XD_TEST(matrices_of_losses_that_disagree_are_refused_and_nothing_is_written) {
     for (int ranks = 1; ranks <= SIZES_RANKS; ranks++) CHECK(sizes_run_table(&table, ranks) > 100);
+}
+
+/* ---- memory of a call ---- */
+
+static void *allocate_little(void *user, size_t bytes) {
+    (void)user;
+    return bytes <= (size_t)1 << 24 ? malloc(bytes) : NULL;
+}
+
+static void release_little(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static const struct {
+    const char *name;
+    xd_result (*call)(void *stage);
+} sized_calls[] = { { "xd_row_stats", call_stats },
+                    { "xd_log_softmax", call_log_softmax },
+                    { "xd_log_softmax_backward", call_log_softmax_backward },
+                    { "xd_target_log_probs", call_target },
+                    { "xd_target_log_probs_backward", call_target_backward },
+                    { "xd_gather_columns", call_gather },
+                    { "xd_accuracy", call_accuracy },
+                    { "xd_vocab_topk", call_vocab_topk },
+                    { "xd_vocab_topk_gather", call_choice_gather } };
+
+/* Rows that no memory holds; times 8, 16 or the ranks they are 0 or small in 64 bits. */
+static void call_with_rows(stage *s, int64_t rows) {
+    set_stage(s);
+    s->choice.sequences = 1;
+    s->first.rows = s->second.rows = s->third.rows = s->choice.logits.rows = s->chosen.rows = rows;
+    for (size_t i = 0; i < sizeof sized_calls / sizeof *sized_calls; i++) {
+        const xd_result result = sized_calls[i].call(s);
+        if (result != XD_ERROR_MEMORY && result != XD_ERROR_PEER)
+            printf("    %s of %lld rows\n", sized_calls[i].name, (long long)rows);
+        CHECK(result == XD_ERROR_MEMORY || result == XD_ERROR_PEER);
+    }
+}
+
+static xd_result huge_rank(xd_comm *world, void *argument) {
+    stage *s = (stage *)calloc(1, sizeof *s);
+    s->base.world = world;
+    s->base.ctx = xd_comm_ctx(world);
+    (void)argument;
+    open_stage(s);
+    for (int shift = 54; shift < 63; shift++) {
+        call_with_rows(s, (int64_t)1 << shift);
+        call_with_rows(s, ((int64_t)1 << shift) + 1);
+        call_with_rows(s, (int64_t)(((uint64_t)1 << (shift + 1)) - 1));
+    }
+    call_with_rows(s, INT64_MAX / 3 + 1); /* three columns of each */
+    close_stage(s);
+    free(s);
+    return XD_OK;
+}
+
+XD_TEST(more_rows_than_memory_has_are_refused_on_all_ranks) {
+    const xd_ctx_desc desc = { .allocator = { allocate_little, release_little, NULL },
+                               .timeout_seconds = 20 };
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        CHECK_EQ_INT(xd_run_threads(ranks, &desc, huge_rank, NULL, NULL), XD_OK);
 }
 
 XD_TEST_MAIN()

@@ -59,17 +59,18 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     xd_result result = xd_all_gather(comm, &mine, all, counts, XD_DTYPE_I64);
     char list[200];
     size_t used = 0;
-    int differ = 0;
+    int differ = 0, first = -1;
     for (int i = 1; result == XD_OK && i < size; i++) {
         if (all[i] == all[0]) continue;
         if (used + 16 < sizeof list)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "",
                                      xd_comm_world_rank(comm, i));
-        differ++;
+        if (differ++ == 0) first = xd_comm_world_rank(comm, i);
     }
     if (differ)
-        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
-                         differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+        result =
+            XD_FAIL_CULPRIT(ctx, XD_ERROR_MISMATCH, first, "%s: rank%s %s passed something else than rank %d",
+                            what, differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
 }

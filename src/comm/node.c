@@ -34,7 +34,13 @@ enum { XDI_NODE_NAMELESS = __O_TMPFILE };
 enum { XDI_NODE_NAMELESS = 0 };
 #endif
 
-/* The start of the file; then, in lines of its own, 1 + whom each rank waits for, and the shared memory. */
+/* What a rank waits for. A process that was stopped in a wait still says so when others have done their part. */
+typedef struct xdi_node_wish {
+    uint32_t rank;            /* 1 + whom; 0: it does not wait; atomic, like the next two, and written last */
+    uint64_t counter, target; /* bytes from the start of the file; 0: a counter that is not in it */
+} xdi_node_wish;
+
+/* The start of the file; then, in lines of its own, the ranks' wishes, and the shared memory. */
 typedef struct xdi_node_head {
     uint64_t token;   /* that rank 0 told: the same process and descriptor on another host has another file */
     uint64_t failure; /* 0, or why waits ended: result << 32 | (culprit + 1); atomic, written once */
@@ -157,7 +163,7 @@ XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out
     xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
     bool can = node && bytes <= SIZE_MAX / 2;
     if (node) {
-        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(uint32_t);
+        const size_t waits = (size_t)xd_comm_size(comm) * sizeof(xdi_node_wish);
         node->comm = comm;
         node->begin = XDI_NODE_LINE * (1 + (waits + XDI_NODE_LINE - 1) / XDI_NODE_LINE);
         node->bytes = bytes + node->begin;
@@ -203,17 +209,28 @@ static void xdi_node_break(const xdi_node *node, xd_result result, int culprit) 
                                 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
-static uint32_t *xdi_node_waits(const xdi_node *node, int rank) {
-    return (uint32_t *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+static xdi_node_wish *xdi_node_wish_of(const xdi_node *node, int rank) {
+    return (xdi_node_wish *)(void *)(node->memory + XDI_NODE_LINE) + rank;
+}
+
+/* Whom `rank` waits for; -1 when it does not wait, or need not any more: then it has been stopped, or is about to go on. */
+static int xdi_node_next(const xdi_node *node, int rank) {
+    const xdi_node_wish *wish = xdi_node_wish_of(node, rank);
+    const int next = (int)__atomic_load_n(&wish->rank, __ATOMIC_ACQUIRE) - 1;
+    const uint64_t counter = __atomic_load_n(&wish->counter, __ATOMIC_RELAXED);
+    const uint64_t target = __atomic_load_n(&wish->target, __ATOMIC_RELAXED);
+    if (next < 0 || counter == 0) return next;
+    const uint64_t *at = (const uint64_t *)(const void *)(node->memory + counter);
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE) < target ? next : -1;
 }
 
 /* Whom everybody waits for when `rank` did not come: a rank that is waiting here itself is not the late one. */
 static int xdi_node_root(const xdi_node *node, int rank) {
     int root = rank;
     for (int r = 0; r < xd_comm_size(node->comm); r++) {
-        const uint32_t next = __atomic_load_n(xdi_node_waits(node, root), __ATOMIC_ACQUIRE);
-        if (next == 0 || (int)next - 1 == root) return root;
-        root = (int)next - 1;
+        const int next = xdi_node_next(node, root);
+        if (next < 0 || next == root) return root;
+        root = next;
     }
     return rank; /* they wait for one another */
 }
@@ -283,9 +300,13 @@ static xd_result xdi_node_wait(const xdi_node *node, const uint64_t *counter, ui
 XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
                                     int rank) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    uint32_t *waits = xdi_node_waits(node, xd_comm_rank(node->comm));
-    __atomic_store_n(waits, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+    xdi_node_wish *wish = xdi_node_wish_of(node, xd_comm_rank(node->comm));
+    const uintptr_t at = (uintptr_t)counter, begin = (uintptr_t)node->memory;
+    const bool inside = at > begin && at - begin < node->bytes;
+    __atomic_store_n(&wish->counter, inside ? (uint64_t)(at - begin) : 0u, __ATOMIC_RELAXED);
+    __atomic_store_n(&wish->target, target, __ATOMIC_RELAXED);
+    __atomic_store_n(&wish->rank, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
     const xd_result result = xdi_node_wait(node, counter, target, rank);
-    __atomic_store_n(waits, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&wish->rank, 0u, __ATOMIC_RELEASE);
     return result;
 }

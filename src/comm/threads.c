@@ -190,17 +190,26 @@ static void xdi_threads_settle(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when all have. */
-static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits. False when it does not wait for
+ * the culprit: that is late in another group, or in another call, and those who are missing here may not be to blame. */
+static bool xdi_threads_missing(const xdi_threads *t, int culprit, char *text, size_t size) {
+    bool member = false, missed = false;
     size_t used = 0;
-    text[0] = 0;
-    for (int r = 0; r < t->group->size && used + 16 < size; r++)
-        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) < t->round)
+    for (int r = 0; r < t->group->size; r++) {
+        const bool is_culprit = t->group->world_ranks[r] == culprit;
+        member = member || is_culprit;
+        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
+        missed = missed || is_culprit;
+        if (used + 16 < size)
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
+    }
+    if (used > 0) return missed;
+    snprintf(text, size, "%d", culprit); /* it has come since, or this is a message */
+    return member;
 }
 
 /* Reports the broken world. A rank that was waiting for the late one returns TIMEOUT, like the rank whose deadline
- * passed first; the late one itself, and every later call, returns PEER. */
+ * passed first; the late one itself, one that was waiting for others, and every later call, returns PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -211,13 +220,10 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
                                "rank %d came after the deadline: the world is broken", me);
-    if (cause == XD_ERROR_TIMEOUT && waiting) {
-        xdi_threads_missing(t, missing, sizeof missing);
-        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+    if (cause == XD_ERROR_TIMEOUT && waiting && xdi_threads_missing(t, culprit, missing, sizeof missing))
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
                                "rank%s %s did not arrive before the deadline",
                                strchr(missing, ',') ? "s" : "", missing);
-    }
     return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
                                                      : "failed or left");

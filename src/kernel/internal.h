@@ -97,6 +97,9 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
+/* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also
+ * for sizes that are negative or do not fit into a size_t. */
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 #endif

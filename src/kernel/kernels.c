@@ -202,6 +202,13 @@ XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     return kernels->memory.allocate(ctx, bytes);
 }
 
+XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size) {
+    size_t bytes = 0;
+    if (rows < 0 || columns < 0 || !xdi_size_multiply((size_t)rows, (size_t)columns, &bytes)) return NULL;
+    if (!xdi_size_multiply(bytes, size, &bytes) || bytes > SIZE_MAX / 2 - size) return NULL;
+    return xdi_call_memory(ctx, bytes + size);
+}
+
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU)

@@ -23,27 +23,31 @@ static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, 
     a->temperature = temperature == 0.0 ? 1.0 : temperature;
 }
 
+/* Memory for `words` words of each of `rows` rows. */
+static xd_result xdi_softmax_take(xd_ctx *ctx, int64_t rows, int64_t words, int ranks,
+                                  xdi_softmax_exchange *x) {
+    x->args.parts = (double *)xdi_call_array(ctx, rows, words, sizeof(double));
+    if (ranks > 1) x->everyones = (double *)xdi_call_array(ctx, rows, words, (size_t)ranks * sizeof(double));
+    XD_REQUIRE(ctx, x->args.parts && (ranks == 1 || x->everyones), XD_ERROR_MEMORY,
+               "no room for %lld partials of %lld rows", (long long)words, (long long)rows);
+    x->words = rows * words;
+    return XD_OK;
+}
+
 /* Local checks and memory, then agreement: all ranks go on or none does. `rows` is the number of rows that have
- * words. */
+ * words; `checked` is the result of the caller's checks on this rank. */
 static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
-                                  int64_t words, const xd_ids *ids, xdi_softmax_exchange *x) {
+                                  int64_t words, xd_result checked, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
-    if (result == XD_OK && ids) result = xdi_vocab_check_ids(ctx, "ids", ids);
+    xd_result result = checked;
+    if (result == XD_OK) result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
     memset(x, 0, sizeof *x);
     x->kernels = xd_ctx_kernels(ctx);
     x->launch = xd_ctx_launch(ctx);
-    x->words = result == XD_OK ? rows->rows * words : 0;
     xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
         result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
-    if (result == XD_OK) {
-        const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
-        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
-        x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
-        if (!x->args.parts || (info.ranks > 1 && !x->everyones))
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
-    }
+    if (result == XD_OK) result = xdi_softmax_take(ctx, rows->rows, words, info.ranks, x);
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
@@ -63,7 +67,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, XD_OK, &x);
     x.args.log_sum_exp = log_sum_exp;
     x.args.argmax = argmax;
     if (result == XD_OK) result = x.kernels->softmax.stats(&x.launch, &x.args);
@@ -76,10 +80,11 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
+    const int64_t rows = logits->rows > 0 ? logits->rows : 0; /* xd_row_stats refuses negative ones */
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
-    if (result == XD_OK && !*lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    *lse = result == XD_OK ? (double *)xdi_call_array(ctx, rows, 1, sizeof **lse) : NULL;
+    if (result == XD_OK && !*lse)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
@@ -110,7 +115,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
                            xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, NULL, &x);
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, XD_OK, &x);
     x.args.weights = weight;
     x.args.logits = logits;
     x.args.log_sum_exp = lse;
@@ -131,11 +136,33 @@ typedef struct xdi_softmax_pick {
     xd_dtype dtype;
 } xdi_softmax_pick;
 
+static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t rows, int64_t n) {
+    XD_REQUIRE(ctx, ids->data || rows == 0 || n == 0, XD_ERROR_ARGUMENT, "%lld rows have no ids",
+               (long long)rows);
+    return xdi_vocab_check_ids(ctx, "ids", ids);
+}
+
+/* Ids of a list that all rows share are checked here, where the host can read them; those of rows give NaN. */
+static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows,
+                                        const xdi_softmax_pick *p) {
+    const int64_t size = xd_vocab_describe(vocab).size;
+    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
+    XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
+               "%lld ids a row with stride %lld", (long long)p->n, (long long)p->stride);
+    XD_TRY(xdi_softmax_check_ids(ctx, &p->ids, rows, p->n));
+    for (int64_t j = 0; j < p->n && p->stride == 0 && readable && p->ids.data; j++)
+        XD_REQUIRE(ctx, xd_id_at(p->ids, j) >= 0 && xd_id_at(p->ids, j) < size, XD_ERROR_ARGUMENT,
+                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(p->ids, j),
+                   (long long)size);
+    return XD_OK;
+}
+
 /* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
 static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                      double temperature, double *lse, const xdi_softmax_pick *pick) {
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, &pick->ids, &x);
+    const xd_result checked = xdi_softmax_check_pick(ctx, vocab, logits->rows, pick);
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, pick->n, checked, &x);
     x.args.log_sum_exp = lse;
     x.args.ids = pick->ids;
     x.args.ids_count = pick->n;
@@ -149,23 +176,9 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-static xd_result xdi_gather_check(xd_ctx *ctx, int64_t size, xd_ids ids, int64_t n, int64_t ids_stride) {
-    const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
-    XD_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
-               "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
-    XD_TRY(xdi_vocab_check_ids(ctx, "ids", &ids));
-    for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
-        XD_REQUIRE(ctx, xd_id_at(ids, j) >= 0 && xd_id_at(ids, j) < size, XD_ERROR_ARGUMENT,
-                   "column %lld is outside the vocabulary of %lld", (long long)xd_id_at(ids, j),
-                   (long long)size);
-    return XD_OK;
-}
-
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
-    XD_TRY(xdi_vocab_agree(info.tp, NULL, xdi_gather_check(ctx, info.size, ids, n, ids_stride)));
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 
@@ -192,7 +205,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_vocab_check_ids(ctx, "ids", &ids)));
+    XD_TRY(
+        xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -235,9 +249,10 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
-        const size_t rows = (size_t)logits.rows;
-        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
-        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+        const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
+        const int64_t rows = logits.rows <= INT64_MAX - heads ? logits.rows + heads : -1;
+        memory = xdi_call_array(ctx, rows, 1, sizeof(int64_t) + 1);
+        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)logits.rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);

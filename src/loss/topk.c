@@ -11,11 +11,12 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
     XD_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XD_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    if (info.ranks == 1) return XD_OK;                       /* this rank's candidates are the result */
-    const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
-    c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
-    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
+    if (info.ranks == 1) return XD_OK; /* this rank's candidates are the result */
+    const size_t pair = 2 * sizeof(int64_t);
+    c->mine = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair);
+    c->all = (int64_t *)xdi_call_array(ctx, logits->rows, k, pair * (size_t)info.ranks);
+    XD_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %lld candidates of %lld rows",
+               (long long)k, (long long)logits->rows);
     return XD_OK;
 }
 
@@ -64,12 +65,13 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
     const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
-    const int64_t count = logits.rows > 0 && most > 0 ? logits.rows * most : 0;
-    double *wide = (double *)xdi_call_memory(ctx, ((size_t)count + 1) * sizeof *wide);
-    xd_result result =
-        wide ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)count);
+    const int64_t rows = logits.rows > 0 && most > 0 ? logits.rows : 0; /* others are refused below */
+    double *wide = (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
+    xd_result result = wide ? XD_OK
+                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+                                      (long long)most, (long long)rows);
     result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
-    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, count);
+    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
     xdi_call_memory_done(ctx, wide);
     return result;
 }
@@ -94,6 +96,7 @@ typedef struct xdi_topk_columns {
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     const xd_vocab_info info = xd_vocab_describe(d->vocab);
     const int64_t sequences = xdi_topk_sequences(d), columns = info.end - info.begin;
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
@@ -130,9 +133,8 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;
     memset(&c, 0, sizeof c);
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
         result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);
         if (result == XD_OK && importance)

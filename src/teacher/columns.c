@@ -57,14 +57,15 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t
 static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
     const xd_vocab_topk_desc *d = c->d;
     const int64_t sequences = xdi_topk_sequences(d);
+    XD_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     XD_REQUIRE(ctx, sequences > 0 && d->logits.rows % sequences == 0, XD_ERROR_SHAPE,
                "%lld rows for %lld sequences", (long long)d->logits.rows, (long long)sequences);
     XD_TRY(xdi_columns_check(ctx, d, values));
     c->held = d->logits.rows / sequences;
-    c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
-    c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
-               (long long)(c->held * d->k));
+    c->picked = (double *)xdi_call_array(ctx, c->held, d->k, sizeof *c->picked);
+    c->ids = (int64_t *)xdi_call_array(ctx, sequences, d->k, sizeof *c->ids);
+    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+               (long long)d->k, (long long)c->held);
     return XD_OK;
 }
 
@@ -74,9 +75,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
     c.d = desc;
-    XD_REQUIRE(ctx, desc->vocab, XD_ERROR_ARGUMENT, "the columns have no vocabulary");
     xd_result result = xdi_columns_prepare(ctx, &values, &c);
-    result = xdi_vocab_agree(xd_vocab_describe(desc->vocab).tp, desc->comm, result);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
     for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
         result = xdi_columns_sequence(ctx, &c, b, &values);

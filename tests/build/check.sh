@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves bench demo demo_mpi demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs bench demo demo_mpi demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -164,6 +164,14 @@ step_test() { make --no-print-directory test; }
 # Saves that are killed 500 times at random, while others read; `make test` has a sample.
 step_saves() {
     make --no-print-directory build/test/test_saves && XD_TEST_KILLS=500 build/test/test_saves at_random
+}
+
+# Random programs of collectives, 100,000 collectives in one world, and processes that are killed or stopped at random;
+# `make test` has a sample of each.
+step_programs() {
+    make --no-print-directory build/test/test_comm_programs build/test/test_comm_endurance build/test/test_process_signals &&
+    build/test/test_comm_programs --seed 20000 --count "${CHECK_PROGRAMS:-500}" &&
+    build/test/test_comm_endurance --calls 100000 && XD_TEST_KILLS=100 build/test/test_process_signals
 }
 
 # The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.

@@ -22,7 +22,15 @@ static ncclResult_t join_noted(ncclComm_t *comm, int ranks, ncclUniqueId id, int
     return result;
 }
 
+static thread_local xd_transport *world_transport; /* of the world that this rank has joined */
+
+static xd_result create_noted(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
+    world_transport = transport;
+    return xd_comm_create(ctx, transport, out);
+}
+
 #    define ncclCommInitRankConfig join_noted
+#    define xd_comm_create create_noted
 #    define XDISTILL_IMPLEMENTATION
 #    include "../../xdistill_nccl.h"
 
@@ -420,6 +428,43 @@ static void run_error(Member *m) {
 XD_TEST(an_error_of_nccl_comes_with_its_own_text) {
     World world;
     join_and_run(&world, run_error);
+    emu_take_reports(nullptr, 0);
+}
+
+static void check_blamed(Member *m, xd_comm *comm) {
+    CHECK(xd_barrier(comm) == XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_last_error(m->ctx)->culprit, 2);
+    CHECK(m->says("the world is broken since an earlier ERROR_TIMEOUT of this rank"));
+}
+
+/* Rank 0 has waited for rank 2 by other means, as a route does, and in vain: work that is under way ends, and every later call
+ * of the world and of its groups names rank 2. The others learn of it by the clock. */
+static void run_blame(Member *m) {
+    Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
+    xd_comm *all = nullptr;
+    CHECK(xd_comm_split(m->comm, 0, 0, &all) == XD_OK);
+    CHECK(xd_barrier(m->comm) == XD_OK);
+    m->world->meet();
+    if (m->rank > 0) {
+        CHECK(xd_barrier(m->comm) == XD_ERROR_TIMEOUT);
+        m->world->finished++;
+    } else {
+        CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 200, XD_DTYPE_F32, XD_SUM) == XD_OK);
+        world_transport->ops->fail(world_transport, XD_ERROR_TIMEOUT, 2);
+        world_transport->ops->fail(world_transport, XD_ERROR_PEER, 1); /* the first one counts */
+        CHECK(cudaStreamSynchronize(m->stream) == cudaSuccess);
+        check_blamed(m, m->comm);
+        check_blamed(m, all);
+        CHECK(xd_barrier(m->comm) == XD_ERROR_PEER && xd_last_error(m->ctx)->culprit == 2);
+        m->world->pass();
+    }
+    xd_comm_destroy(all);
+}
+
+XD_TEST(a_wait_that_has_failed_elsewhere_breaks_the_world_and_names_its_culprit) {
+    World world;
+    world.desc.compare = -1;
+    join_and_run(&world, run_blame);
     emu_take_reports(nullptr, 0);
 }
 

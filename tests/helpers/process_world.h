@@ -8,6 +8,7 @@
 #include "xdistill.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -211,8 +212,25 @@ static inline void process_main(process_block *block, int ranks, int rank, const
     fflush(stdout);
 }
 
+/* Set: who is killed by a signal counts as a rank that has left its world, as a launcher would say. Then it is not asked
+ * how it ended. */
+static bool process_reports_kills;
+
+/* Waits for one of the children that still run; returns its rank, or -1. */
+static inline int process_reap(process_block *block, pid_t *children, int ranks, int *status) {
+    const pid_t ended = waitpid(-1, status, 0);
+    for (int r = 0; r < ranks; r++) {
+        if (ended < 0 || children[r] != ended) continue;
+        children[r] = 0;
+        if (process_reports_kills && WIFSIGNALED(*status))
+            __atomic_store_n(&block->pages[r].gone, 1u, __ATOMIC_RELEASE);
+        return r;
+    }
+    return -1;
+}
+
 /* Runs the function in `ranks` processes. Their failed checks are counted here, and a process that ends abnormally is a failed
- * check too; `victim` is exempt from both. Returns the first result that is not XD_OK, its message in `message`. */
+ * check too; `victim` is exempt from both, and goes on when all others have ended if it has been stopped. Returns the first result that is not XD_OK, its message in `message`. */
 static inline xd_result process_run(int ranks, int victim, const xd_ctx_desc *desc, xd_rank_function function,
                                     void *argument, char message[256]) {
     process_block *block = (process_block *)process_memory(sizeof *block);
@@ -228,12 +246,17 @@ static inline xd_result process_run(int ranks, int victim, const xd_ctx_desc *de
         process_main(block, ranks, r, desc, function, argument);
         exit(0);
     }
-    for (int r = 0; r < ranks; r++) {
+    for (int ended = 0; ended < ranks; ended++) {
         int status = -1;
-        CHECK(waitpid(children[r], &status, 0) == children[r]);
-        if (r == victim) continue;
+        if (ended == ranks - 1 && victim >= 0 && children[victim]) kill(children[victim], SIGCONT);
+        const int r = process_reap(block, children, ranks, &status);
+        CHECK(r >= 0);
+        if (r == victim || r < 0) continue;
         CHECK_EQ_INT(status, 0);
         CHECK_EQ_INT(block->pages[r].failures, 0);
+    }
+    for (int r = 0; r < ranks; r++) {
+        if (r == victim) continue;
         if (block->pages[r].result == XD_OK || result != XD_OK) continue;
         result = block->pages[r].result;
         memcpy(message, block->pages[r].message, sizeof block->pages[r].message);

@@ -250,6 +250,12 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
+/* What an object takes: bytes that the context's allocator and that of its device hand out while the object is created. On a
+ * CPU all of it is of the host. */
+typedef struct xd_memory_bytes {
+    size_t host, device;
+} xd_memory_bytes;
+
 /* Offset allocator over an opaque base. The bookkeeping is outside the memory, so the base may be device memory.
  * With base NULL it is a planning run: every allocation succeeds and `peak` is the size to provide. Never grows. */
 typedef struct xd_arena {
@@ -3296,6 +3302,9 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
+/* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
+
 /* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
@@ -3446,6 +3455,11 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  * stripped; no name), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
+
+/* What xd_ema_create takes with these arguments. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
+ * what is wrong with names. */
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out);
 
 /* Frees the shadows. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
@@ -5763,9 +5777,11 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
+    /* Optional, all or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
+    /* What list_create takes. */
+    xd_memory_bytes (*list_bytes)(int64_t arrays);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -9858,6 +9874,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_cast,                                                                    \
         xdi_##level##_entry_scale,                                                                   \
         xdi_##level##_entry_norm,                                                                    \
+        NULL,                                                                                        \
         NULL,                                                                                        \
         NULL,                                                                                        \
     };                                                                                               \
@@ -24308,6 +24325,9 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 /* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
+/* param.c: `bytes` and those of the device's list of `arrays` arrays, where it has one. */
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays);
+
 /* param.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 
@@ -24350,6 +24370,15 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
     xd_launch launch = xd_ctx_launch(ctx);
     launch.status = (xd_status *)status; /* kernels only read it */
     return launch;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays) {
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    if (!kernels->list_create || !kernels->list_bytes) return bytes;
+    const xd_memory_bytes list = kernels->list_bytes(arrays);
+    bytes.host += list.host;
+    bytes.device += list.device;
+    return bytes;
 }
 
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param) {
@@ -24830,21 +24859,40 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     return xdi_ema_copy(ema, true, NULL);
 }
 
+/* Fills in the defaults of a desc, checks everything, and finds the size of the object itself. */
+static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_ema_desc *d, xd_memory_bytes *bytes) {
+    memset(d, 0, sizeof *d);
+    if (desc) *d = *desc;
+    xdi_ema_resolve(d);
+    XD_TRY(xdi_ema_validate(ctx, d));
+    XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out) {
+    xd_ema_desc d;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, count);
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    xdi_ema_resolve(&d);
-    XD_TRY(xdi_ema_validate(ctx, &d));
-    XD_TRY(xdi_ema_validate_params(ctx, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
-    xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
     if (!ema)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                       (long long)count, plan.peak);
-    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
+                       (long long)count, bytes.host);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = ema;
     else
@@ -25276,20 +25324,36 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     return xdi_optimizer_copy_values(o);
 }
 
-XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
-    const bool on_device = xdi_train_on_device(ctx);
-    xd_optimizer_desc d = *desc;
-    xdi_optimizer_resolve(&d);
-    XD_TRY(xdi_optimizer_validate(ctx, &d));
+/* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
+static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory_bytes *bytes) {
+    xdi_optimizer_resolve(d);
+    XD_TRY(xdi_optimizer_validate(ctx, d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
-    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
+    xdi_optimizer_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, d.param_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
     if (!o)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                       (long long)d.param_count, plan.peak);
+                       (long long)d.param_count, bytes.host);
     o->ctx = ctx;
     o->desc = d;
-    const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
+    const xd_result result = xdi_optimizer_build(o, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = o;
     else
@@ -47343,4 +47407,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f3ef8c06cdb663c4beb1d7c0b00a711746c304ba4c8e67b94d486ac0943eef8b */
+/* xdistill sha256 51c33951c7e913544ecf4eb5a4217e187f203e123ef04cfe893dcc0c21f896c0 */

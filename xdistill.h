@@ -250,6 +250,12 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
+/* What an object takes: bytes that the context's allocator and that of its device hand out while the object is created. On a
+ * CPU all of it is of the host. */
+typedef struct xd_memory_bytes {
+    size_t host, device;
+} xd_memory_bytes;
+
 /* Offset allocator over an opaque base. The bookkeeping is outside the memory, so the base may be device memory.
  * With base NULL it is a planning run: every allocation succeeds and `peak` is the size to provide. Never grows. */
 typedef struct xd_arena {
@@ -3298,6 +3304,9 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
+/* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
+
 /* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
@@ -3448,6 +3457,11 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  * stripped; no name), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
+
+/* What xd_ema_create takes with these arguments. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
+ * what is wrong with names. */
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out);
 
 /* Frees the shadows. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
@@ -3743,6 +3757,220 @@ typedef struct xd_weights_gather_desc {
  * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
+
+/* Models. */
+#ifndef XDISTILL_NO_MODELS
+/* >>model/model */
+
+/* What the library needs to know of a model: named weights and buffers on a tree of blocks. It knows no layers: the caller
+ * computes, with the pointers that the model hands out.
+ *
+ *     xd_model_create(ctx, &(xd_model_desc){ .seed = 1 }, &model);
+ *     xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "blocks.0", .type = "block" }, &block);
+ *     xd_weight_add(block, &(xd_weight_desc){ .name = "mlp.weight", .dtype = XD_DTYPE_F32, .ndim = 2,
+ *                                             .shape = { 4096, 1024 },
+ *                                             .init = { XD_INIT_NORMAL, .scale = 0.02 } }, &weight);
+ *     xd_model_seal(model);
+ *     xd_model_allocate(model);
+ *     xd_model_init_weights(model);
+ *
+ * A description alone takes no memory for weights: everything that needs only sizes works on it. Every rank describes the
+ * same model; xd_model_agree compares. */
+typedef struct xd_model xd_model;
+
+/* A node of the tree: what is gathered, recomputed and released together. Belongs to its model. */
+typedef struct xd_block xd_block;
+
+/* A weight or a buffer of a block, or another name of one (a tie). Belongs to its model. */
+typedef struct xd_weight xd_weight;
+
+/* Settings of a model. Zero is the default of every field. */
+typedef struct xd_model_desc {
+    uint64_t seed; /* of the initial values */
+    int rank;      /* this rank, in the world of the weights' layouts */
+} xd_model_desc;
+
+/* Whether a block is a unit of sharding, with all weights below it that are in no unit of their own. */
+typedef enum xd_shard_unit {
+    XD_UNIT_BY_TYPE = 0, /* as the settings of the wrapper say for its type */
+    XD_UNIT_ALWAYS,
+    XD_UNIT_NEVER
+} xd_shard_unit;
+
+/* One block. */
+typedef struct xd_block_desc {
+    const char *name; /* required; one component, or several joined with '.' */
+    const char *type; /* for settings by type; NULL -> none */
+    xd_shard_unit unit;
+    bool recompute;     /* its forward runs again before its backward, instead of keeping what it computed */
+    bool spectral_norm; /* its buffers weight_u and weight_v get the type of the gathered weights */
+} xd_block_desc;
+
+/* Whether weight decay applies. */
+typedef enum xd_decay {
+    XD_DECAY_BY_SHAPE = 0, /* to weights of two dimensions or more, not to biases and norms */
+    XD_DECAY_ALWAYS,
+    XD_DECAY_NEVER
+} xd_decay;
+
+/* What parallel training needs to know of a weight. Zero is the default of every field. */
+typedef struct xd_weight_traits {
+    bool
+        frozen; /* not trained: no gradient and no state of an optimizer; sharded and saved like the others */
+    bool expert; /* its data group is that of the experts */
+    bool
+        tensor_parallel; /* ranks of the tensor-parallel group hold different parts: see xd_weight_set_tensor_parallel */
+    int partition_dim;                  /* the dimension that is cut */
+    int partition_stride;               /* of the cut; 0 -> 1 */
+    bool expert_tensor_parallel;        /* cut over the experts' tensor-parallel group instead */
+    bool sequence_parallel;             /* its gradient must be summed over the tensor-parallel group */
+    bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
+    bool pipeline_parallel;             /* its gradient must be summed over the stages */
+    bool shared;                        /* another stage has the same weight and counts it in norms */
+    bool
+        shared_embedding; /* an embedding that is also the head of another stage: reduced over the embedding group */
+    bool embedding_or_output; /* for optimizers that treat these otherwise */
+    bool keep_f32;            /* not converted to a half type */
+    int64_t qkv_sizes[3]; /* rows of the queries, keys and values of a fused projection; zero -> it is none */
+    xd_decay decay;
+} xd_weight_traits;
+
+/* How a weight's first values are formed. */
+typedef enum xd_init_kind {
+    XD_INIT_ZERO = 0,
+    XD_INIT_CONSTANT, /* center */
+    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
+    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
+} xd_init_kind;
+
+/* First values: a pure function of (seed of the model, full name, index in the whole weight), so the same bits on every
+ * layout. Formed in f32 and rounded to the weight's type. */
+typedef struct xd_init {
+    xd_init_kind kind;
+    float center, scale;
+} xd_init;
+
+/* One weight or buffer. Copied, but for `layout` and the storage. */
+typedef struct xd_weight_desc {
+    const char *name;           /* required; one component, or several joined with '.' */
+    xd_dtype dtype;             /* required */
+    int ndim;                   /* 0 is a scalar */
+    int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together */
+    int64_t
+        stored_rows; /* of dimension 0 where more rows are stored than there are (padded vocabularies): these stay 0.
+                                   * 0 -> shape[0] */
+    const xd_layout
+        *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
+                                   * must outlive the model. NULL -> whole on this rank */
+    xd_init init;
+    xd_weight_traits traits;
+    bool buffer;    /* not trained: no gradient, never stepped */
+    bool transient; /* a buffer that is not saved: it can be computed again */
+    const char *
+        tied_to; /* the full name of an earlier weight of the same shape and type, whose storage this is. Such a
+                                   * weight has no storage, init, layout and traits of its own; NULL -> none */
+    int group;   /* of the optimizer */
+    xd_dtype gradient_dtype; /* NONE -> F32 */
+    void *value,
+        *gradient; /* the caller's storage in memory of the context's device, until xd_model_destroy; NULL -> the
+                                   * library's. gradient may be given alone or left out */
+    int64_t room; /* elements there are at value, and at gradient */
+} xd_weight_desc;
+
+/* A weight as it is now. */
+typedef struct xd_weight_info {
+    const char *name;           /* full: the names of its blocks and its own, joined with '.' */
+    const xd_weight_desc *desc; /* as given, defaults filled in, pointers to the model's own copies */
+    xd_weight *owner;           /* whose storage this is: itself, or what it is tied to */
+    xd_block *block;
+    const xd_region *region; /* the indices of the stored tensor that this rank holds */
+    int64_t count;           /* elements of the region */
+    void *value, *gradient;  /* [count]; NULL without storage */
+    bool ready;              /* holds values: initialised, loaded, or the caller's */
+} xd_weight_info;
+
+/* Creates an empty model. desc NULL -> defaults. Local. Errors: MEMORY. */
+XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out);
+
+/* Frees the model with its blocks, weights and storage, not the caller's. NULL is fine. */
+XD_API void xd_model_destroy(xd_model *model);
+
+/* The block that all others are in; its name is empty. */
+XD_API xd_block *xd_model_root(const xd_model *model);
+
+/* Adds a block as the last child of `parent`; out may be NULL. Local. Errors: ARGUMENT (a name that is missing, not UTF-8, has
+ * an empty component, or is taken), STATE (the model is sealed), MEMORY. The model is unchanged then. */
+XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_block **out);
+
+/* Adds a weight, a buffer or a tie to a block; out may be NULL. Local. Errors: ARGUMENT (name as above, or "__metadata__";
+ * dtype; dimensions; a tie with a setting that is its owner's; a weight of integers that trains; numbers of the init that are
+ * not finite), SHAPE (sizes that overflow; stored_rows below shape[0]; a layout of another shape; room below what this rank
+ * holds; a tie to a weight of another shape or type), MISSING (a tie to no weight), STATE (the model is sealed), MEMORY. The
+ * model is unchanged then. */
+XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
+
+/* Sets tensor_parallel, partition_dim and partition_stride of a weight, also of a sealed model. Local.
+ * Errors: STATE when one of them is set already, ARGUMENT for a dimension that the weight lacks or a stride below 1. */
+XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
+
+/* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
+ * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed
+ * already), MEMORY. */
+XD_API xd_result xd_model_seal(xd_model *model);
+
+/* Of a sealed model, 0 and NULL before: how many weights, buffers and ties it has, and one of them in its order. */
+XD_API int64_t xd_model_weight_count(const xd_model *model);
+XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index);
+
+/* By full name; NULL for an unknown one. Local, in constant time. */
+XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name);
+XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name);
+
+/* The weight as it is now; pointers live as long as the model. Local. */
+XD_API xd_weight_info xd_weight_describe(const xd_weight *weight);
+
+/* Full name and settings of a block; pointers live as long as the model. */
+XD_API const char *xd_block_name(const xd_block *block);
+XD_API const xd_block_desc *xd_block_settings(const xd_block *block);
+
+/* Elements that this rank holds, each once however many names it has, buffers left out: all, and those that are trained. Local. */
+XD_API int64_t xd_model_parameter_count(const xd_model *model);
+XD_API int64_t xd_model_trained_count(const xd_model *model);
+
+/* Bytes that xd_model_allocate takes, in memory of the context's device. Of a sealed model; 0 before. Local. */
+XD_API size_t xd_model_bytes(const xd_model *model);
+
+/* Gives storage to every weight without: values of all, gradients of those that are trained. One block of memory, zeroed,
+ * in the order of the weights, each aligned to XD_ARENA_ALIGNMENT. What has storage keeps it, and its values.
+ * Local. Errors: STATE (not sealed), MEMORY; nothing has changed then. */
+XD_API xd_result xd_model_allocate(xd_model *model);
+
+/* Forms the first values of every weight that holds none. Local. Deterministic. Errors: STATE, naming the weight without
+ * storage; nothing is written then. MEMORY and those of a copy on a device. */
+XD_API xd_result xd_model_init_weights(xd_model *model);
+
+/* Says that the caller has written the weight's values (a file, a table that he computes), so that xd_model_init_weights leaves
+ * them alone. Local. Errors: STATE without storage. */
+XD_API xd_result xd_weight_set_ready(xd_weight *weight);
+
+/* The list that optimizers, norms and averages take: weights and buffers in the model's order, each once. Names and shapes are
+ * the model's.
+ *
+ *   params     [capacity]; NULL with capacity 0 to count
+ *   count      entries that there are
+ *
+ * Local. Errors: STATE (not sealed, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
+XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count);
+
+/* Hash of everything that the ranks of one model share: names, shapes, types, traits, order; not storage and layouts. 0 for a
+ * model that is not sealed. */
+XD_API uint64_t xd_model_hash(const xd_model *model);
+
+/* Checks that all ranks describe the same model. Collective over comm. Errors: MISMATCH on every rank alike, naming the first
+ * weight that differs and a rank that has another; STATE (not sealed), PEER, MEMORY. */
+XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm);
+
+#endif
 
 /* What reproduces other trainers. */
 #ifndef XDISTILL_NO_COMPAT
@@ -5551,9 +5779,11 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
+    /* Optional, all or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
+    /* What list_create takes. */
+    xd_memory_bytes (*list_bytes)(int64_t arrays);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -6618,6 +6848,43 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
+#if defined(XDISTILL_NO_MODELS)
+#    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
+#    define xd_block XDISTILL_NO_MODELS_leaves_out_xd_block
+#    define xd_weight XDISTILL_NO_MODELS_leaves_out_xd_weight
+#    define xd_model_desc XDISTILL_NO_MODELS_leaves_out_xd_model_desc
+#    define xd_shard_unit XDISTILL_NO_MODELS_leaves_out_xd_shard_unit
+#    define xd_block_desc XDISTILL_NO_MODELS_leaves_out_xd_block_desc
+#    define xd_decay XDISTILL_NO_MODELS_leaves_out_xd_decay
+#    define xd_weight_traits XDISTILL_NO_MODELS_leaves_out_xd_weight_traits
+#    define xd_init_kind XDISTILL_NO_MODELS_leaves_out_xd_init_kind
+#    define xd_init XDISTILL_NO_MODELS_leaves_out_xd_init
+#    define xd_weight_desc XDISTILL_NO_MODELS_leaves_out_xd_weight_desc
+#    define xd_weight_info XDISTILL_NO_MODELS_leaves_out_xd_weight_info
+#    define xd_model_create (XDISTILL_NO_MODELS_leaves_out_xd_model_create)
+#    define xd_model_destroy (XDISTILL_NO_MODELS_leaves_out_xd_model_destroy)
+#    define xd_model_root (XDISTILL_NO_MODELS_leaves_out_xd_model_root)
+#    define xd_block_add (XDISTILL_NO_MODELS_leaves_out_xd_block_add)
+#    define xd_weight_add (XDISTILL_NO_MODELS_leaves_out_xd_weight_add)
+#    define xd_weight_set_tensor_parallel (XDISTILL_NO_MODELS_leaves_out_xd_weight_set_tensor_parallel)
+#    define xd_model_seal (XDISTILL_NO_MODELS_leaves_out_xd_model_seal)
+#    define xd_model_weight_count (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_count)
+#    define xd_model_weight_at (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_at)
+#    define xd_model_find_weight (XDISTILL_NO_MODELS_leaves_out_xd_model_find_weight)
+#    define xd_model_find_block (XDISTILL_NO_MODELS_leaves_out_xd_model_find_block)
+#    define xd_weight_describe (XDISTILL_NO_MODELS_leaves_out_xd_weight_describe)
+#    define xd_block_name (XDISTILL_NO_MODELS_leaves_out_xd_block_name)
+#    define xd_block_settings (XDISTILL_NO_MODELS_leaves_out_xd_block_settings)
+#    define xd_model_parameter_count (XDISTILL_NO_MODELS_leaves_out_xd_model_parameter_count)
+#    define xd_model_trained_count (XDISTILL_NO_MODELS_leaves_out_xd_model_trained_count)
+#    define xd_model_bytes (XDISTILL_NO_MODELS_leaves_out_xd_model_bytes)
+#    define xd_model_allocate (XDISTILL_NO_MODELS_leaves_out_xd_model_allocate)
+#    define xd_model_init_weights (XDISTILL_NO_MODELS_leaves_out_xd_model_init_weights)
+#    define xd_weight_set_ready (XDISTILL_NO_MODELS_leaves_out_xd_weight_set_ready)
+#    define xd_model_params (XDISTILL_NO_MODELS_leaves_out_xd_model_params)
+#    define xd_model_hash (XDISTILL_NO_MODELS_leaves_out_xd_model_hash)
+#    define xd_model_agree (XDISTILL_NO_MODELS_leaves_out_xd_model_agree)
+#endif
 #if defined(XDISTILL_NO_TEACHER)
 #    define xd_cache_coding XDISTILL_NO_TEACHER_leaves_out_xd_cache_coding
 #    define xd_teacher_cache_desc XDISTILL_NO_TEACHER_leaves_out_xd_teacher_cache_desc
@@ -6786,6 +7053,9 @@ XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc)
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
+
+/* json.c: whether all of a text is UTF-8. */
+XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes);
 
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
@@ -8757,6 +9027,13 @@ static size_t xdi_json_utf8(const unsigned char *s, size_t bytes) {
     return length;
 }
 
+XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes) {
+    size_t length = 1;
+    for (size_t i = 0; i < bytes && length > 0; i += length)
+        length = xdi_json_utf8((const unsigned char *)text + i, bytes - i);
+    return length > 0;
+}
+
 static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
     unsigned value = 0;
     for (int i = 0; i < 4; i++) {
@@ -9602,6 +9879,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_cast,                                                                    \
         xdi_##level##_entry_scale,                                                                   \
         xdi_##level##_entry_norm,                                                                    \
+        NULL,                                                                                        \
         NULL,                                                                                        \
         NULL,                                                                                        \
     };                                                                                               \
@@ -24095,6 +24373,9 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 /* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
+/* param.c: `bytes` and those of the device's list of `arrays` arrays, where it has one. */
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays);
+
 /* param.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 
@@ -24137,6 +24418,15 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
     xd_launch launch = xd_ctx_launch(ctx);
     launch.status = (xd_status *)status; /* kernels only read it */
     return launch;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays) {
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    if (!kernels->list_create || !kernels->list_bytes) return bytes;
+    const xd_memory_bytes list = kernels->list_bytes(arrays);
+    bytes.host += list.host;
+    bytes.device += list.device;
+    return bytes;
 }
 
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param) {
@@ -24620,22 +24910,41 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     return xdi_ema_copy(ema, true, NULL);
 }
 
+/* Fills in the defaults of a desc, checks everything, and finds the size of the object itself. */
+static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_ema_desc *d, xd_memory_bytes *bytes) {
+    memset(d, 0, sizeof *d);
+    if (desc) *d = *desc;
+    XD_REQUIRE(ctx, d->strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d->strip_count);
+    xdi_ema_resolve(d);
+    XD_TRY(xdi_ema_validate(ctx, d));
+    XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out) {
+    xd_ema_desc d;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, count);
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    XD_REQUIRE(ctx, d.strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d.strip_count);
-    xdi_ema_resolve(&d);
-    XD_TRY(xdi_ema_validate(ctx, &d));
-    XD_TRY(xdi_ema_validate_params(ctx, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
-    xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
     if (!ema)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                       (long long)count, plan.peak);
-    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
+                       (long long)count, bytes.host);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = ema;
     else
@@ -25068,20 +25377,36 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     return xdi_optimizer_copy_values(o);
 }
 
-XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
-    const bool on_device = xdi_train_on_device(ctx);
-    xd_optimizer_desc d = *desc;
-    xdi_optimizer_resolve(&d);
-    XD_TRY(xdi_optimizer_validate(ctx, &d));
+/* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
+static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory_bytes *bytes) {
+    xdi_optimizer_resolve(d);
+    XD_TRY(xdi_optimizer_validate(ctx, d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
-    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
+    xdi_optimizer_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, d.param_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
     if (!o)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                       (long long)d.param_count, plan.peak);
+                       (long long)d.param_count, bytes.host);
     o->ctx = ctx;
     o->desc = d;
-    const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
+    const xd_result result = xdi_optimizer_build(o, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = o;
     else
@@ -26790,6 +27115,942 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     return result;
 }
 
+
+#ifndef XDISTILL_NO_MODELS
+/* >>model/internal */
+
+struct xd_weight {
+    xd_model *model;
+    xd_block *block;
+    xd_weight *next;  /* of its block */
+    xd_weight *owner; /* itself, or what it is tied to */
+    char *name;       /* full; belongs to the table of names */
+    xd_weight_desc desc;
+    xd_region region;
+    int64_t index; /* in the model's order, once sealed */
+    int64_t count;
+    int64_t shape[XD_DIMS_MAX]; /* of the region */
+    void *value, *gradient;
+    bool ready;
+};
+
+struct xd_block {
+    xd_model *model;
+    xd_block *parent, *next, *first_child, *last_child; /* next: the parent's next child */
+    xd_weight *first_weight, *last_weight;
+    char *name; /* full */
+    xd_block_desc desc;
+    char *type; /* the desc's, copied */
+};
+
+/* An entry of the table of names: a block or a weight. */
+typedef struct xdi_model_named {
+    const char *name;
+    xd_block *block;
+    xd_weight *weight;
+} xdi_model_named;
+
+struct xd_model {
+    xd_ctx *ctx;
+    xd_model_desc desc;
+    xd_block root;
+    xdi_model_named *names; /* [name_room], open addressing; a power of two */
+    size_t name_count, name_room;
+    int64_t weight_count;
+    xd_weight **weights; /* [weight_count] in order, once sealed */
+    void *storage;       /* of the library's values and gradients */
+    bool sealed;
+};
+
+/* model.c: the stored shape: that of the desc, with the rows that are stored. */
+XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[XD_DIMS_MAX]);
+
+/* model.c: whether a weight has a gradient. */
+XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
+
+/* >>model/model.c */
+
+/* The description of a model: blocks, weights, ties, their names and their order. */
+
+#include <math.h>
+#include <string.h>
+
+enum { XDI_MODEL_NAME = 1 << 16 /* bytes of a full name: what safetensors files hold */ };
+
+/* ---- names ---- */
+
+static size_t xdi_model_slot(const xdi_model_named *names, size_t room, const char *name) {
+    size_t i = (size_t)xd_hash(0, name, strlen(name)) & (room - 1);
+    while (names[i].name && strcmp(names[i].name, name) != 0) i = (i + 1) & (room - 1);
+    return i;
+}
+
+static const xdi_model_named *xdi_model_named_at(const xd_model *model, const char *name) {
+    const xdi_model_named *found = NULL;
+    if (model->name_room > 0) found = &model->names[xdi_model_slot(model->names, model->name_room, name)];
+    return found && found->name ? found : NULL;
+}
+
+/* Makes room for one more name. */
+static xd_result xdi_model_grow(xd_model *model) {
+    const size_t room = model->name_room ? 2 * model->name_room : 64;
+    if (2 * (model->name_count + 1) <= model->name_room) return XD_OK;
+    xdi_model_named *names = (xdi_model_named *)xd_allocate(model->ctx, room * sizeof *names);
+    XD_REQUIRE(model->ctx, names, XD_ERROR_MEMORY, "no room for %llu names", (unsigned long long)room);
+    for (size_t i = 0; i < model->name_room; i++)
+        if (model->names[i].name) names[xdi_model_slot(names, room, model->names[i].name)] = model->names[i];
+    xd_release(model->ctx, model->names);
+    model->names = names;
+    model->name_room = room;
+    return XD_OK;
+}
+
+/* The name must be in memory that lives as long as the model, and there must be room. */
+static void xdi_model_enter(xd_model *model, const char *name, xd_block *block, xd_weight *weight) {
+    xdi_model_named *entry = &model->names[xdi_model_slot(model->names, model->name_room, name)];
+    entry->name = name;
+    entry->block = block;
+    entry->weight = weight;
+    model->name_count++;
+}
+
+/* One component or several, none of them empty. */
+static xd_result xdi_model_check_name(xd_ctx *ctx, const char *parent, const char *name) {
+    XD_REQUIRE(ctx, name && name[0], XD_ERROR_ARGUMENT, "what is added to \"%.80s\" has no name", parent);
+    const size_t bytes = strlen(name);
+    XD_REQUIRE(ctx, xdi_text_is_utf8(name, bytes), XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
+               parent);
+    XD_REQUIRE(ctx, name[0] != '.' && name[bytes - 1] != '.' && !strstr(name, ".."), XD_ERROR_ARGUMENT,
+               "the name \"%.80s\" has an empty component", name);
+    return XD_OK;
+}
+
+/* The full name of `name` in a block, in new memory. */
+static xd_result xdi_model_full_name(const xd_block *parent, const char *name, char **out) {
+    xd_ctx *ctx = parent->model->ctx;
+    XD_TRY(xdi_model_check_name(ctx, parent->name, name));
+    const size_t before = strlen(parent->name), bytes = strlen(name), total = before + (before > 0) + bytes;
+    XD_REQUIRE(ctx, total <= XDI_MODEL_NAME, XD_ERROR_ARGUMENT,
+               "\"%.80s\": a name of %llu bytes, allowed are %d", name, (unsigned long long)total,
+               (int)XDI_MODEL_NAME);
+    char *full = (char *)xd_allocate(ctx, total + 1);
+    XD_REQUIRE(ctx, full, XD_ERROR_MEMORY, "no room for a name of %llu bytes", (unsigned long long)total);
+    memcpy(full, parent->name, before);
+    if (before > 0) full[before] = '.';
+    memcpy(full + total - bytes, name, bytes);
+    const xdi_model_named *taken = xdi_model_named_at(parent->model, full);
+    const bool reserved = strcmp(full, "__metadata__") == 0;
+    if (!taken && !reserved) {
+        *out = full;
+        return XD_OK;
+    }
+    const xd_result result = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "the name \"%.80s\" %s", full,
+                                     reserved       ? "is reserved for files"
+                                     : taken->block ? "is that of a block"
+                                                    : "is that of a weight");
+    xd_release(ctx, full);
+    return result;
+}
+
+/* What every addition needs; *full is the caller's to release when something fails later. */
+static xd_result xdi_model_begin_add(xd_block *parent, const char *name, char **full) {
+    xd_model *model = parent->model;
+    XD_REQUIRE(model->ctx, !model->sealed, XD_ERROR_STATE, "\"%.80s\" comes after xd_model_seal",
+               name ? name : "(unnamed)");
+    XD_TRY(xdi_model_grow(model));
+    return xdi_model_full_name(parent, name, full);
+}
+
+/* ---- blocks ---- */
+
+XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out) {
+    static char nameless[] = "";
+    xd_model *model = (xd_model *)xd_allocate(ctx, sizeof *model);
+    XD_REQUIRE(ctx, model, XD_ERROR_MEMORY, "no room for a model");
+    model->ctx = ctx;
+    if (desc) model->desc = *desc;
+    model->root.model = model;
+    model->root.name = nameless;
+    model->root.desc.name = nameless;
+    *out = model;
+    return XD_OK;
+}
+
+XD_API xd_block *xd_model_root(const xd_model *model) {
+    return (xd_block *)&model->root;
+}
+
+XD_API const char *xd_block_name(const xd_block *block) {
+    return block->name;
+}
+
+XD_API const xd_block_desc *xd_block_settings(const xd_block *block) {
+    return &block->desc;
+}
+
+static char *xdi_model_copy(xd_ctx *ctx, const char *text) {
+    const size_t bytes = strlen(text) + 1;
+    char *copy = (char *)xd_allocate(ctx, bytes);
+    if (copy) memcpy(copy, text, bytes);
+    return copy;
+}
+
+static void xdi_block_append(xd_block *parent, xd_block *block) {
+    block->parent = parent;
+    if (parent->last_child)
+        parent->last_child->next = block;
+    else
+        parent->first_child = block;
+    parent->last_child = block;
+}
+
+XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_block **out) {
+    xd_model *model = parent->model;
+    xd_ctx *ctx = model->ctx;
+    char *full = NULL;
+    XD_REQUIRE(ctx, (int)desc->unit >= 0 && desc->unit <= XD_UNIT_NEVER, XD_ERROR_ARGUMENT,
+               "block \"%.80s\": unit %d is unknown", desc->name ? desc->name : "", (int)desc->unit);
+    XD_TRY(xdi_model_begin_add(parent, desc->name, &full));
+    xd_block *block = (xd_block *)xd_allocate(ctx, sizeof *block);
+    char *type = desc->type ? xdi_model_copy(ctx, desc->type) : NULL;
+    if (!block || (desc->type && !type)) {
+        const xd_result result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for block \"%.80s\"", full);
+        xd_release(ctx, type);
+        xd_release(ctx, block);
+        xd_release(ctx, full);
+        return result;
+    }
+    block->model = model;
+    block->name = full;
+    block->type = type;
+    block->desc = *desc;
+    block->desc.name = full + strlen(full) - strlen(desc->name);
+    block->desc.type = type;
+    xdi_block_append(parent, block);
+    xdi_model_enter(model, full, block, NULL);
+    if (out) *out = block;
+    return XD_OK;
+}
+
+/* ---- weights ---- */
+
+XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[XD_DIMS_MAX]) {
+    memcpy(shape, d->shape, sizeof d->shape);
+    if (d->stored_rows > 0) shape[0] = d->stored_rows;
+}
+
+XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight) {
+    return !weight->desc.buffer && !weight->desc.traits.frozen;
+}
+
+static xd_result xdi_weight_check_shape(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
+    int64_t stored[XD_DIMS_MAX];
+    size_t bytes = xd_dtype_size(d->dtype);
+    XD_REQUIRE(ctx, bytes > 0, XD_ERROR_ARGUMENT, "weight \"%.80s\" has no dtype", name);
+    XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" has %d dimensions, allowed are %d", name, d->ndim, XD_DIMS_MAX);
+    XD_REQUIRE(ctx, d->stored_rows == 0 || (d->ndim > 0 && d->stored_rows >= d->shape[0]), XD_ERROR_SHAPE,
+               "weight \"%.80s\": %lld rows are stored, it has %lld", name, (long long)d->stored_rows,
+               (long long)(d->ndim > 0 ? d->shape[0] : 0));
+    xdi_weight_stored_shape(d, stored);
+    for (int i = 0; i < d->ndim; i++)
+        XD_REQUIRE(ctx,
+                   d->shape[i] >= 0 && xdi_size_multiply(bytes, (size_t)stored[i], &bytes) &&
+                       bytes <= (size_t)INT64_MAX,
+                   XD_ERROR_SHAPE,
+                   "weight \"%.80s\": dimension %d of %lld is negative or makes the size overflow", name, i,
+                   (long long)stored[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_weight_check_layout(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
+    int64_t stored[XD_DIMS_MAX];
+    if (!d->layout) return XD_OK;
+    const xd_layout_desc *cut = xd_layout_settings(d->layout);
+    XD_REQUIRE(ctx, cut->ndim == d->ndim, XD_ERROR_SHAPE, "weight \"%.80s\" has %d dimensions, its layout %d",
+               name, d->ndim, cut->ndim);
+    xdi_weight_stored_shape(d, stored);
+    for (int i = 0; i < d->ndim; i++)
+        XD_REQUIRE(ctx, cut->shape[i] == stored[i], XD_ERROR_SHAPE,
+                   "weight \"%.80s\": dimension %d is %lld, in its layout %lld", name, i,
+                   (long long)stored[i], (long long)cut->shape[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_weight_check_settings(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
+    XD_REQUIRE(ctx, (int)d->init.kind >= 0 && d->init.kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init %d is unknown", name, (int)d->init.kind);
+    XD_REQUIRE(ctx, isfinite(d->init.center) && isfinite(d->init.scale), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)d->init.center,
+               (double)d->init.scale);
+    XD_REQUIRE(ctx, (int)d->traits.decay >= 0 && d->traits.decay <= XD_DECAY_NEVER, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": decay %d is unknown", name, (int)d->traits.decay);
+    XD_REQUIRE(ctx, !d->transient || d->buffer, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is transient but no buffer", name);
+    XD_REQUIRE(ctx, d->buffer || d->traits.frozen || xd_dtype_is_floating(d->dtype), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" of %s is trained: only floating types are", name, xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, !d->gradient || (!d->buffer && !d->traits.frozen), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is not trained but has a gradient", name);
+    return XD_OK;
+}
+
+/* A tie has nothing of its own that could differ from its owner. */
+static xd_result xdi_weight_check_tie(xd_ctx *ctx, const char *name, const xd_weight_desc *d,
+                                      const xd_weight *owner) {
+    XD_REQUIRE(ctx, owner, XD_ERROR_MISSING, "\"%.80s\" is tied to \"%.80s\", which is no weight", name,
+               d->tied_to);
+    const xd_weight_desc *o = &owner->desc;
+    XD_REQUIRE(ctx,
+               !d->layout && !d->value && !d->gradient && d->init.kind == XD_INIT_ZERO &&
+                   d->buffer == o->buffer,
+               XD_ERROR_ARGUMENT,
+               "\"%.80s\" is tied to \"%.80s\": layout, storage, init and traits are those of its owner",
+               name, d->tied_to);
+    XD_REQUIRE(ctx,
+               d->dtype == o->dtype && d->ndim == o->ndim &&
+                   (d->stored_rows == 0 || d->stored_rows == o->stored_rows),
+               XD_ERROR_SHAPE, "\"%.80s\" is %s of %d dimensions, \"%.80s\", to which it is tied, %s of %d",
+               name, xd_dtype_name(d->dtype), d->ndim, d->tied_to, xd_dtype_name(o->dtype), o->ndim);
+    for (int i = 0; i < d->ndim; i++)
+        XD_REQUIRE(ctx, d->shape[i] == o->shape[i], XD_ERROR_SHAPE,
+                   "\"%.80s\": dimension %d is %lld, of \"%.80s\", to which it is tied, %lld", name, i,
+                   (long long)d->shape[i], d->tied_to, (long long)o->shape[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_weight_validate(xd_ctx *ctx, const char *name, const xd_weight_desc *d,
+                                     const xd_weight *owner) {
+    XD_TRY(xdi_weight_check_shape(ctx, name, d));
+    XD_TRY(xdi_weight_check_layout(ctx, name, d));
+    XD_TRY(xdi_weight_check_settings(ctx, name, d));
+    return d->tied_to ? xdi_weight_check_tie(ctx, name, d, owner) : XD_OK;
+}
+
+/* What this rank holds, and the caller's storage of it. */
+static xd_result xdi_weight_place(xd_weight *weight) {
+    const xd_weight_desc *d = &weight->desc;
+    int64_t stored[XD_DIMS_MAX];
+    xdi_weight_stored_shape(d, stored);
+    bool inside = true;
+    if (d->layout)
+        inside = xd_layout_region(d->layout, weight->model->desc.rank, &weight->region);
+    else
+        weight->region = xd_region_whole(d->ndim, stored);
+    xd_region_shape(&weight->region, weight->shape);
+    weight->count = inside ? xd_region_numel(&weight->region) : 0;
+    XD_REQUIRE(weight->model->ctx, (!d->value && !d->gradient) || d->room >= weight->count, XD_ERROR_SHAPE,
+               "weight \"%.80s\": there is room for %lld elements, this rank holds %lld", weight->name,
+               (long long)d->room, (long long)weight->count);
+    weight->value = d->value;
+    weight->gradient = d->gradient;
+    weight->ready = d->value != NULL;
+    return XD_OK;
+}
+
+static void xdi_weight_append(xd_block *block, xd_weight *weight) {
+    if (block->last_weight)
+        block->last_weight->next = weight;
+    else
+        block->first_weight = weight;
+    block->last_weight = weight;
+    block->model->weight_count++;
+}
+
+/* Fills in a new weight, whose name is `full`. */
+static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_weight_desc *desc,
+                                   char *full) {
+    const xdi_model_named *tie = desc->tied_to ? xdi_model_named_at(block->model, desc->tied_to) : NULL;
+    xd_weight *owner = tie ? tie->weight : NULL;
+    XD_TRY(xdi_weight_validate(block->model->ctx, full, desc, owner));
+    weight->model = block->model;
+    weight->block = block;
+    weight->name = full;
+    weight->desc = *desc;
+    weight->owner = owner ? owner->owner : weight;
+    if (owner) weight->desc.traits = weight->owner->desc.traits;
+    if (owner) weight->desc.stored_rows = weight->owner->desc.stored_rows;
+    weight->desc.name = full + strlen(full) - strlen(desc->name);
+    weight->desc.tied_to = owner ? weight->owner->name : NULL;
+    if (weight->desc.gradient_dtype == XD_DTYPE_NONE) weight->desc.gradient_dtype = XD_DTYPE_F32;
+    if (weight->desc.stored_rows == 0 && desc->ndim > 0) weight->desc.stored_rows = desc->shape[0];
+    if (weight->desc.traits.partition_stride == 0) weight->desc.traits.partition_stride = 1;
+    return xdi_weight_place(weight);
+}
+
+XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
+    xd_model *model = block->model;
+    char *full = NULL;
+    XD_TRY(xdi_model_begin_add(block, desc->name, &full));
+    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight);
+    const xd_result result = weight
+                                 ? xdi_weight_set_up(weight, block, desc, full)
+                                 : XD_FAIL(model->ctx, XD_ERROR_MEMORY, "no room for weight \"%.80s\"", full);
+    if (result != XD_OK) {
+        xd_release(model->ctx, weight);
+        xd_release(model->ctx, full);
+        return result;
+    }
+    xdi_weight_append(block, weight);
+    xdi_model_enter(model, full, NULL, weight);
+    if (out) *out = weight;
+    return XD_OK;
+}
+
+XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride) {
+    xd_weight *owner = weight->owner;
+    xd_weight_traits *t = &owner->desc.traits;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !t->tensor_parallel && t->partition_dim == 0 && t->partition_stride <= 1, XD_ERROR_STATE,
+               "weight \"%.80s\" is cut along dimension %d with stride %d already", owner->name,
+               t->partition_dim, t->partition_stride);
+    XD_REQUIRE(ctx, dim >= 0 && dim < owner->desc.ndim && stride >= 1, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" of %d dimensions: dimension %d, stride %d", owner->name, owner->desc.ndim,
+               dim, stride);
+    t->tensor_parallel = true;
+    t->partition_dim = dim;
+    t->partition_stride = stride;
+    return XD_OK;
+}
+
+XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
+    const xd_weight *owner = weight->owner;
+    xd_weight_info info;
+    memset(&info, 0, sizeof info);
+    info.name = weight->name;
+    info.desc = &weight->desc;
+    info.owner = weight->owner;
+    info.block = weight->block;
+    info.region = &owner->region;
+    info.count = owner->count;
+    info.value = owner->value;
+    info.gradient = owner->gradient;
+    info.ready = owner->ready;
+    return info;
+}
+
+/* ---- what there is ---- */
+
+XD_API int64_t xd_model_weight_count(const xd_model *model) {
+    return model->sealed ? model->weight_count : 0;
+}
+
+XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index) {
+    return model->sealed && index >= 0 && index < model->weight_count ? model->weights[index] : NULL;
+}
+
+XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name) {
+    const xdi_model_named *found = xdi_model_named_at(model, name);
+    return found ? found->weight : NULL;
+}
+
+XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
+    const xdi_model_named *found = xdi_model_named_at(model, name);
+    return found ? found->block : NULL;
+}
+
+XD_API void xd_model_destroy(xd_model *model) {
+    if (!model) return;
+    xd_ctx *ctx = model->ctx;
+    for (size_t i = 0; i < model->name_room; i++) {
+        const xdi_model_named *entry = &model->names[i];
+        if (entry->block) xd_release(ctx, entry->block->type);
+        xd_release(ctx, (void *)entry->name);
+        xd_release(ctx, entry->block);
+        xd_release(ctx, entry->weight);
+    }
+    if (model->storage) xd_ctx_kernels(ctx)->memory.release(ctx, model->storage);
+    xd_release(ctx, model->weights);
+    xd_release(ctx, model->names);
+    xd_release(ctx, model);
+}
+
+/* >>model/model_seal.c */
+
+/* The end of a description: the order of the weights, and what can be checked only now. */
+
+#include <stdlib.h>
+
+/* The block after this one, a parent before its children; NULL after the last. */
+static xd_block *xdi_block_after(const xd_block *block) {
+    if (block->first_child) return block->first_child;
+    while (block && !block->next) block = block->parent;
+    return block ? block->next : NULL;
+}
+
+static xd_result xdi_model_order(xd_model *model) {
+    int64_t n = 0;
+    const size_t room = (size_t)(model->weight_count > 0 ? model->weight_count : 1);
+    model->weights = (xd_weight **)xd_allocate(model->ctx, room * sizeof *model->weights);
+    XD_REQUIRE(model->ctx, model->weights, XD_ERROR_MEMORY, "no room for a list of %lld weights",
+               (long long)model->weight_count);
+    for (const xd_block *block = &model->root; block; block = xdi_block_after(block)) {
+        for (xd_weight *weight = block->first_weight; weight; weight = weight->next) {
+            weight->index = n;
+            model->weights[n++] = weight;
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const xd_weight *weight = model->weights[i];
+        XD_REQUIRE(model->ctx, weight->owner->index <= i, XD_ERROR_ARGUMENT,
+                   "\"%.80s\" is tied to \"%.80s\", which comes after it: tie the later one to the earlier",
+                   weight->name, weight->owner->name);
+    }
+    return XD_OK;
+}
+
+/* ---- storage that weights share ---- */
+
+/* Bytes that a weight has. */
+typedef struct xdi_model_span {
+    uintptr_t begin, end;
+    const char *name;
+} xdi_model_span;
+
+static int xdi_model_by_begin(const void *a, const void *b) {
+    const xdi_model_span *x = (const xdi_model_span *)a, *y = (const xdi_model_span *)b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+static void xdi_model_add_span(xdi_model_span *spans, int64_t *n, const xd_weight *weight, const void *memory,
+                               xd_dtype dtype) {
+    if (!memory || weight->count == 0) return;
+    spans[*n].begin = (uintptr_t)memory;
+    spans[*n].end = (uintptr_t)memory + (size_t)weight->count * xd_dtype_size(dtype);
+    spans[(*n)++].name = weight->name;
+}
+
+static xd_result xdi_model_check_storage(const xd_model *model) {
+    const size_t room = 2 * (size_t)model->weight_count + 1;
+    xdi_model_span *spans = (xdi_model_span *)xd_allocate(model->ctx, room * sizeof *spans);
+    xd_result result = XD_OK;
+    int64_t n = 0;
+    XD_REQUIRE(model->ctx, spans, XD_ERROR_MEMORY, "no room for a list of %llu places",
+               (unsigned long long)room);
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *weight = model->weights[i];
+        xdi_model_add_span(spans, &n, weight, weight->desc.value, weight->desc.dtype);
+        xdi_model_add_span(spans, &n, weight, weight->desc.gradient, weight->desc.gradient_dtype);
+    }
+    if (n > 1) qsort(spans, (size_t)n, sizeof *spans, xdi_model_by_begin);
+    for (int64_t i = 1; i < n && result == XD_OK; i++)
+        if (spans[i].begin < spans[i - 1].end)
+            result = XD_FAIL(
+                model->ctx, XD_ERROR_ARGUMENT,
+                "\"%.80s\" and \"%.80s\" share %llu bytes of the caller's storage", spans[i - 1].name,
+                spans[i].name,
+                (unsigned long long)((spans[i].end < spans[i - 1].end ? spans[i].end : spans[i - 1].end) -
+                                     spans[i].begin));
+    xd_release(model->ctx, spans);
+    return result;
+}
+
+/* ---- the end ---- */
+
+XD_API xd_result xd_model_seal(xd_model *model) {
+    XD_REQUIRE(model->ctx, !model->sealed, XD_ERROR_STATE, "a model of %lld weights is sealed already",
+               (long long)model->weight_count);
+    xd_result result = xdi_model_order(model);
+    if (result == XD_OK) result = xdi_model_check_storage(model);
+    if (result != XD_OK) {
+        xd_release(model->ctx, model->weights);
+        model->weights = NULL;
+        return result;
+    }
+    model->sealed = true;
+    return XD_OK;
+}
+
+/* >>model/model_storage.c */
+
+/* Storage and first values of a model's weights, and the list that optimizers take. */
+
+#include <string.h>
+
+/* ---- the library's storage ---- */
+
+/* Lays out what has no storage, in order; with memory behind the arena also gives it out. */
+static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool give) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *weight = model->weights[i];
+        size_t offset = 0;
+        if (weight->owner != weight) continue;
+        if (!weight->value) {
+            if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.dtype), &offset))
+                return false;
+            if (give) weight->value = arena->base + offset;
+        }
+        if (xdi_weight_is_trained(weight) && !weight->gradient) {
+            if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
+                               &offset))
+                return false;
+            if (give) weight->gradient = arena->base + offset;
+        }
+    }
+    return true;
+}
+
+XD_API size_t xd_model_bytes(const xd_model *model) {
+    xd_arena plan = xd_arena_over(NULL, 0);
+    if (!model->sealed || model->storage) return 0;
+    return xdi_model_lay_out((xd_model *)model, &plan, false) ? plan.peak : 0;
+}
+
+XD_API xd_result xd_model_allocate(xd_model *model) {
+    xd_ctx *ctx = model->ctx;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    XD_REQUIRE(ctx, model->sealed, XD_ERROR_STATE, "xd_model_allocate comes before xd_model_seal");
+    if (model->storage) return XD_OK;
+    XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, false), XD_ERROR_MEMORY,
+               "the size of %lld weights overflows", (long long)model->weight_count);
+    const size_t bytes = arena.peak;
+    if (bytes == 0) return XD_OK;
+    void *storage = memory->allocate(ctx, bytes);
+    XD_REQUIRE(ctx, storage, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
+               (unsigned long long)bytes);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_result result = memory->fill(&launch, storage, 0, bytes);
+    if (result != XD_OK) {
+        memory->release(ctx, storage);
+        return result;
+    }
+    arena = xd_arena_over(storage, bytes);
+    (void)xdi_model_lay_out(model, &arena, true);
+    model->storage = storage;
+    return XD_OK;
+}
+
+XD_API xd_result xd_weight_set_ready(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    XD_REQUIRE(weight->model->ctx, owner->value || owner->count == 0, XD_ERROR_STATE,
+               "weight \"%.80s\" has no storage", owner->name);
+    owner->ready = true;
+    return XD_OK;
+}
+
+/* ---- first values ---- */
+
+enum { XDI_INIT_BLOCK = 4096 /* elements formed at a time */ };
+
+/* A weight being filled: its values come in the order of its region and leave in blocks. */
+typedef struct xdi_init_work {
+    const xd_weight *weight;
+    xd_philox random;
+    int64_t at; /* elements of the region done */
+    float values[XDI_INIT_BLOCK];
+    uint64_t stored[XDI_INIT_BLOCK]; /* in the weight's type, which has at most 8 bytes */
+} xdi_init_work;
+
+/* Values of the elements from `first` on of the whole weight. */
+static void xdi_init_values(xdi_init_work *w, int64_t first, int64_t n) {
+    const xd_init init = w->weight->desc.init;
+    if (init.kind == XD_INIT_NORMAL) xd_philox_fill_normal(&w->random, first, n, w->values);
+    if (init.kind == XD_INIT_UNIFORM) xd_philox_fill_uniform(&w->random, first, n, w->values);
+    for (int64_t i = 0; i < n; i++) {
+        float x = w->values[i];
+        if (init.kind == XD_INIT_UNIFORM) x = 2.0f * x - 1.0f; /* both exact */
+        if (init.kind == XD_INIT_ZERO) x = 0.0f;
+        if (init.kind == XD_INIT_CONSTANT) x = init.center;
+        if (init.kind == XD_INIT_NORMAL || init.kind == XD_INIT_UNIFORM)
+            x = xd_mulf(init.scale, x) + init.center;
+        w->values[i] = x;
+    }
+}
+
+/* The next n elements of the region to its storage. */
+static xd_result xdi_init_put(xdi_init_work *w, int64_t n) {
+    xd_ctx *ctx = w->weight->model->ctx;
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xd_dtype dtype = w->weight->desc.dtype;
+    const size_t size = xd_dtype_size(dtype);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    for (int64_t i = 0; i < n; i++) xd_store_f64(w->stored, dtype, i, (double)w->values[i]);
+    XD_TRY(memory->copy(&launch, (char *)w->weight->value + (size_t)w->at * size, w->stored, (size_t)n * size,
+                        XD_COPY_TO_DEVICE));
+    w->at += n;
+    return memory->synchronize(&launch); /* `stored` is used again */
+}
+
+/* A run of elements that are adjacent in the whole weight. Rows beyond shape[0] are padding. */
+static xd_result xdi_init_run(xdi_init_work *w, int64_t first, int64_t count) {
+    const xd_weight_desc *d = &w->weight->desc;
+    int64_t whole = 1;
+    for (int i = 0; i < d->ndim; i++) whole *= d->shape[i];
+    for (int64_t done = 0; done < count;) {
+        const int64_t left = count - done, n = left < XDI_INIT_BLOCK ? left : (int64_t)XDI_INIT_BLOCK;
+        const int64_t begin = first + done, inside = whole > begin ? whole - begin : 0;
+        xdi_init_values(w, begin, n < inside ? n : inside);
+        for (int64_t i = inside; i < n; i++) w->values[i] = 0.0f;
+        XD_TRY(xdi_init_put(w, n));
+        done += n;
+    }
+    return XD_OK;
+}
+
+/* All runs of dimension `dim` on; `first` is the flat index of what comes before it. */
+static xd_result xdi_init_dimension(xdi_init_work *w, int dim, int64_t first) {
+    const xd_weight_desc *d = &w->weight->desc;
+    const xd_region *region = &w->weight->region;
+    int64_t stored[XD_DIMS_MAX];
+    xdi_weight_stored_shape(d, stored);
+    if (d->ndim == 0) return xdi_init_run(w, 0, 1);
+    for (int i = 0; i < region->count[dim]; i++) {
+        const xd_interval part = region->interval[dim][i];
+        if (dim == d->ndim - 1) {
+            XD_TRY(xdi_init_run(w, first * stored[dim] + part.begin, part.end - part.begin));
+            continue;
+        }
+        for (int64_t j = part.begin; j < part.end; j++)
+            XD_TRY(xdi_init_dimension(w, dim + 1, first * stored[dim] + j));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_init_weight(xdi_init_work *w, xd_weight *weight) {
+    const uint64_t key = xd_hash(0, weight->name, strlen(weight->name));
+    w->weight = weight;
+    w->at = 0;
+    memset(&w->random, 0, sizeof w->random);
+    w->random.seed = weight->model->desc.seed;
+    w->random.stream = XD_STREAM_INIT;
+    w->random.sample = (uint32_t)(key & 0xffffffffu);
+    w->random.step = (uint32_t)(key >> 32);
+    if (weight->count > 0) XD_TRY(xdi_init_dimension(w, 0, 0));
+    weight->ready = true;
+    return XD_OK;
+}
+
+/* The first weight without storage; NULL when all have it. */
+static const xd_weight *xdi_model_bare(const xd_model *model) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *weight = model->weights[i];
+        if (weight->owner == weight && weight->count > 0 && !weight->value) return weight;
+    }
+    return NULL;
+}
+
+static xd_result xdi_model_require_storage(const xd_model *model) {
+    XD_REQUIRE(model->ctx, model->sealed, XD_ERROR_STATE,
+               "the model is not sealed: xd_model_seal comes first");
+    const xd_weight *bare = xdi_model_bare(model);
+    XD_REQUIRE(model->ctx, !bare, XD_ERROR_STATE, "weight \"%.80s\" has no storage", bare->name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_model_init_weights(xd_model *model) {
+    XD_TRY(xdi_model_require_storage(model));
+    xdi_init_work *work = (xdi_init_work *)xd_allocate(model->ctx, sizeof *work);
+    xd_result result = XD_OK;
+    XD_REQUIRE(model->ctx, work, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_INIT_BLOCK);
+    for (int64_t i = 0; i < model->weight_count && result == XD_OK; i++) {
+        xd_weight *weight = model->weights[i];
+        if (weight->owner == weight && !weight->ready) result = xdi_init_weight(work, weight);
+    }
+    xd_release(model->ctx, work);
+    return result;
+}
+
+/* ---- sizes and lists ---- */
+
+static int64_t xdi_model_elements(const xd_model *model, bool trained) {
+    int64_t total = 0;
+    for (const xd_weight *const *at = (const xd_weight *const *)model->weights, *const *end =
+                                                                                    at +
+                                                                                    xd_model_weight_count(
+                                                                                        model);
+         at < end; at++)
+        if ((*at)->owner == *at && !(*at)->desc.buffer && (!trained || xdi_weight_is_trained(*at)))
+            total += (*at)->count;
+    return total;
+}
+
+XD_API int64_t xd_model_parameter_count(const xd_model *model) {
+    return xdi_model_elements(model, false);
+}
+
+XD_API int64_t xd_model_trained_count(const xd_model *model) {
+    return xdi_model_elements(model, true);
+}
+
+static bool xdi_weight_decays(const xd_weight *weight) {
+    const xd_decay decay = weight->desc.traits.decay;
+    return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
+}
+
+static xd_param xdi_weight_param(const xd_weight *weight) {
+    xd_param p;
+    memset(&p, 0, sizeof p);
+    p.name = weight->name;
+    p.value = weight->value;
+    p.gradient = weight->gradient;
+    p.dtype = weight->desc.dtype;
+    p.gradient_dtype = weight->desc.gradient_dtype;
+    p.count = weight->count;
+    p.shape = weight->shape;
+    p.dims = weight->desc.ndim;
+    p.group = weight->desc.group;
+    p.frozen = weight->desc.traits.frozen;
+    p.buffer = weight->desc.buffer;
+    p.no_decay = !xdi_weight_decays(weight);
+    p.replica = weight->desc.traits.shared;
+    return p;
+}
+
+XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
+    XD_TRY(xdi_model_require_storage(model));
+    int64_t n = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *weight = model->weights[i];
+        if (weight->owner != weight) continue;
+        if (n < capacity) params[n] = xdi_weight_param(weight);
+        n++;
+    }
+    XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
+               "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
+    *count = n;
+    return XD_OK;
+}
+
+/* >>model/model_agree.c */
+
+/* Whether all ranks describe the same model. */
+
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t xdi_hash_int(uint64_t hash, int64_t value) {
+    return xd_hash(hash, &value, sizeof value);
+}
+
+static uint64_t xdi_traits_hash(uint64_t hash, const xd_weight_traits *t) {
+    const bool flags[] = { t->frozen,
+                           t->expert,
+                           t->tensor_parallel,
+                           t->expert_tensor_parallel,
+                           t->sequence_parallel,
+                           t->averaged_over_tensor_parallel,
+                           t->pipeline_parallel,
+                           t->shared,
+                           t->shared_embedding,
+                           t->embedding_or_output,
+                           t->keep_f32 };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) hash = xdi_hash_int(hash, flags[i]);
+    for (int i = 0; i < 3; i++) hash = xdi_hash_int(hash, t->qkv_sizes[i]);
+    hash = xdi_hash_int(hash, t->partition_dim);
+    hash = xdi_hash_int(hash, t->partition_stride);
+    return xdi_hash_int(hash, (int64_t)t->decay);
+}
+
+static uint64_t xdi_block_hash(uint64_t hash, const xd_block *block) {
+    const xd_block_desc *d = &block->desc;
+    hash = xd_hash(hash, block->name, strlen(block->name) + 1);
+    if (d->type) hash = xd_hash(hash, d->type, strlen(d->type) + 1);
+    return xdi_hash_int(hash, (int64_t)d->unit + 4 * d->recompute + 8 * d->spectral_norm);
+}
+
+/* Of what all ranks know of a weight: the numbers one by one, since structs have padding. */
+static uint64_t xdi_weight_hash(const xd_weight *weight) {
+    const xd_weight_desc *d = &weight->desc;
+    uint64_t hash = xd_hash(0, weight->name, strlen(weight->name) + 1);
+    hash = xd_hash(hash, weight->owner->name, strlen(weight->owner->name) + 1);
+    hash = xdi_hash_int(hash, (int64_t)d->dtype);
+    hash = xdi_hash_int(hash, d->ndim);
+    for (int i = 0; i < d->ndim; i++) hash = xdi_hash_int(hash, d->shape[i]);
+    hash = xdi_hash_int(hash, d->stored_rows);
+    hash = xdi_hash_int(hash, d->buffer + 2 * d->transient);
+    hash = xdi_hash_int(hash, d->group);
+    hash = xdi_hash_int(hash, (int64_t)d->gradient_dtype);
+    hash = xdi_hash_int(hash, (int64_t)d->init.kind);
+    hash = xd_hash(hash, &d->init.center, sizeof d->init.center);
+    hash = xd_hash(hash, &d->init.scale, sizeof d->init.scale);
+    hash = xdi_block_hash(hash, weight->block);
+    return xdi_traits_hash(hash, &d->traits);
+}
+
+XD_API uint64_t xd_model_hash(const xd_model *model) {
+    uint64_t hash = xd_hash(0, &model->desc.seed, sizeof model->desc.seed);
+    if (!model->sealed) return 0;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const uint64_t weight = xdi_weight_hash(model->weights[i]);
+        hash = xd_hash(hash, &weight, sizeof weight);
+    }
+    return hash;
+}
+
+/* Entry i of what is compared one by one: the hashes of the weights, 0 past the last, and at `total` the seed. */
+static int64_t xdi_model_entry(const xd_model *model, int64_t i, int64_t total) {
+    const uint64_t hash = i < model->weight_count ? xdi_weight_hash(model->weights[i]) : 0;
+    int64_t entry;
+    memcpy(&entry, i < total ? &hash : &model->desc.seed, sizeof entry);
+    return entry;
+}
+
+/* The first entry, of total + 1, in which some rank differs from rank 0, and the lowest such rank. Collective. */
+static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t *entries, int64_t total,
+                                  int64_t *index, int *rank) {
+    const int size = xd_comm_size(comm);
+    int64_t same = 0;
+    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(model, i, total);
+    XD_TRY(xd_broadcast(comm, entries, total + 1, XD_DTYPE_I64, 0));
+    while (same <= total && xdi_model_entry(model, same, total) == entries[same]) same++;
+    int64_t found = same * size + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
+    *index = found / size;
+    *rank = (int)(found % size);
+    return XD_OK;
+}
+
+enum { XDI_MODEL_SHOWN = 80 /* bytes of a name in a message */ };
+
+/* What a rank has at an index. Collective. */
+static xd_result xdi_model_show(const xd_model *model, xd_comm *comm, int64_t index, int rank,
+                                char name[XDI_MODEL_SHOWN]) {
+    memset(name, 0, XDI_MODEL_SHOWN);
+    if (xd_comm_rank(comm) == rank)
+        snprintf(name, XDI_MODEL_SHOWN, "%s",
+                 index < model->weight_count ? model->weights[index]->name : "nothing");
+    return xd_broadcast(comm, name, XDI_MODEL_SHOWN, XD_DTYPE_U8, rank);
+}
+
+static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t *hashes, int64_t total) {
+    char first[XDI_MODEL_SHOWN], other[XDI_MODEL_SHOWN];
+    int64_t index = 0;
+    int rank = 0;
+    XD_TRY(xdi_model_locate(model, comm, hashes, total, &index, &rank));
+    XD_TRY(xdi_model_show(model, comm, index, 0, first));
+    XD_TRY(xdi_model_show(model, comm, index, rank, other));
+    const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
+    if (index == total)
+        return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
+                               "the models have the same weights, but rank %d another seed than rank %d",
+                               culprit, root);
+    return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
+                           "the models differ first at weight %lld: \"%s\" on rank %d, \"%s\" on rank %d%s",
+                           (long long)index, first, root, other, culprit,
+                           strcmp(first, other) == 0 ? " with another shape, type, tie, init or trait" : "");
+}
+
+XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const uint64_t hash = xd_model_hash(model);
+    int64_t sent[3], most[3];
+    XD_TRY(xd_agree(comm, model->sealed ? XD_OK
+                                        : XD_FAIL(ctx, XD_ERROR_STATE,
+                                                  "the model is not sealed: xd_model_seal comes first")));
+    memcpy(&sent[0], &hash, sizeof hash);
+    sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
+    sent[2] = model->weight_count;
+    XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
+    if (most[0] == ~most[1]) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
+    xd_result result = xd_agree(
+        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
+    if (result == XD_OK) result = xdi_model_report(model, comm, hashes, most[2]);
+    xd_release(ctx, hashes);
+    return result;
+}
+
+#endif
 
 #ifndef XDISTILL_NO_TEXT
 /* >>text/internal */
@@ -46291,4 +47552,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 31cf3c62db32c9698b63905e0c86dbac2534b55f2e3c5bd673c5f0e5a804c4e5 */
+/* xdistill sha256 ef757d1e3c5a4a94b0a468485c1edcf19cc7b70ec11f6c1d7e7db18bde968b48 */

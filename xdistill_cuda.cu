@@ -638,10 +638,17 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
     xd_release(list->ctx, list);
 }
 
+static xd_memory_bytes xdi_cuda_kept_bytes(int64_t arrays) {
+    xd_memory_bytes bytes;
+    bytes.device = (size_t)(arrays * XDI_CUDA_LIST_WORDS) * sizeof(uint64_t);
+    bytes.host = sizeof(xd_array_list) + 2 * bytes.device;
+    return bytes;
+}
+
 static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list **out) {
     const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
-    const size_t bytes = (size_t)room * sizeof(uint64_t);
-    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, sizeof *list + 2 * bytes);
+    const size_t bytes = xdi_cuda_kept_bytes(arrays).device;
+    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, xdi_cuda_kept_bytes(arrays).host);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
     list->ctx = ctx;
     list->room = room;
@@ -7705,6 +7712,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.norm = xdi_cuda_norm;
     kernels.optimizer.list_create = xdi_cuda_list_create;
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
+    kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
@@ -7798,4 +7806,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 da0a1d7386d63c39cc012160b5675e3d0ad38425d2424920f7daa22953d7a416 */
+/* xdistill sha256 1213a492906c03ce68832b70aea99ef14fb20d1cff27393d1328f1727effb0e3 */

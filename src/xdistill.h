@@ -112,6 +112,11 @@
 #include "io/weights_files.h"
 #include "io/gather.h"
 
+/* Models. */
+#ifndef XDISTILL_NO_MODELS
+#include "model/model.h"
+#endif
+
 /* What reproduces other trainers. */
 #ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.h"
@@ -264,6 +269,14 @@
 #include "io/weights_files.c"
 #include "io/weights_writer.c"
 #include "io/gather.c"
+
+#ifndef XDISTILL_NO_MODELS
+#include "model/internal.h"
+#include "model/model.c"
+#include "model/model_seal.c"
+#include "model/model_storage.c"
+#include "model/model_agree.c"
+#endif
 
 #ifndef XDISTILL_NO_TEXT
 #include "text/internal.h"

@@ -9,7 +9,7 @@
 enum { RANKS = 2, ROWS = 3, COLUMNS = 5 };
 
 typedef struct heap {
-    int64_t calls, fails_at, live; /* atomic; fails_at 0 -> never */
+    int64_t calls, fails_at, live, bytes; /* atomic; fails_at 0 -> never; bytes: all that was handed out */
 } heap;
 
 static __thread int64_t fails_in; /* allocations of this thread until one fails; 0 -> never */
@@ -19,6 +19,7 @@ static void *heap_allocate(void *user, size_t bytes) {
     if (fails_in > 0 && --fails_in == 0) return NULL;
     if (__atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED) == h->fails_at) return NULL;
     __atomic_add_fetch(&h->live, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&h->bytes, (int64_t)bytes, __ATOMIC_RELAXED);
     return malloc(bytes);
 }
 
@@ -95,12 +96,12 @@ static xd_result train(heap *h) {
 }
 
 XD_TEST(a_training_step_survives_a_failure_of_each_of_its_allocations) {
-    heap whole = { 0, 0, 0 };
+    heap whole = { 0 };
     CHECK_EQ_INT(train(&whole), XD_OK);
     CHECK_EQ_INT(whole.live, 0);
     CHECK(whole.calls > 20);
     for (int64_t n = 1; n <= whole.calls; n++) {
-        heap h = { 0, n, 0 };
+        heap h = { .fails_at = n };
         const xd_result result = train(&h);
         CHECK_EQ_INT(result, XD_ERROR_MEMORY);
         CHECK_EQ_INT(h.live, 0);
@@ -210,11 +211,57 @@ static xd_result mesh_rank(xd_comm *world, void *argument) {
 
 XD_TEST(meshes_and_moves_fail_on_all_ranks_or_none_and_work_the_next_time) {
     for (int victim = 0; victim < MESH_RANKS; victim++) {
-        heap h = { 0, 0, 0 };
+        heap h = { 0 };
         const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, &h } };
         CHECK_EQ_INT(xd_run_threads(MESH_RANKS, &desc, mesh_rank, &victim, NULL), XD_OK);
         CHECK_EQ_INT(h.live, 0);
     }
+}
+
+XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    static const int64_t shape[] = { 5, 9 };
+    static float values[4][64], gradients[4][64];
+    heap h = { 0 };
+    const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
+    const int64_t live = h.live;
+    for (int count = 0; count <= 4; count++) {
+        xd_param params[4] = { { 0 } };
+        for (int i = 0; i < count; i++)
+            params[i] = (xd_param){ .name = &"abcd"[i],
+                                    .value = values[i],
+                                    .gradient = gradients[i],
+                                    .dtype = dtypes[i % 3],
+                                    .count = i == 2 ? 0 : 45,
+                                    .shape = i == 1 ? shape : NULL,
+                                    .dims = i == 1 ? 2 : 0,
+                                    .buffer = i == 3 };
+        for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
+            xd_optimizer_desc desc = xd_sgd_defaults(params, count);
+            xd_optimizer *optimizer = NULL;
+            xd_memory_bytes planned;
+            desc.kind = (xd_optimizer_kind)kind;
+            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_OK);
+            const int64_t before = h.bytes;
+            CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
+            CHECK_EQ_INT(h.bytes - before, planned.host);
+            CHECK_EQ_INT(planned.device, 0);
+            xd_optimizer_destroy(optimizer);
+            desc.learning_rate = -1.0;
+            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_ERROR_ARGUMENT);
+        }
+        xd_ema *ema = NULL;
+        xd_memory_bytes planned;
+        CHECK(xd_ema_bytes(ctx, params, count, NULL, &planned) == XD_OK);
+        const int64_t before = h.bytes;
+        CHECK(xd_ema_create(ctx, params, count, NULL, &ema) == XD_OK);
+        CHECK_EQ_INT(h.bytes - before, planned.host);
+        xd_ema_destroy(ema);
+    }
+    CHECK_EQ_INT(h.live, live);
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST_MAIN()

@@ -10,6 +10,12 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
+/* What an object takes: bytes that the context's allocator and that of its device hand out while the object is created. On a
+ * CPU all of it is of the host. */
+typedef struct xd_memory_bytes {
+    size_t host, device;
+} xd_memory_bytes;
+
 /* Offset allocator over an opaque base. The bookkeeping is outside the memory, so the base may be device memory.
  * With base NULL it is a planning run: every allocation succeeds and `peak` is the size to provide. Never grows. */
 typedef struct xd_arena {

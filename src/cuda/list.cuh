@@ -132,10 +132,17 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
     xd_release(list->ctx, list);
 }
 
+static xd_memory_bytes xdi_cuda_kept_bytes(int64_t arrays) {
+    xd_memory_bytes bytes;
+    bytes.device = (size_t)(arrays * XDI_CUDA_LIST_WORDS) * sizeof(uint64_t);
+    bytes.host = sizeof(xd_array_list) + 2 * bytes.device;
+    return bytes;
+}
+
 static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list **out) {
     const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
-    const size_t bytes = (size_t)room * sizeof(uint64_t);
-    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, sizeof *list + 2 * bytes);
+    const size_t bytes = xdi_cuda_kept_bytes(arrays).device;
+    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, xdi_cuda_kept_bytes(arrays).host);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
     list->ctx = ctx;
     list->room = room;

@@ -56,6 +56,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.norm = xdi_cuda_norm;
     kernels.optimizer.list_create = xdi_cuda_list_create;
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
+    kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;

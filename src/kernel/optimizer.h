@@ -132,9 +132,11 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
-    /* Optional, both or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
+    /* Optional, all or none: lists of up to `arrays` arrays. Destroying takes effect after work already launched. */
     xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
+    /* What list_create takes. */
+    xd_memory_bytes (*list_bytes)(int64_t arrays);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */

@@ -109,6 +109,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_norm,                                                                    \
         NULL,                                                                                        \
         NULL,                                                                                        \
+        NULL,                                                                                        \
     };                                                                                               \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
         return &(spans);                                                                             \

@@ -289,22 +289,41 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     return xdi_ema_copy(ema, true, NULL);
 }
 
+/* Fills in the defaults of a desc, checks everything, and finds the size of the object itself. */
+static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_ema_desc *d, xd_memory_bytes *bytes) {
+    memset(d, 0, sizeof *d);
+    if (desc) *d = *desc;
+    XD_REQUIRE(ctx, d->strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d->strip_count);
+    xdi_ema_resolve(d);
+    XD_TRY(xdi_ema_validate(ctx, d));
+    XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out) {
+    xd_ema_desc d;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, count);
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    XD_REQUIRE(ctx, d.strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d.strip_count);
-    xdi_ema_resolve(&d);
-    XD_TRY(xdi_ema_validate(ctx, &d));
-    XD_TRY(xdi_ema_validate_params(ctx, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
-    xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
     if (!ema)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                       (long long)count, plan.peak);
-    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
+                       (long long)count, bytes.host);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = ema;
     else

@@ -81,6 +81,11 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
+/* What xd_ema_create takes with these arguments. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
+ * what is wrong with names. */
+XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                              xd_memory_bytes *out);
+
 /* Frees the shadows. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 

@@ -17,6 +17,9 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 /* param.c: whether the tensors of a context are on a device. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
+/* param.c: `bytes` and those of the device's list of `arrays` arrays, where it has one. */
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays);
+
 /* param.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 

@@ -194,20 +194,36 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     return xdi_optimizer_copy_values(o);
 }
 
-XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
-    const bool on_device = xdi_train_on_device(ctx);
-    xd_optimizer_desc d = *desc;
-    xdi_optimizer_resolve(&d);
-    XD_TRY(xdi_optimizer_validate(ctx, &d));
+/* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
+static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory_bytes *bytes) {
+    xdi_optimizer_resolve(d);
+    XD_TRY(xdi_optimizer_validate(ctx, d));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
-    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
+    xdi_optimizer_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, NULL);
+    bytes->host = plan.peak;
+    bytes->device = device.peak;
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    *out = xdi_train_with_list(ctx, bytes, d.param_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    xd_optimizer_desc d = *desc;
+    xd_memory_bytes bytes;
+    XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
+    xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
     if (!o)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                       (long long)d.param_count, plan.peak);
+                       (long long)d.param_count, bytes.host);
     o->ctx = ctx;
     o->desc = d;
-    const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
+    const xd_result result = xdi_optimizer_build(o, bytes.host, bytes.device);
     if (result == XD_OK)
         *out = o;
     else

@@ -72,6 +72,9 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
+/* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
+XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
+
 /* Creates an optimizer; master copies start as the current values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params

@@ -17,6 +17,15 @@ XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
     return launch;
 }
 
+XD_PRIVATE xd_memory_bytes xdi_train_with_list(const xd_ctx *ctx, xd_memory_bytes bytes, int64_t arrays) {
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
+    if (!kernels->list_create || !kernels->list_bytes) return bytes;
+    const xd_memory_bytes list = kernels->list_bytes(arrays);
+    bytes.host += list.host;
+    bytes.device += list.device;
+    return bytes;
+}
+
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param) {
     return param->gradient_dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : param->gradient_dtype;
 }

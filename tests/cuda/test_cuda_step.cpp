@@ -228,7 +228,9 @@ struct Crowd {
         xd_optimizer_destroy(optimizer);
     }
 
-    bool on_device() const { return !d_values.empty(); }
+    bool on_device() const {
+        return !d_values.empty();
+    }
 
     /* Points to one or the other set of gradients. */
     void use(bool other) {
@@ -297,7 +299,8 @@ XD_TEST(a_step_over_a_thousand_arrays_is_a_handful_of_launches) {
             const long before = launches();
             CHECK(xd_optimizer_set_learning_rate(a.optimizer, 0.01 / (1 + step)) == XD_OK);
             CHECK(xd_optimizer_set_learning_rate(b.optimizer, 0.01 / (1 + step)) == XD_OK);
-            step_crowds(&a, &b, step > 1, step % 2 == 1); /* the lists travel in the first step of each form */
+            step_crowds(&a, &b, step > 1,
+                        step % 2 == 1); /* the lists travel in the first step of each form */
             /* six lists of norms and their sum, the coefficient, the step and its count; the average */
             if (step % 2 == 1) CHECK(launches() - before <= (step == 1 ? 11 : 10));
         }
@@ -493,5 +496,65 @@ XD_TEST(every_failing_cuda_call_becomes_a_result_with_its_name) {
     emu_take_reports(nullptr, 0);
 }
 #endif
+
+static size_t counted_bytes[2]; /* host, device */
+
+static void *host_allocate(void *user, size_t bytes) {
+    (void)user;
+    counted_bytes[0] += bytes;
+    return malloc(bytes);
+}
+
+static void host_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static void *device_allocate(void *user, size_t bytes) {
+    void *memory = nullptr;
+    (void)user;
+    counted_bytes[1] += bytes;
+    return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : nullptr;
+}
+
+static void device_release(void *user, void *memory) {
+    (void)user;
+    cudaFree(memory);
+}
+
+XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
+    xd_ctx_desc settings = {};
+    xd_cuda_desc device = {};
+    xd_ctx *ctx = nullptr;
+    xd_cuda *cuda = nullptr;
+    settings.allocator.allocate = host_allocate;
+    settings.allocator.release = host_release;
+    device.allocator.allocate = device_allocate;
+    device.allocator.release = device_release;
+    CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
+    CHECK(xd_cuda_create(ctx, &device, &cuda) == XD_OK);
+    {
+        const Model model(ctx, true, XD_OPTIMIZER_ADAMW);
+        const xd_optimizer_desc adamw = xd_adamw_defaults(model.params, PARAMS);
+        xd_memory_bytes planned;
+        xd_optimizer *optimizer = nullptr;
+        xd_ema *ema = nullptr;
+        size_t before[2] = { counted_bytes[0], counted_bytes[1] };
+        CHECK(xd_optimizer_bytes(ctx, &adamw, &planned) == XD_OK);
+        CHECK(xd_optimizer_create(ctx, &adamw, &optimizer) == XD_OK);
+        CHECK_EQ_INT(counted_bytes[0] - before[0], planned.host);
+        CHECK_EQ_INT(counted_bytes[1] - before[1], planned.device);
+        memcpy(before, counted_bytes, sizeof before);
+        CHECK(xd_ema_bytes(ctx, model.params, PARAMS, nullptr, &planned) == XD_OK);
+        CHECK(xd_ema_create(ctx, model.params, PARAMS, nullptr, &ema) == XD_OK);
+        CHECK_EQ_INT(counted_bytes[0] - before[0], planned.host);
+        CHECK_EQ_INT(counted_bytes[1] - before[1], planned.device);
+        CHECK(planned.device > 0);
+        xd_ema_destroy(ema);
+        xd_optimizer_destroy(optimizer);
+    }
+    xd_cuda_destroy(cuda);
+    xd_ctx_destroy(ctx);
+}
 
 XD_CUDA_TEST_MAIN()

@@ -1,0 +1,140 @@
+/* Whether all ranks describe the same model. */
+
+#include "comm/internal.h"
+#include "comm/mesh.h"
+#include "model/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t xdi_hash_int(uint64_t hash, int64_t value) {
+    return xd_hash(hash, &value, sizeof value);
+}
+
+static uint64_t xdi_traits_hash(uint64_t hash, const xd_weight_traits *t) {
+    const bool flags[] = { t->frozen,
+                           t->expert,
+                           t->tensor_parallel,
+                           t->expert_tensor_parallel,
+                           t->sequence_parallel,
+                           t->averaged_over_tensor_parallel,
+                           t->pipeline_parallel,
+                           t->shared,
+                           t->shared_embedding,
+                           t->embedding_or_output,
+                           t->keep_f32 };
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) hash = xdi_hash_int(hash, flags[i]);
+    for (int i = 0; i < 3; i++) hash = xdi_hash_int(hash, t->qkv_sizes[i]);
+    hash = xdi_hash_int(hash, t->partition_dim);
+    hash = xdi_hash_int(hash, t->partition_stride);
+    return xdi_hash_int(hash, (int64_t)t->decay);
+}
+
+static uint64_t xdi_block_hash(uint64_t hash, const xd_block *block) {
+    const xd_block_desc *d = &block->desc;
+    hash = xd_hash(hash, block->name, strlen(block->name) + 1);
+    if (d->type) hash = xd_hash(hash, d->type, strlen(d->type) + 1);
+    return xdi_hash_int(hash, (int64_t)d->unit + 4 * d->recompute + 8 * d->spectral_norm);
+}
+
+/* Of what all ranks know of a weight: the numbers one by one, since structs have padding. */
+static uint64_t xdi_weight_hash(const xd_weight *weight) {
+    const xd_weight_desc *d = &weight->desc;
+    uint64_t hash = xd_hash(0, weight->name, strlen(weight->name) + 1);
+    hash = xd_hash(hash, weight->owner->name, strlen(weight->owner->name) + 1);
+    hash = xdi_hash_int(hash, (int64_t)d->dtype);
+    hash = xdi_hash_int(hash, d->ndim);
+    for (int i = 0; i < d->ndim; i++) hash = xdi_hash_int(hash, d->shape[i]);
+    hash = xdi_hash_int(hash, d->stored_rows);
+    hash = xdi_hash_int(hash, d->buffer + 2 * d->transient);
+    hash = xdi_hash_int(hash, d->group);
+    hash = xdi_hash_int(hash, (int64_t)d->gradient_dtype);
+    hash = xdi_hash_int(hash, (int64_t)d->init.kind);
+    hash = xd_hash(hash, &d->init.center, sizeof d->init.center);
+    hash = xd_hash(hash, &d->init.scale, sizeof d->init.scale);
+    hash = xdi_block_hash(hash, weight->block);
+    return xdi_traits_hash(hash, &d->traits);
+}
+
+XD_API uint64_t xd_model_hash(const xd_model *model) {
+    uint64_t hash = xd_hash(0, &model->desc.seed, sizeof model->desc.seed);
+    if (!model->sealed) return 0;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const uint64_t weight = xdi_weight_hash(model->weights[i]);
+        hash = xd_hash(hash, &weight, sizeof weight);
+    }
+    return hash;
+}
+
+/* Entry i of what is compared one by one: the hashes of the weights, 0 past the last, and at `total` the seed. */
+static int64_t xdi_model_entry(const xd_model *model, int64_t i, int64_t total) {
+    const uint64_t hash = i < model->weight_count ? xdi_weight_hash(model->weights[i]) : 0;
+    int64_t entry;
+    memcpy(&entry, i < total ? &hash : &model->desc.seed, sizeof entry);
+    return entry;
+}
+
+/* The first entry, of total + 1, in which some rank differs from rank 0, and the lowest such rank. Collective. */
+static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t *entries, int64_t total,
+                                  int64_t *index, int *rank) {
+    const int size = xd_comm_size(comm);
+    int64_t same = 0;
+    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(model, i, total);
+    XD_TRY(xd_broadcast(comm, entries, total + 1, XD_DTYPE_I64, 0));
+    while (same <= total && xdi_model_entry(model, same, total) == entries[same]) same++;
+    int64_t found = same * size + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
+    *index = found / size;
+    *rank = (int)(found % size);
+    return XD_OK;
+}
+
+enum { XDI_MODEL_SHOWN = 80 /* bytes of a name in a message */ };
+
+/* What a rank has at an index. Collective. */
+static xd_result xdi_model_show(const xd_model *model, xd_comm *comm, int64_t index, int rank,
+                                char name[XDI_MODEL_SHOWN]) {
+    memset(name, 0, XDI_MODEL_SHOWN);
+    if (xd_comm_rank(comm) == rank)
+        snprintf(name, XDI_MODEL_SHOWN, "%s",
+                 index < model->weight_count ? model->weights[index]->name : "nothing");
+    return xd_broadcast(comm, name, XDI_MODEL_SHOWN, XD_DTYPE_U8, rank);
+}
+
+static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t *hashes, int64_t total) {
+    char first[XDI_MODEL_SHOWN], other[XDI_MODEL_SHOWN];
+    int64_t index = 0;
+    int rank = 0;
+    XD_TRY(xdi_model_locate(model, comm, hashes, total, &index, &rank));
+    XD_TRY(xdi_model_show(model, comm, index, 0, first));
+    XD_TRY(xdi_model_show(model, comm, index, rank, other));
+    const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
+    if (index == total)
+        return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
+                               "the models have the same weights, but rank %d another seed than rank %d",
+                               culprit, root);
+    return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
+                           "the models differ first at weight %lld: \"%s\" on rank %d, \"%s\" on rank %d%s",
+                           (long long)index, first, root, other, culprit,
+                           strcmp(first, other) == 0 ? " with another shape, type, tie, init or trait" : "");
+}
+
+XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const uint64_t hash = xd_model_hash(model);
+    int64_t sent[3], most[3];
+    XD_TRY(xd_agree(comm, model->sealed ? XD_OK
+                                        : XD_FAIL(ctx, XD_ERROR_STATE,
+                                                  "the model is not sealed: xd_model_seal comes first")));
+    memcpy(&sent[0], &hash, sizeof hash);
+    sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
+    sent[2] = model->weight_count;
+    XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
+    if (most[0] == ~most[1]) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
+    xd_result result = xd_agree(
+        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
+    if (result == XD_OK) result = xdi_model_report(model, comm, hashes, most[2]);
+    xd_release(ctx, hashes);
+    return result;
+}

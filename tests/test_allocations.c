@@ -219,6 +219,22 @@ static xd_result run_denominator(part *p) {
     return xd_denominator_count(xd_comm_ctx(p->world), p->world, &positions, 1, &out);
 }
 
+/* Models that differ: the ranks look for the first weight. The model itself is made without a failure. */
+static xd_result run_model_agree(part *p) {
+    const xd_weight_desc w = {
+        .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 2 + xd_comm_rank(p->world) }
+    };
+    const int64_t left = fails_in;
+    xd_model *model = NULL;
+    fails_in = 0;
+    CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
+    CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
+    fails_in = left;
+    const xd_result result = xd_model_agree(model, p->world);
+    xd_model_destroy(model);
+    return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
+}
+
 static xd_result run_agree_same(part *p) {
     return xd_agree_same(p->world, 5, "five");
 }
@@ -347,6 +363,7 @@ static const call calls[] = {
     { "xd_next_token_labels", run_shift, false },
     { "xd_denominator_count, over ranks", run_denominator, true },
     { "xd_agree_same", run_agree_same, false },
+    { "xd_model_agree", run_model_agree, false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
     { "xd_tensor_full", run_full, false },
     { "xd_weights_gather", run_weights, false }

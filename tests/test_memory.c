@@ -218,6 +218,51 @@ XD_TEST(meshes_and_moves_fail_on_all_ranks_or_none_and_work_the_next_time) {
     }
 }
 
+static xd_result build_model(xd_ctx *ctx) {
+    xd_model *model = NULL;
+    xd_block *block = NULL;
+    xd_weight *weight = NULL;
+    xd_param params[2];
+    int64_t count;
+    const xd_weight_desc w = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 3, 4 } };
+    const xd_weight_desc table = {
+        .name = "table", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 }, .buffer = true
+    };
+    xd_result result = xd_model_create(ctx, NULL, &model);
+    if (result == XD_OK)
+        result = xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "a", .type = "t" }, &block);
+    if (result == XD_OK) result = xd_weight_add(block, &w, &weight);
+    if (result == XD_OK) result = xd_weight_set_tensor_parallel(weight, 1, 1);
+    if (result == XD_OK) result = xd_weight_add(block, &table, &weight);
+    if (result == XD_OK) result = xd_model_seal(model);
+    if (result == XD_OK) result = xd_model_allocate(model);
+    if (result == XD_OK) result = xd_weight_set_ready(weight);
+    if (result == XD_OK) result = xd_model_init_weights(model);
+    if (result == XD_OK) result = xd_model_params(model, 2, params, &count);
+    xd_model_destroy(model);
+    return result;
+}
+
+XD_TEST(a_model_survives_a_failure_of_each_of_its_allocations) {
+    heap h = { 0 };
+    const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
+    const int64_t live = h.live;
+    int64_t failures = 0;
+    for (;; failures++) {
+        h.fails_at = h.calls + failures + 1;
+        const xd_result result = build_model(ctx);
+        CHECK_EQ_INT(h.live, live);
+        if (result == XD_OK || failures > 100) break;
+        CHECK(result == XD_ERROR_MEMORY);
+    }
+    CHECK(failures >= 8);
+    h.fails_at = 0;
+    CHECK(build_model(ctx) == XD_OK);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
     static const int64_t shape[] = { 5, 9 };

@@ -6565,6 +6565,22 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
+/* Maximum number of regions of a flat range. */
+#define XD_REGION_FLAT_MAX (2 * XD_DIMS_MAX - 1)
+
+/* The indices of a region whose positions in its storage are in a range, as regions: a shard of a flat buffer, which
+ * begins and ends in the middle of a row, becomes regions like all others, for copies, redistributions and files.
+ *
+ *   range   positions begin <= i < end in the dense storage of `region`, which need not be a box
+ *   out     room for 2 * ndim - 1 regions, 1 for ndim 0; XD_REGION_FLAT_MAX are always enough. Their storages, one
+ *           after the other, are the range of the storage of `region`
+ *   count   how many there are; 0 for an empty range
+ *
+ * Local, allocates nothing. Errors, which leave out and count as they are: ARGUMENT for a range that ends before it begins or
+ * reaches outside [0, xd_region_numel(region)). */
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count);
+
 /* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
@@ -22774,6 +22790,7 @@ XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, i
 
 /* Intervals and regions: unions, intersections, and copies from one region to another. */
 
+#include <inttypes.h>
 #include <string.h>
 
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
@@ -22995,6 +23012,42 @@ static void xdi_interval_dense(const xd_region *region, const int64_t *given, in
         stride[d] = given ? given[d] : next;
         next *= shape[d];
     }
+}
+
+/* The outermost dimension along which whole rows begin at `begin` and fit before `end`; the last one's rows are single
+ * positions. */
+static int xdi_interval_rows(const int64_t *stride, int ndim, int64_t begin, int64_t end) {
+    int d = 0;
+    while (d < ndim - 1 && (begin % stride[d] || stride[d] > end - begin)) d++;
+    return d;
+}
+
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count) {
+    const int64_t numel = xd_region_numel(region);
+    int64_t shape[XD_DIMS_MAX] = { 1 }, stride[XD_DIMS_MAX] = { 1 };
+    int found = 0;
+    XD_REQUIRE(ctx, range.begin >= 0 && range.begin <= range.end && range.end <= numel, XD_ERROR_ARGUMENT,
+               "positions [%" PRId64 ", %" PRId64 ") of a region of %" PRId64 " elements", range.begin,
+               range.end, numel);
+    xd_region_shape(region, shape);
+    xdi_interval_dense(region, NULL, stride);
+    /* The rows grow up to the first dimension in which the ends of the range differ, and shrink after it. */
+    for (int64_t at = range.begin, taken; at < range.end; at += taken) {
+        const int rows = xdi_interval_rows(stride, region->ndim, at, range.end);
+        const int64_t after = shape[rows] - at / stride[rows] % shape[rows];
+        const int64_t fit = (range.end - at) / stride[rows], extent = fit < after ? fit : after;
+        xd_region *piece = &out[found++];
+        taken = extent * stride[rows];
+        *piece = *region;
+        for (int d = 0; d <= rows && d < region->ndim; d++) {
+            const int64_t begin = at / stride[d] % shape[d], end = begin + (d == rows ? extent : 1);
+            piece->count[d] =
+                xd_intervals_select(region->interval[d], region->count[d], begin, end, piece->interval[d]);
+        }
+    }
+    *count = found;
+    return XD_OK;
 }
 
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
@@ -46140,4 +46193,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 4dbdcd06e7a45525333094ff0cd551927e6fc580db816e8a561cd24e5c6f47d0 */

@@ -23,8 +23,8 @@
 
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
+             _NO_MODELS: gradient buckets. A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -3501,6 +3501,101 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 
+/* Models over data-parallel ranks. */
+#ifndef XDISTILL_NO_MODELS
+/* >>model/buckets */
+
+/* One flat gradient buffer over the trainable parameters of a model that have the same dtypes, cut into buckets that are
+ * summed over the data-parallel ranks one by one, while the backward pass computes the next. The rules and all numbers are
+ * those of Megatron-Core (distributed/param_and_grad_buffer.py; with `sharded`, optimizer/param_layout.py and
+ * distrib_optimizer.py), in integers, where it rounds through floating point. Positions and sizes are elements, not bytes. */
+
+/* One parameter of the buffer. */
+typedef struct xd_bucket_param {
+    int64_t numel; /* elements on this rank; 0 is allowed */
+    bool
+        shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with `sharded` */
+} xd_bucket_param;
+
+/* What to lay out. Read during the call only. Zero is the default of every field: one bucket, no padding. */
+typedef struct xd_bucket_plan_desc {
+    const xd_bucket_param *params; /* [param_count] in the order of registration; without frozen ones, which
+                                    * have no gradient */
+    int64_t param_count;
+    int ranks;     /* data-parallel ranks, those of cp included; 0 -> 1 */
+    int instances; /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
+    bool
+        sharded; /* the optimizer of an instance is split over its ranks: parameters begin at multiples of 64,
+                    * buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their r-th part */
+    bool
+        wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups over NCCL */
+    bool overlap; /* buckets are summed during the backward pass; false -> one bucket */
+    /* A bucket ends with the parameter with which it has at least so many elements, padding included; 0 -> max(40,000,000,
+     * 1,000,000 * ranks). Or so many buckets, about: sum of numel / bucket_count elements each; 0 -> bucket_size. */
+    int64_t bucket_size, bucket_count;
+    /* One bucket all the same where communication is not what the step waits for: */
+    int stage;            /* pipeline stages after the first */
+    int chunk;            /* model chunks after a stage's first */
+    bool gathers_in_step; /* parameters are gathered while the optimizer steps */
+} xd_bucket_plan_desc;
+
+typedef struct xd_bucket_plan xd_bucket_plan; /* immutable */
+
+/* Lays out a buffer: parameters in reverse order of registration, about the order in which a backward pass ends with them.
+ * Pure and local: all ranks compute the same from the same desc, and compare xd_bucket_plan_hash. Memory: 72
+ * bytes a parameter.
+ *
+ * Errors: ARGUMENT (negative sizes or counts, instances that do not divide ranks, both bucket_size and bucket_count, more
+ * buckets than elements), SHAPE (a buffer of more than 2^62 elements), MEMORY. */
+XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out);
+
+/* Frees the plan. NULL is fine. */
+XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan);
+
+/* The desc in use: with defaults, the plan's own copy of params, and bucket_size as it was applied: INT64_MAX for one
+ * bucket. */
+XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan);
+
+/* One bucket: an interval of the buffer. Buckets follow each other without gaps, from 0 on, in the order in which they are
+ * summed. */
+typedef struct xd_bucket {
+    xd_interval buffer; /* with its padding at the end, which stays zero */
+    int64_t unpadded;   /* elements without that; padding between parameters is counted */
+    int64_t first,
+        count; /* its parameters are first, first + 1, ... first + count - 1; the last one stands first */
+} xd_bucket;
+
+/* Number of buckets, 0 without parameters; and bucket `index` of them. Elements of the buffer: the end of the last one. */
+XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan);
+XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index);
+XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan);
+
+/* Where a parameter is in the buffer; *bucket receives its bucket, NULL -> not wanted. Local. */
+XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket);
+
+/* The part of a bucket that a rank's optimizer owns, as an interval of the buffer: one of ranks / instances equal parts,
+ * which ignore where parameters begin and may be padding alone; without `sharded` the whole bucket. `rank` is below `ranks`;
+ * the ranks at the same place of every instance own the same. Local. */
+XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank);
+
+/* What a rank's optimizer owns of one parameter, from four origins; the extents are equal. xd_region_flat_range makes regions
+ * of `param`. */
+typedef struct xd_bucket_piece {
+    int64_t bucket;
+    xd_interval buffer;    /* in the buffer */
+    xd_interval in_bucket; /* from the begin of the bucket */
+    xd_interval shard;     /* from the begin of the rank's part of the bucket */
+    xd_interval param;     /* in the parameter */
+} xd_bucket_piece;
+
+/* False, and *out untouched, when the rank owns no element of the parameter. Local. */
+XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out);
+
+/* Hash of all that decides where an element is and who owns it; ranks compare it. */
+XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
+
+#endif
+
 /* Files. */
 /* >>base/directory */
 
@@ -6631,6 +6726,23 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
 #    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
+#endif
+#if defined(XDISTILL_NO_MODELS)
+#    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
+#    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
+#    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
+#    define xd_bucket XDISTILL_NO_MODELS_leaves_out_xd_bucket
+#    define xd_bucket_piece XDISTILL_NO_MODELS_leaves_out_xd_bucket_piece
+#    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
+#    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
+#    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
+#    define xd_bucket_plan_count (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_count)
+#    define xd_bucket_plan_at (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_at)
+#    define xd_bucket_plan_numel (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_numel)
+#    define xd_bucket_plan_param (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_param)
+#    define xd_bucket_plan_shard (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_shard)
+#    define xd_bucket_plan_piece (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_piece)
+#    define xd_bucket_plan_hash (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_hash)
 #endif
 #if defined(XDISTILL_NO_TEACHER)
 #    define xd_cache_coding XDISTILL_NO_TEACHER_leaves_out_xd_cache_coding
@@ -26780,6 +26892,221 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
 }
 
 
+#ifndef XDISTILL_NO_MODELS
+/* >>model/buckets.c */
+
+/* The gradient buffer of data-parallel training: where parameters are, where buckets end, who owns what. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Elements: 64 are 128 bytes of bf16; 128 and 2^16 are what collectives over NCCL are fastest with. */
+#define XDI_BUCKET_START 64
+#define XDI_BUCKET_END 128
+#define XDI_BUCKET_WIDE 65536
+#define XDI_BUCKET_NUMEL_MAX ((int64_t)1 << 62)
+
+struct xd_bucket_plan {
+    xd_ctx *ctx;
+    xd_bucket_plan_desc desc;
+    int shards; /* ranks of an instance */
+    int64_t count;
+    xd_bucket_param *params;
+    int64_t *start; /* [param_count] position of each parameter */
+    int64_t *home;  /* [param_count] its bucket */
+    xd_bucket *buckets;
+};
+
+static int64_t xdi_bucket_up(int64_t n, int64_t unit) {
+    return n % unit ? n + (unit - n % unit) : n;
+}
+
+static int64_t xdi_bucket_multiple(int64_t a, int64_t b) {
+    int64_t x = a, y = b;
+    while (y) {
+        const int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+/* What a bucket's end is rounded up to. */
+static int64_t xdi_bucket_unit(const xd_bucket_plan_desc *d, int shards) {
+    if (!d->sharded) return 1;
+    return xdi_bucket_multiple(shards, d->wide_padding ? XDI_BUCKET_WIDE : XDI_BUCKET_END);
+}
+
+static xd_result xdi_bucket_validate(xd_ctx *ctx, const xd_bucket_plan_desc *d, int64_t *numel) {
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%" PRId64 " parameters, and params is %s", d->param_count, d->params ? "given" : "NULL");
+    XD_REQUIRE(ctx, d->ranks >= 1 && d->instances >= 1 && d->ranks % d->instances == 0, XD_ERROR_ARGUMENT,
+               "%d ranks are not %d instances of equal size", d->ranks, d->instances);
+    XD_REQUIRE(ctx, d->bucket_size >= 0 && d->bucket_count >= 0 && (!d->bucket_size || !d->bucket_count),
+               XD_ERROR_ARGUMENT, "bucket_size %" PRId64 " and bucket_count %" PRId64, d->bucket_size,
+               d->bucket_count);
+    XD_REQUIRE(ctx, d->stage >= 0 && d->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", d->stage,
+               d->chunk);
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const int64_t n = d->params[i].numel;
+        XD_REQUIRE(ctx, n >= 0, XD_ERROR_ARGUMENT, "parameter %" PRId64 " has %" PRId64 " elements", i, n);
+        XD_REQUIRE(ctx, n <= XDI_BUCKET_NUMEL_MAX - *numel, XD_ERROR_SHAPE,
+                   "parameters %" PRId64 " and before have more than 2^62 elements", i);
+        *numel += n;
+    }
+    return XD_OK;
+}
+
+/* The size at which a bucket ends, from whichever field says it. */
+static xd_result xdi_bucket_resolve(xd_ctx *ctx, xd_bucket_plan_desc *d, int64_t numel) {
+    XD_REQUIRE(ctx, d->bucket_count <= numel || !d->bucket_count, XD_ERROR_ARGUMENT,
+               "%" PRId64 " buckets of %" PRId64 " elements", d->bucket_count, numel);
+    if (d->bucket_count) d->bucket_size = numel / d->bucket_count;
+    if (!d->bucket_size) d->bucket_size = (int64_t)1000000 * (d->ranks > 40 ? d->ranks : 40);
+    if (!d->overlap || d->stage > 0 || d->chunk > 0 || d->gathers_in_step) d->bucket_size = INT64_MAX;
+    return XD_OK;
+}
+
+/* The bucket that ends with parameter `param`, at position `at` of the buffer. Returns where the next one begins. */
+static int64_t xdi_bucket_close(xd_bucket_plan *plan, int64_t param, int64_t at, int64_t unit) {
+    const xd_bucket *last = plan->count ? &plan->buckets[plan->count - 1] : NULL;
+    xd_bucket *bucket = &plan->buckets[plan->count++];
+    bucket->buffer.begin = last ? last->buffer.end : 0;
+    bucket->buffer.end = xdi_bucket_up(at, unit);
+    bucket->unpadded = at - bucket->buffer.begin;
+    bucket->first = param;
+    bucket->count = (last ? last->first : plan->desc.param_count) - param;
+    return bucket->buffer.end;
+}
+
+/* Positions and buckets; false when the buffer would have more than 2^62 elements. */
+static bool xdi_bucket_lay_out(xd_bucket_plan *plan) {
+    const xd_bucket_plan_desc *d = &plan->desc;
+    const int64_t unit = xdi_bucket_unit(d, plan->shards);
+    int64_t at = 0, begin = 0,
+            open = 0; /* the next position; of the open bucket: where it begins, its parameters */
+    for (int64_t i = d->param_count - 1; i >= 0; i--) {
+        const bool alone = d->sharded && plan->params[i].shared_embedding;
+        if (d->sharded) at = xdi_bucket_up(at, XDI_BUCKET_START);
+        if (alone && open) {
+            at = begin = xdi_bucket_close(plan, i + 1, at, unit);
+            open = 0;
+        }
+        if (at > XDI_BUCKET_NUMEL_MAX - plan->params[i].numel) return false;
+        plan->start[i] = at;
+        plan->home[i] = plan->count;
+        at += plan->params[i].numel;
+        open++;
+        if (at - begin < d->bucket_size && !alone && i > 0) continue;
+        at = begin = xdi_bucket_close(plan, i, at, unit);
+        open = 0;
+    }
+    return at <= XDI_BUCKET_NUMEL_MAX;
+}
+
+XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out) {
+    xd_bucket_plan_desc d = *desc;
+    int64_t numel = 0;
+    if (!d.ranks) d.ranks = 1;
+    if (!d.instances) d.instances = 1;
+    XD_TRY(xdi_bucket_validate(ctx, &d, &numel));
+    XD_TRY(xdi_bucket_resolve(ctx, &d, numel));
+    const size_t each = sizeof(xd_bucket_param) + 2 * sizeof(int64_t) + sizeof(xd_bucket);
+    size_t bytes = 0;
+    const bool fits =
+        xdi_size_multiply((size_t)d.param_count, each, &bytes) && bytes < SIZE_MAX - sizeof(xd_bucket_plan);
+    xd_bucket_plan *plan = fits ? (xd_bucket_plan *)xd_allocate(ctx, sizeof *plan + bytes) : NULL;
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan of %" PRId64 " parameters", d.param_count);
+    plan->ctx = ctx;
+    plan->desc = d;
+    plan->shards = d.ranks / d.instances;
+    plan->buckets = (xd_bucket *)(void *)(plan + 1);
+    plan->start = (int64_t *)(void *)(plan->buckets + d.param_count);
+    plan->home = plan->start + d.param_count;
+    plan->params = (xd_bucket_param *)(void *)(plan->home + d.param_count);
+    if (d.param_count) memcpy(plan->params, d.params, (size_t)d.param_count * sizeof *d.params);
+    plan->desc.params = plan->params;
+    if (!xdi_bucket_lay_out(plan)) {
+        xd_bucket_plan_destroy(plan);
+        return XD_FAIL(ctx, XD_ERROR_SHAPE, "a buffer of %" PRId64 " elements and padding has more than 2^62",
+                       numel);
+    }
+    *out = plan;
+    return XD_OK;
+}
+
+XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan) {
+    if (plan) xd_release(plan->ctx, plan);
+}
+
+XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan) {
+    return &plan->desc;
+}
+
+XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan) {
+    return plan->count;
+}
+
+XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index) {
+    return plan->buckets[index];
+}
+
+XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan) {
+    return plan->count ? plan->buckets[plan->count - 1].buffer.end : 0;
+}
+
+XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket) {
+    xd_interval place;
+    place.begin = plan->start[param];
+    place.end = place.begin + plan->params[param].numel;
+    if (bucket) *bucket = plan->home[param];
+    return place;
+}
+
+XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank) {
+    xd_interval part = plan->buckets[bucket].buffer;
+    if (!plan->desc.sharded) return part;
+    const int64_t each = (part.end - part.begin) / plan->shards; /* exact: ends are multiples of shards */
+    part.begin += each * (rank % plan->shards);
+    part.end = part.begin + each;
+    return part;
+}
+
+static xd_interval xdi_bucket_from(xd_interval v, int64_t origin) {
+    v.begin -= origin;
+    v.end -= origin;
+    return v;
+}
+
+XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out) {
+    xd_bucket_piece piece;
+    const xd_interval place = xd_bucket_plan_param(plan, param, &piece.bucket);
+    const xd_interval shard = xd_bucket_plan_shard(plan, piece.bucket, rank);
+    piece.buffer.begin = place.begin > shard.begin ? place.begin : shard.begin;
+    piece.buffer.end = place.end < shard.end ? place.end : shard.end;
+    if (piece.buffer.begin >= piece.buffer.end) return false;
+    piece.in_bucket = xdi_bucket_from(piece.buffer, plan->buckets[piece.bucket].buffer.begin);
+    piece.shard = xdi_bucket_from(piece.buffer, shard.begin);
+    piece.param = xdi_bucket_from(piece.buffer, place.begin);
+    *out = piece;
+    return true;
+}
+
+XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
+    const xd_bucket_plan_desc *d = &plan->desc;
+    const int64_t facts[4] = { d->param_count, plan->count, plan->shards, d->sharded };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const int64_t place[3] = { plan->start[i], plan->params[i].numel, plan->home[i] };
+        hash = xd_hash(hash, place, sizeof place);
+    }
+    for (int64_t i = 0; i < plan->count; i++)
+        hash = xd_hash(hash, &plan->buckets[i].buffer, sizeof plan->buckets[i].buffer);
+    return hash;
+}
+
+#endif
+
 #ifndef XDISTILL_NO_TEXT
 /* >>text/internal */
 
@@ -46193,4 +46520,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4dbdcd06e7a45525333094ff0cd551927e6fc580db816e8a561cd24e5c6f47d0 */
+/* xdistill sha256 35ec1f4a03aee5a5be7976b93085fefe45279545b41053d2cb1ea9127f9ba5bd */

@@ -23,8 +23,8 @@
 
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
+             _NO_MODELS: gradient buckets. A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -934,18 +934,43 @@ typedef struct xd_leaf_stack xd_leaf_stack;
  * MEMORY. */
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
 
-/* Adds the next leaf, [elements], which is copied. Local, allocates nothing. Errors: STATE when all leaves have
- * been added. */
+/* Where a stack is and what it takes. Read during the call only. */
+typedef struct xd_leaf_stack_desc {
+    xd_leaves leaves;
+    int64_t elements; /* f32 in each leaf */
+    /* Memory of the caller's for the nodes, aligned for f32, that outlives the stack: on the host, or on the context's device,
+     * where the leaves then are too. With one leaf it is the gradient buffer itself. NULL -> the context's device allocates. */
+    void *memory;
+    size_t memory_bytes; /* at least xd_leaf_stack_bytes */
+} xd_leaf_stack_desc;
+
+/* Bytes that the nodes take, in memory that is given or allocated; 0 also for a range outside [0, total), for negative
+ * elements, and for what does not fit into a size_t. Pure. */
+XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc);
+
+/* xd_leaf_stack_create, whose nodes are on the host, with the nodes on the context's device or in memory of the caller's. The
+ * bits are the same everywhere; on a device all work is launched on the context's stream and nothing waits. Local. Errors:
+ * ARGUMENT (also too little memory, or not aligned), MEMORY. */
+XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out);
+
+/* The place where the next leaf is to be written, [elements], without a copy: fill it, then push it. Until the push, the same
+ * place again. Its contents are undefined. Local, allocates nothing. Errors: STATE when all leaves have been added. */
+XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *stack, float **place);
+
+/* Adds the next leaf, [elements], which is copied unless it is the place of xd_leaf_stack_next. Local, allocates nothing.
+ * Errors: STATE when all leaves have been added, or while xd_leaf_stack_next waits for its place and this is another array;
+ * ARGUMENT for a leaf elsewhere in the stack's memory, or on the host when the stack is on a device, and the other way round.
+ * The stack is then as before. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
 /* The forest so far, [nodes, elements] in the order of the leaves: once all leaves have been added, pass it as
  * xd_collective.send. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
-/* Removes all leaves, for the next step. NULL is fine. */
+/* Removes all leaves, for the next step, and forgets the place of xd_leaf_stack_next. NULL is fine. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
-/* Frees the stack. NULL is fine. */
+/* Frees the stack, not memory that was given. NULL is fine. */
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* >>comm/topology */
@@ -3516,6 +3541,101 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
+
+/* Models over data-parallel ranks. */
+#ifndef XDISTILL_NO_MODELS
+/* >>model/buckets */
+
+/* One flat gradient buffer over the trainable parameters of a model that have the same dtypes, cut into buckets that are
+ * summed over the data-parallel ranks one by one, while the backward pass computes the next. The rules and all numbers are
+ * those of Megatron-Core (distributed/param_and_grad_buffer.py; with `sharded`, optimizer/param_layout.py and
+ * distrib_optimizer.py), in integers, where it rounds through floating point. Positions and sizes are elements, not bytes. */
+
+/* One parameter of the buffer. */
+typedef struct xd_bucket_param {
+    int64_t numel; /* elements on this rank; 0 is allowed */
+    bool
+        shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with `sharded` */
+} xd_bucket_param;
+
+/* What to lay out. Read during the call only. Zero is the default of every field: one bucket, no padding. */
+typedef struct xd_bucket_plan_desc {
+    const xd_bucket_param *params; /* [param_count] in the order of registration; without frozen ones, which
+                                    * have no gradient */
+    int64_t param_count;
+    int ranks;     /* data-parallel ranks, those of cp included; 0 -> 1 */
+    int instances; /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
+    bool
+        sharded; /* the optimizer of an instance is split over its ranks: parameters begin at multiples of 64,
+                    * buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their r-th part */
+    bool
+        wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups over NCCL */
+    bool overlap; /* buckets are summed during the backward pass; false -> one bucket */
+    /* A bucket ends with the parameter with which it has at least so many elements, padding included; 0 -> max(40,000,000,
+     * 1,000,000 * ranks). Or so many buckets, about: sum of numel / bucket_count elements each; 0 -> bucket_size. */
+    int64_t bucket_size, bucket_count;
+    /* One bucket all the same where communication is not what the step waits for: */
+    int stage;            /* pipeline stages after the first */
+    int chunk;            /* model chunks after a stage's first */
+    bool gathers_in_step; /* parameters are gathered while the optimizer steps */
+} xd_bucket_plan_desc;
+
+typedef struct xd_bucket_plan xd_bucket_plan; /* immutable */
+
+/* Lays out a buffer: parameters in reverse order of registration, about the order in which a backward pass ends with them.
+ * Pure and local: all ranks compute the same from the same desc, and compare xd_bucket_plan_hash. Memory: 72
+ * bytes a parameter.
+ *
+ * Errors: ARGUMENT (negative sizes or counts, instances that do not divide ranks, both bucket_size and bucket_count, more
+ * buckets than elements), SHAPE (a buffer of more than 2^62 elements), MEMORY. */
+XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out);
+
+/* Frees the plan. NULL is fine. */
+XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan);
+
+/* The desc in use: with defaults, the plan's own copy of params, and bucket_size as it was applied: INT64_MAX for one
+ * bucket. */
+XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan);
+
+/* One bucket: an interval of the buffer. Buckets follow each other without gaps, from 0 on, in the order in which they are
+ * summed. */
+typedef struct xd_bucket {
+    xd_interval buffer; /* with its padding at the end, which stays zero */
+    int64_t unpadded;   /* elements without that; padding between parameters is counted */
+    int64_t first,
+        count; /* its parameters are first, first + 1, ... first + count - 1; the last one stands first */
+} xd_bucket;
+
+/* Number of buckets, 0 without parameters; and bucket `index` of them. Elements of the buffer: the end of the last one. */
+XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan);
+XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index);
+XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan);
+
+/* Where a parameter is in the buffer; *bucket receives its bucket, NULL -> not wanted. Local. */
+XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket);
+
+/* The part of a bucket that a rank's optimizer owns, as an interval of the buffer: one of ranks / instances equal parts,
+ * which ignore where parameters begin and may be padding alone; without `sharded` the whole bucket. `rank` is below `ranks`;
+ * the ranks at the same place of every instance own the same. Local. */
+XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank);
+
+/* What a rank's optimizer owns of one parameter, from four origins; the extents are equal. xd_region_flat_range makes regions
+ * of `param`. */
+typedef struct xd_bucket_piece {
+    int64_t bucket;
+    xd_interval buffer;    /* in the buffer */
+    xd_interval in_bucket; /* from the begin of the bucket */
+    xd_interval shard;     /* from the begin of the rank's part of the bucket */
+    xd_interval param;     /* in the parameter */
+} xd_bucket_piece;
+
+/* False, and *out untouched, when the rank owns no element of the parameter. Local. */
+XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out);
+
+/* Hash of all that decides where an element is and who owns it; ranks compare it. */
+XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
+
+#endif
 
 /* Files. */
 /* >>base/directory */
@@ -6797,6 +6917,22 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
+/* Maximum number of regions of a flat range. */
+#define XD_REGION_FLAT_MAX (2 * XD_DIMS_MAX - 1)
+
+/* The indices of a region whose positions in its storage are in a range, as regions: a shard of a flat buffer, which
+ * begins and ends in the middle of a row, becomes regions like all others, for copies, redistributions and files.
+ *
+ *   range   positions begin <= i < end in the dense storage of `region`, which need not be a box
+ *   out     room for 2 * ndim - 1 regions, 1 for ndim 0; XD_REGION_FLAT_MAX are always enough. Their storages, one
+ *           after the other, are the range of the storage of `region`
+ *   count   how many there are; 0 for an empty range
+ *
+ * Local, allocates nothing. Errors, which leave out and count as they are: ARGUMENT for a range that ends before it begins or
+ * reaches outside [0, xd_region_numel(region)). */
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count);
+
 /* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
@@ -6849,6 +6985,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
 #if defined(XDISTILL_NO_MODELS)
+#    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
+#    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
+#    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
+#    define xd_bucket XDISTILL_NO_MODELS_leaves_out_xd_bucket
+#    define xd_bucket_piece XDISTILL_NO_MODELS_leaves_out_xd_bucket_piece
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
 #    define xd_block XDISTILL_NO_MODELS_leaves_out_xd_block
 #    define xd_weight XDISTILL_NO_MODELS_leaves_out_xd_weight
@@ -6861,6 +7002,16 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_init XDISTILL_NO_MODELS_leaves_out_xd_init
 #    define xd_weight_desc XDISTILL_NO_MODELS_leaves_out_xd_weight_desc
 #    define xd_weight_info XDISTILL_NO_MODELS_leaves_out_xd_weight_info
+#    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
+#    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
+#    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
+#    define xd_bucket_plan_count (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_count)
+#    define xd_bucket_plan_at (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_at)
+#    define xd_bucket_plan_numel (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_numel)
+#    define xd_bucket_plan_param (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_param)
+#    define xd_bucket_plan_shard (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_shard)
+#    define xd_bucket_plan_piece (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_piece)
+#    define xd_bucket_plan_hash (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_hash)
 #    define xd_model_create (XDISTILL_NO_MODELS_leaves_out_xd_model_create)
 #    define xd_model_destroy (XDISTILL_NO_MODELS_leaves_out_xd_model_destroy)
 #    define xd_model_root (XDISTILL_NO_MODELS_leaves_out_xd_model_root)
@@ -22044,6 +22195,11 @@ struct xd_leaf_stack {
     int64_t pushed; /* leaves so far */
     int64_t depth;  /* nodes on the stack */
     float *nodes;   /* [deepest, elements] */
+    size_t bytes;
+    const xd_kernels *kernels; /* of the memory that the nodes are in */
+    bool owned;                /* the nodes were allocated, from the kernels' memory unless `plain` */
+    bool plain;
+    bool open; /* xd_leaf_stack_next has given the place of the next leaf */
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
@@ -22057,39 +22213,130 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     return deepest;
 }
 
-XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XD_REQUIRE(ctx,
-               leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                   leaves.count <= leaves.total - leaves.first,
-               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-               leaves.first, leaves.count, leaves.total);
-    XD_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
+static bool xdi_leaf_stack_fits(const xd_leaves *leaves) {
+    return leaves->first >= 0 && leaves->count >= 0 && leaves->first <= leaves->total &&
+           leaves->count <= leaves->total - leaves->first;
+}
+
+/* False when the nodes do not fit into a size_t; range and elements have been checked. */
+static bool xdi_leaf_stack_size(const xd_leaves *leaves, int64_t elements, size_t *bytes) {
+    return xdi_size_multiply((size_t)elements, sizeof(float), bytes) &&
+           xdi_size_multiply(*bytes, (size_t)xdi_leaf_stack_deepest(leaves), bytes);
+}
+
+XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc) {
     size_t bytes = 0;
+    if (!xdi_leaf_stack_fits(&desc->leaves) || desc->elements < 0) return 0;
+    return xdi_leaf_stack_size(&desc->leaves, desc->elements, &bytes) ? bytes : 0;
+}
+
+/* Memory for the nodes: the caller's, the host's when `plain`, or the device's. */
+static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_desc *d) {
+    const xd_kernels *device = xd_ctx_kernels(s->ctx), *host = xd_ctx_host_kernels(s->ctx);
+    const bool on_host = d->memory ? !device->memory.owns(s->ctx, d->memory) : s->plain;
+    s->kernels = on_host ? host : device;
+    s->nodes = (float *)d->memory;
+    s->owned = !d->memory;
+    XD_REQUIRE(s->ctx, !d->memory || d->memory_bytes >= s->bytes, XD_ERROR_ARGUMENT,
+               "memory has %zu bytes but the stack needs %zu", d->memory_bytes, s->bytes);
+    XD_REQUIRE(s->ctx, (uintptr_t)d->memory % sizeof(float) == 0, XD_ERROR_ARGUMENT,
+               "the memory of a stack is at %p, not at a multiple of 4", d->memory);
+    if (s->owned)
+        s->nodes =
+            (float *)(s->plain ? xd_allocate(s->ctx, s->bytes) : device->memory.allocate(s->ctx, s->bytes));
+    XD_REQUIRE(s->ctx, s->nodes || !s->bytes, XD_ERROR_MEMORY,
+               "no room for a stack of leaves of %" PRId64 " elements", s->elements);
+    return XD_OK;
+}
+
+static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, bool plain,
+                                     xd_leaf_stack **out) {
+    const xd_leaves leaves = d->leaves;
+    size_t bytes = 0;
+    XD_REQUIRE(ctx, xdi_leaf_stack_fits(&leaves), XD_ERROR_ARGUMENT,
+               "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", leaves.first, leaves.count,
+               leaves.total);
+    XD_REQUIRE(ctx, d->elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", d->elements);
+    XD_REQUIRE(ctx, xdi_leaf_stack_size(&leaves, d->elements, &bytes), XD_ERROR_MEMORY,
+               "no room for a stack of leaves of %" PRId64 " elements", d->elements);
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
     XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
-    stack->elements = elements;
-    if (xdi_size_multiply((size_t)elements * sizeof(float), (size_t)xdi_leaf_stack_deepest(&leaves), &bytes))
-        stack->nodes = (float *)xd_allocate(ctx, bytes);
-    if (!stack->nodes) {
+    stack->elements = d->elements;
+    stack->bytes = bytes;
+    stack->plain = plain;
+    const xd_result result = xdi_leaf_stack_memory(stack, d);
+    if (result != XD_OK) {
         xd_leaf_stack_destroy(stack);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
-                       elements);
+        return result;
     }
     *out = stack;
     return XD_OK;
 }
 
-XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
+    xd_leaf_stack_desc d;
+    memset(&d, 0, sizeof d);
+    d.leaves = leaves;
+    d.elements = elements;
+    return xdi_leaf_stack_make(ctx, &d, true, out);
+}
+
+XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
+    return xdi_leaf_stack_make(ctx, desc, false, out);
+}
+
+static xd_result xdi_leaf_stack_check(const xd_leaf_stack *s) {
     XD_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
                s->leaves.count);
-    float *top = s->nodes + s->depth++ * s->elements;
-    memcpy(top, leaf, (size_t)s->elements * sizeof *top);
-    const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
-    for (; s->depth > nodes; s->depth--, top -= s->elements)
-        for (int64_t i = 0; i < s->elements; i++) top[i - s->elements] = top[i - s->elements] + top[i];
     return XD_OK;
+}
+
+XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
+    XD_TRY(xdi_leaf_stack_check(s));
+    s->open = true;
+    *place = s->elements ? s->nodes + s->depth * s->elements : s->nodes;
+    return XD_OK;
+}
+
+/* Copies a leaf to the top of the stack. */
+static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *launch, const float *leaf) {
+    const uintptr_t at = (uintptr_t)leaf, nodes = (uintptr_t)s->nodes;
+    const size_t bytes = (size_t)s->elements * sizeof *leaf;
+    const bool on_device = s->kernels->device != XD_DEVICE_CPU;
+    const xd_kernels *device = xd_ctx_kernels(s->ctx);
+    XD_REQUIRE(s->ctx, !s->open, XD_ERROR_STATE,
+               "leaf %" PRId64 " has a place from xd_leaf_stack_next, and another array is pushed",
+               s->leaves.first + s->pushed);
+    if (!bytes) return XD_OK;
+    XD_REQUIRE(s->ctx, at + bytes <= nodes || nodes + s->bytes <= at, XD_ERROR_ARGUMENT,
+               "leaf %" PRId64 " lies in the memory of the stack, not where xd_leaf_stack_next puts it",
+               s->leaves.first + s->pushed);
+    XD_REQUIRE(s->ctx, device->device == XD_DEVICE_CPU || device->memory.owns(s->ctx, leaf) == on_device,
+               XD_ERROR_ARGUMENT, "the stack is on the %s, leaf %" PRId64 " is not",
+               on_device ? "device" : "host", s->leaves.first + s->pushed);
+    return s->kernels->memory.copy(launch, s->nodes + s->depth * s->elements, leaf, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+    const xd_launch launch = xd_ctx_launch(s->ctx);
+    xd_result result = XD_OK;
+    XD_TRY(xdi_leaf_stack_check(s));
+    if (!s->open || (s->elements && leaf != s->nodes + s->depth * s->elements))
+        XD_TRY(xdi_leaf_stack_copy(s, &launch, leaf));
+    s->open = false;
+    s->depth++;
+    const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
+    for (; s->depth > nodes; s->depth--) {
+        const void *pair[2] = { NULL, NULL };
+        if (!s->elements || result != XD_OK) continue;
+        float *below = s->nodes + (s->depth - 2) * s->elements;
+        pair[0] = below;
+        pair[1] = below + s->elements;
+        result = s->kernels->reduce.pieces(&launch, below, pair, 2, s->elements, XD_DTYPE_F32, XD_SUM);
+    }
+    return result;
 }
 
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack) {
@@ -22100,11 +22347,13 @@ XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
     if (!stack) return;
     stack->pushed = 0;
     stack->depth = 0;
+    stack->open = false;
 }
 
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
     if (!stack) return;
-    xd_release(stack->ctx, stack->nodes);
+    if (stack->owned && stack->plain) xd_release(stack->ctx, stack->nodes);
+    if (stack->owned && !stack->plain) stack->kernels->memory.release(stack->ctx, stack->nodes);
     xd_release(stack->ctx, stack);
 }
 
@@ -23109,6 +23358,7 @@ XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, i
 
 /* Intervals and regions: unions, intersections, and copies from one region to another. */
 
+#include <inttypes.h>
 #include <string.h>
 
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
@@ -23330,6 +23580,42 @@ static void xdi_interval_dense(const xd_region *region, const int64_t *given, in
         stride[d] = given ? given[d] : next;
         next *= shape[d];
     }
+}
+
+/* The outermost dimension along which whole rows begin at `begin` and fit before `end`; the last one's rows are single
+ * positions. */
+static int xdi_interval_rows(const int64_t *stride, int ndim, int64_t begin, int64_t end) {
+    int d = 0;
+    while (d < ndim - 1 && (begin % stride[d] || stride[d] > end - begin)) d++;
+    return d;
+}
+
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count) {
+    const int64_t numel = xd_region_numel(region);
+    int64_t shape[XD_DIMS_MAX] = { 1 }, stride[XD_DIMS_MAX] = { 1 };
+    int found = 0;
+    XD_REQUIRE(ctx, range.begin >= 0 && range.begin <= range.end && range.end <= numel, XD_ERROR_ARGUMENT,
+               "positions [%" PRId64 ", %" PRId64 ") of a region of %" PRId64 " elements", range.begin,
+               range.end, numel);
+    xd_region_shape(region, shape);
+    xdi_interval_dense(region, NULL, stride);
+    /* The rows grow up to the first dimension in which the ends of the range differ, and shrink after it. */
+    for (int64_t at = range.begin, taken; at < range.end; at += taken) {
+        const int rows = xdi_interval_rows(stride, region->ndim, at, range.end);
+        const int64_t after = shape[rows] - at / stride[rows] % shape[rows];
+        const int64_t fit = (range.end - at) / stride[rows], extent = fit < after ? fit : after;
+        xd_region *piece = &out[found++];
+        taken = extent * stride[rows];
+        *piece = *region;
+        for (int d = 0; d <= rows && d < region->ndim; d++) {
+            const int64_t begin = at / stride[d] % shape[d], end = begin + (d == rows ? extent : 1);
+            piece->count[d] =
+                xd_intervals_select(region->interval[d], region->count[d], begin, end, piece->interval[d]);
+        }
+    }
+    *count = found;
+    return XD_OK;
 }
 
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
@@ -28048,6 +28334,218 @@ XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
     if (result == XD_OK) result = xdi_model_report(model, comm, hashes, most[2]);
     xd_release(ctx, hashes);
     return result;
+}
+
+/* >>model/buckets.c */
+
+/* The gradient buffer of data-parallel training: where parameters are, where buckets end, who owns what. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* Elements: 64 are 128 bytes of bf16; 128 and 2^16 are what collectives over NCCL are fastest with. */
+#define XDI_BUCKET_START 64
+#define XDI_BUCKET_END 128
+#define XDI_BUCKET_WIDE 65536
+#define XDI_BUCKET_NUMEL_MAX ((int64_t)1 << 62)
+
+struct xd_bucket_plan {
+    xd_ctx *ctx;
+    xd_bucket_plan_desc desc;
+    int shards; /* ranks of an instance */
+    int64_t count;
+    xd_bucket_param *params;
+    int64_t *start; /* [param_count] position of each parameter */
+    int64_t *home;  /* [param_count] its bucket */
+    xd_bucket *buckets;
+};
+
+static int64_t xdi_bucket_up(int64_t n, int64_t unit) {
+    return n % unit ? n + (unit - n % unit) : n;
+}
+
+static int64_t xdi_bucket_multiple(int64_t a, int64_t b) {
+    int64_t x = a, y = b;
+    while (y) {
+        const int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return a / x * b;
+}
+
+/* What a bucket's end is rounded up to. */
+static int64_t xdi_bucket_unit(const xd_bucket_plan_desc *d, int shards) {
+    if (!d->sharded) return 1;
+    return xdi_bucket_multiple(shards, d->wide_padding ? XDI_BUCKET_WIDE : XDI_BUCKET_END);
+}
+
+static xd_result xdi_bucket_validate(xd_ctx *ctx, const xd_bucket_plan_desc *d, int64_t *numel) {
+    XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+               "%" PRId64 " parameters, and params is %s", d->param_count, d->params ? "given" : "NULL");
+    XD_REQUIRE(ctx, d->ranks >= 1 && d->instances >= 1 && d->ranks % d->instances == 0, XD_ERROR_ARGUMENT,
+               "%d ranks are not %d instances of equal size", d->ranks, d->instances);
+    XD_REQUIRE(ctx, d->bucket_size >= 0 && d->bucket_count >= 0 && (!d->bucket_size || !d->bucket_count),
+               XD_ERROR_ARGUMENT, "bucket_size %" PRId64 " and bucket_count %" PRId64, d->bucket_size,
+               d->bucket_count);
+    XD_REQUIRE(ctx, d->stage >= 0 && d->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", d->stage,
+               d->chunk);
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const int64_t n = d->params[i].numel;
+        XD_REQUIRE(ctx, n >= 0, XD_ERROR_ARGUMENT, "parameter %" PRId64 " has %" PRId64 " elements", i, n);
+        XD_REQUIRE(ctx, n <= XDI_BUCKET_NUMEL_MAX - *numel, XD_ERROR_SHAPE,
+                   "parameters %" PRId64 " and before have more than 2^62 elements", i);
+        *numel += n;
+    }
+    return XD_OK;
+}
+
+/* The size at which a bucket ends, from whichever field says it. */
+static xd_result xdi_bucket_resolve(xd_ctx *ctx, xd_bucket_plan_desc *d, int64_t numel) {
+    XD_REQUIRE(ctx, d->bucket_count <= numel || !d->bucket_count, XD_ERROR_ARGUMENT,
+               "%" PRId64 " buckets of %" PRId64 " elements", d->bucket_count, numel);
+    if (d->bucket_count) d->bucket_size = numel / d->bucket_count;
+    if (!d->bucket_size) d->bucket_size = (int64_t)1000000 * (d->ranks > 40 ? d->ranks : 40);
+    if (!d->overlap || d->stage > 0 || d->chunk > 0 || d->gathers_in_step) d->bucket_size = INT64_MAX;
+    return XD_OK;
+}
+
+/* The bucket that ends with parameter `param`, at position `at` of the buffer. Returns where the next one begins. */
+static int64_t xdi_bucket_close(xd_bucket_plan *plan, int64_t param, int64_t at, int64_t unit) {
+    const xd_bucket *last = plan->count ? &plan->buckets[plan->count - 1] : NULL;
+    xd_bucket *bucket = &plan->buckets[plan->count++];
+    bucket->buffer.begin = last ? last->buffer.end : 0;
+    bucket->buffer.end = xdi_bucket_up(at, unit);
+    bucket->unpadded = at - bucket->buffer.begin;
+    bucket->first = param;
+    bucket->count = (last ? last->first : plan->desc.param_count) - param;
+    return bucket->buffer.end;
+}
+
+/* Positions and buckets; false when the buffer would have more than 2^62 elements. */
+static bool xdi_bucket_lay_out(xd_bucket_plan *plan) {
+    const xd_bucket_plan_desc *d = &plan->desc;
+    const int64_t unit = xdi_bucket_unit(d, plan->shards);
+    int64_t at = 0, begin = 0,
+            open = 0; /* the next position; of the open bucket: where it begins, its parameters */
+    for (int64_t i = d->param_count - 1; i >= 0; i--) {
+        const bool alone = d->sharded && plan->params[i].shared_embedding;
+        if (d->sharded) at = xdi_bucket_up(at, XDI_BUCKET_START);
+        if (alone && open) {
+            at = begin = xdi_bucket_close(plan, i + 1, at, unit);
+            open = 0;
+        }
+        if (at > XDI_BUCKET_NUMEL_MAX - plan->params[i].numel) return false;
+        plan->start[i] = at;
+        plan->home[i] = plan->count;
+        at += plan->params[i].numel;
+        open++;
+        if (at - begin < d->bucket_size && !alone && i > 0) continue;
+        at = begin = xdi_bucket_close(plan, i, at, unit);
+        open = 0;
+    }
+    return at <= XDI_BUCKET_NUMEL_MAX;
+}
+
+XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out) {
+    xd_bucket_plan_desc d = *desc;
+    int64_t numel = 0;
+    if (!d.ranks) d.ranks = 1;
+    if (!d.instances) d.instances = 1;
+    XD_TRY(xdi_bucket_validate(ctx, &d, &numel));
+    XD_TRY(xdi_bucket_resolve(ctx, &d, numel));
+    const size_t each = sizeof(xd_bucket_param) + 2 * sizeof(int64_t) + sizeof(xd_bucket);
+    size_t bytes = 0;
+    const bool fits =
+        xdi_size_multiply((size_t)d.param_count, each, &bytes) && bytes < SIZE_MAX - sizeof(xd_bucket_plan);
+    xd_bucket_plan *plan = fits ? (xd_bucket_plan *)xd_allocate(ctx, sizeof *plan + bytes) : NULL;
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan of %" PRId64 " parameters", d.param_count);
+    plan->ctx = ctx;
+    plan->desc = d;
+    plan->shards = d.ranks / d.instances;
+    plan->buckets = (xd_bucket *)(void *)(plan + 1);
+    plan->start = (int64_t *)(void *)(plan->buckets + d.param_count);
+    plan->home = plan->start + d.param_count;
+    plan->params = (xd_bucket_param *)(void *)(plan->home + d.param_count);
+    if (d.param_count) memcpy(plan->params, d.params, (size_t)d.param_count * sizeof *d.params);
+    plan->desc.params = plan->params;
+    if (!xdi_bucket_lay_out(plan)) {
+        xd_bucket_plan_destroy(plan);
+        return XD_FAIL(ctx, XD_ERROR_SHAPE, "a buffer of %" PRId64 " elements and padding has more than 2^62",
+                       numel);
+    }
+    *out = plan;
+    return XD_OK;
+}
+
+XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan) {
+    if (plan) xd_release(plan->ctx, plan);
+}
+
+XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan) {
+    return &plan->desc;
+}
+
+XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan) {
+    return plan->count;
+}
+
+XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index) {
+    return plan->buckets[index];
+}
+
+XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan) {
+    return plan->count ? plan->buckets[plan->count - 1].buffer.end : 0;
+}
+
+XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket) {
+    xd_interval place;
+    place.begin = plan->start[param];
+    place.end = place.begin + plan->params[param].numel;
+    if (bucket) *bucket = plan->home[param];
+    return place;
+}
+
+XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank) {
+    xd_interval part = plan->buckets[bucket].buffer;
+    if (!plan->desc.sharded) return part;
+    const int64_t each = (part.end - part.begin) / plan->shards; /* exact: ends are multiples of shards */
+    part.begin += each * (rank % plan->shards);
+    part.end = part.begin + each;
+    return part;
+}
+
+static xd_interval xdi_bucket_from(xd_interval v, int64_t origin) {
+    v.begin -= origin;
+    v.end -= origin;
+    return v;
+}
+
+XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out) {
+    xd_bucket_piece piece;
+    const xd_interval place = xd_bucket_plan_param(plan, param, &piece.bucket);
+    const xd_interval shard = xd_bucket_plan_shard(plan, piece.bucket, rank);
+    piece.buffer.begin = place.begin > shard.begin ? place.begin : shard.begin;
+    piece.buffer.end = place.end < shard.end ? place.end : shard.end;
+    if (piece.buffer.begin >= piece.buffer.end) return false;
+    piece.in_bucket = xdi_bucket_from(piece.buffer, plan->buckets[piece.bucket].buffer.begin);
+    piece.shard = xdi_bucket_from(piece.buffer, shard.begin);
+    piece.param = xdi_bucket_from(piece.buffer, place.begin);
+    *out = piece;
+    return true;
+}
+
+XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
+    const xd_bucket_plan_desc *d = &plan->desc;
+    const int64_t facts[4] = { d->param_count, plan->count, plan->shards, d->sharded };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const int64_t place[3] = { plan->start[i], plan->params[i].numel, plan->home[i] };
+        hash = xd_hash(hash, place, sizeof place);
+    }
+    for (int64_t i = 0; i < plan->count; i++)
+        hash = xd_hash(hash, &plan->buckets[i].buffer, sizeof plan->buckets[i].buffer);
+    return hash;
 }
 
 #endif
@@ -47552,4 +48050,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ef757d1e3c5a4a94b0a468485c1edcf19cc7b70ec11f6c1d7e7db18bde968b48 */
+/* xdistill sha256 67ce4fe183fea74e3638acf8608bbdfba7bd75a63f831731598b31ec169dfd87 */

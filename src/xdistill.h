@@ -23,8 +23,8 @@
 
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers. A
-             call of what was left out is an error that names the option.
+             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
+             _NO_MODELS: gradient buckets. A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -105,6 +105,11 @@
 #include "train/optimizer.h"
 #include "train/clip.h"
 #include "train/ema.h"
+
+/* Models over data-parallel ranks. */
+#ifndef XDISTILL_NO_MODELS
+#include "model/buckets.h"
+#endif
 
 /* Files. */
 #include "base/directory.h"
@@ -276,6 +281,7 @@
 #include "model/model_seal.c"
 #include "model/model_storage.c"
 #include "model/model_agree.c"
+#include "model/buckets.c"
 #endif
 
 #ifndef XDISTILL_NO_TEXT

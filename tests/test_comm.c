@@ -90,6 +90,136 @@ XD_TEST(a_stack_of_leaves_holds_the_forest_that_a_sum_takes) {
     xd_ctx_destroy(ctx);
 }
 
+/* Bits from a small generator, so that every addition rounds. */
+static void random_leaf(uint64_t seed, float *out, int n) {
+    uint64_t x = seed * 2654435761u + 88172645463325252u;
+    for (int i = 0; i < n; i++) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        out[i] = (float)((double)(int64_t)x / 9007199254740992.0);
+    }
+}
+
+XD_TEST(leaves_written_in_place_and_memory_of_the_callers_give_the_bits_of_a_push) {
+    enum { ELEMENTS = 7, LEAVES = 40, ROOM = ELEMENTS * 16 };
+    xd_ctx *ctx = NULL;
+    long wrong = 0;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int count = 1; count <= LEAVES; count++)
+        for (int first = 0; first < 24; first += count % 5 + 1) {
+            const xd_leaves leaves = { first, count, 64 };
+            float leaf[ELEMENTS], room[ROOM + 1];
+            xd_leaf_stack_desc d = { .leaves = leaves, .elements = ELEMENTS };
+            xd_leaf_stack *pushed = NULL, *placed = NULL;
+            const size_t bytes = xd_leaf_stack_bytes(&d), nodes = (size_t)xd_leaves_nodes(first, count);
+            CHECK(bytes <= ROOM * sizeof(float) && bytes >= nodes * sizeof leaf);
+            d.memory = first % 2 ? room : NULL; /* or memory of the stack's own */
+            d.memory_bytes = bytes;
+            room[bytes / sizeof(float)] = 17.0f;
+            CHECK(xd_leaf_stack_create(ctx, leaves, ELEMENTS, &pushed) == XD_OK);
+            CHECK(xd_leaf_stack_create_in(ctx, &d, &placed) == XD_OK);
+            for (int l = 0; l < count; l++) {
+                float *place = NULL;
+                random_leaf((uint64_t)(first + l), leaf, ELEMENTS);
+                CHECK(xd_leaf_stack_push(pushed, leaf) == XD_OK);
+                if (l % 3 != 2) { /* copied now and then */
+                    CHECK(xd_leaf_stack_next(placed, &place) == XD_OK);
+                    memcpy(place, leaf, sizeof leaf);
+                }
+                CHECK(xd_leaf_stack_push(placed, place ? place : leaf) == XD_OK);
+            }
+            wrong +=
+                memcmp(xd_leaf_stack_forest(pushed), xd_leaf_stack_forest(placed), nodes * sizeof leaf) != 0;
+            wrong += d.memory && xd_leaf_stack_forest(placed) != room;
+            wrong += room[bytes / sizeof(float)] != 17.0f;
+            xd_leaf_stack_destroy(placed);
+            xd_leaf_stack_destroy(pushed);
+        }
+    CHECK_EQ_INT(wrong, 0);
+    xd_ctx_destroy(ctx);
+}
+
+typedef struct leaf_memory {
+    size_t bytes;
+    int calls;
+} leaf_memory;
+
+static void *count_allocate(void *user, size_t bytes) {
+    leaf_memory *m = (leaf_memory *)user;
+    m->bytes += bytes;
+    m->calls++;
+    return malloc(bytes);
+}
+
+static void count_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+XD_TEST(a_stack_of_one_leaf_is_the_gradient_buffer_and_steps_allocate_nothing) {
+    float gradient[1000], *place = NULL;
+    leaf_memory memory = { 0, 0 };
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &memory } };
+    xd_leaf_stack_desc d = { .leaves = { 5, 1, 8 }, .elements = 1000, .memory = gradient };
+    xd_leaf_stack *stack = NULL;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_leaf_stack_bytes(&d), sizeof gradient);
+    d.memory_bytes = sizeof gradient;
+    const size_t before = memory.bytes;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(memory.bytes - before < 400); /* the object alone */
+    const int calls = memory.calls;
+    for (int step = 0; step < 3; step++, xd_leaf_stack_reset(stack)) {
+        CHECK(xd_leaf_stack_next(stack, &place) == XD_OK && place == gradient);
+        CHECK(xd_leaf_stack_push(stack, place) == XD_OK && xd_leaf_stack_forest(stack) == gradient);
+    }
+    CHECK_EQ_INT(memory.calls, calls);
+    xd_leaf_stack_destroy(stack);
+    d.memory = NULL;
+    const size_t own = memory.bytes;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(memory.bytes - own >= sizeof gradient && memory.bytes - own < sizeof gradient + 500);
+    xd_leaf_stack_destroy(stack);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(places_that_are_not_kept_and_memory_that_is_too_small_are_refused) {
+    float leaf[4] = { 1.0f, 2.0f, 3.0f, 4.0f }, room[8], *place = NULL, *again = NULL;
+    xd_leaf_stack_desc d = { .leaves = { 0, 2, 2 }, .elements = 4, .memory = room, .memory_bytes = 31 };
+    xd_leaf_stack *stack = NULL;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT && stack == NULL);
+    CHECK(strstr(xd_last_error(ctx)->message, "31 bytes but the stack needs 32") != NULL);
+    d.memory_bytes = 32;
+    d.leaves.total = 1;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT && xd_leaf_stack_bytes(&d) == 0);
+    d.leaves.total = 2;
+    d.elements = INT64_MAX;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_MEMORY && xd_leaf_stack_bytes(&d) == 0);
+    d.elements = 4;
+    d.memory = (char *)room + 1;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT);
+    d.memory = room;
+    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_push(stack, room) == XD_ERROR_ARGUMENT); /* its memory, but no place was given */
+    CHECK(xd_leaf_stack_next(stack, &place) == XD_OK && xd_leaf_stack_next(stack, &again) == XD_OK);
+    CHECK(place == again && place == room);
+    CHECK(xd_leaf_stack_push(stack, leaf) == XD_ERROR_STATE);
+    CHECK(strstr(xd_last_error(ctx)->message, "leaf 0 has a place") != NULL);
+    memcpy(place, leaf, sizeof leaf);
+    CHECK(xd_leaf_stack_push(stack, place) == XD_OK);
+    CHECK(xd_leaf_stack_push(stack, place) == XD_ERROR_ARGUMENT);
+    CHECK(xd_leaf_stack_next(stack, &place) == XD_OK && place == room + 4);
+    xd_leaf_stack_reset(stack); /* forgets it */
+    CHECK(xd_leaf_stack_push(stack, leaf) == XD_OK && xd_leaf_stack_push(stack, leaf) == XD_OK);
+    CHECK(xd_leaf_stack_next(stack, &place) == XD_ERROR_STATE);
+    CHECK(xd_leaf_stack_push(stack, leaf) == XD_ERROR_STATE);
+    CHECK(room[0] == 2.0f && room[3] == 8.0f);
+    xd_leaf_stack_destroy(stack);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_forest_is_cut_into_aligned_powers_of_two) {
     CHECK_EQ_INT(xd_leaves_nodes(0, 8), 1);
     CHECK_EQ_INT(xd_leaves_nodes(3, 6), 3); /* 3 | 4-7 | 8 */

@@ -186,4 +186,108 @@ XD_TEST(a_scalar_is_one_element_and_an_empty_region_none) {
     CHECK_EQ_INT(xd_region_copies(&empty, NULL, &empty, NULL, &copy, 1), 0);
 }
 
+/* ---- ranges of positions ---- */
+
+/* How many elements of a piece do not have the next position in the storage of the region. */
+static long out_of_order(const xd_region *region, const xd_region *piece, int64_t *next) {
+    xd_copy copies[64];
+    int64_t order[256], moved[256];
+    long wrong = 0;
+    for (int64_t i = 0; i < 256; i++) order[i] = i;
+    const int64_t n = xd_region_copies(region, NULL, piece, NULL, copies, 64);
+    CHECK(n <= 64);
+    for (int64_t i = 0; i < n; i++) xd_copy_run(&copies[i], order, moved, sizeof *order);
+    for (int64_t i = 0; i < xd_region_numel(piece); i++) wrong += moved[i] != (*next)++;
+    return wrong;
+}
+
+/* Every range of a region: its pieces hold its positions in their order, and are no more than the bound. */
+static long flat_ranges(xd_ctx *ctx, const xd_region *region) {
+    const int64_t numel = xd_region_numel(region);
+    const int bound = region->ndim ? 2 * region->ndim - 1 : 1;
+    long wrong = 0;
+    for (int64_t begin = 0; begin <= numel; begin++)
+        for (int64_t end = begin; end <= numel; end++) {
+            xd_region out[XD_REGION_FLAT_MAX];
+            const xd_interval range = { begin, end };
+            int64_t next = begin;
+            int count = -1;
+            if (xd_region_flat_range(ctx, region, range, out, &count) != XD_OK) return 1;
+            wrong += count > bound || (begin == end && count != 0);
+            for (int i = 0; i < count; i++) {
+                wrong += out[i].ndim != region->ndim || xd_region_numel(&out[i]) == 0;
+                wrong += out_of_order(region, &out[i], &next);
+            }
+            wrong += next != end;
+        }
+    return wrong;
+}
+
+XD_TEST(every_range_of_every_small_box_is_at_most_two_boxes_a_dimension_less_one) {
+    enum { SIDE = 4 }; /* extents 0 to 3 */
+    xd_ctx *ctx = NULL;
+    long wrong = 0;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int ndim = 0, boxes = 1; ndim <= 4; ndim++, boxes *= SIDE)
+        for (int k = 0; k < boxes; k++) {
+            int64_t shape[4] = { 0 };
+            for (int d = 0, rest = k; d < ndim; d++, rest /= SIDE) shape[d] = rest % SIDE;
+            const xd_region box = xd_region_whole(ndim, shape);
+            wrong += flat_ranges(ctx, &box);
+        }
+    CHECK_EQ_INT(wrong, 0);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_bound_is_reached_and_whole_rows_are_one_box) {
+    const int64_t shape[4] = { 3, 3, 3, 3 };
+    const xd_region box = xd_region_whole(4, shape);
+    const xd_interval most = { 1, 80 }, rows = { 27, 81 }, row = { 30, 33 };
+    xd_region out[XD_REGION_FLAT_MAX];
+    xd_ctx *ctx = NULL;
+    int count = 0;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_region_flat_range(ctx, &box, most, out, &count) == XD_OK);
+    CHECK_EQ_INT(count, 7);
+    CHECK(xd_region_flat_range(ctx, &box, rows, out, &count) == XD_OK);
+    CHECK(count == 1 && out[0].interval[0][0].begin == 1 && out[0].interval[0][0].end == 3);
+    CHECK(xd_region_flat_range(ctx, &box, row, out, &count) == XD_OK);
+    CHECK(count == 1 && out[0].interval[2][0].begin == 1 && out[0].interval[2][0].end == 2);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(ranges_of_regions_with_gaps_are_positions_in_their_storage) {
+    xd_ctx *ctx = NULL;
+    long wrong = 0;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (unsigned bits = 0; bits < 64 * 64; bits += 37) {
+        xd_region region;
+        memset(&region, 0, sizeof region);
+        region.ndim = 2;
+        region.count[0] = from_bits(bits % 64, 6, region.interval[0]);
+        region.count[1] = from_bits(bits / 64, 6, region.interval[1]);
+        wrong += flat_ranges(ctx, &region);
+    }
+    CHECK_EQ_INT(wrong, 0);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_range_outside_the_region_is_refused_with_its_ends_and_the_size) {
+    static const xd_interval bad[] = { { 0, 7 }, { -1, 2 }, { 4, 3 }, { 7, 7 }, { 1, INT64_MAX } };
+    static const char *const ends[] = { "[0, 7)", "[-1, 2)", "[4, 3)", "[7, 7)", "[1, 9223372036854775807)" };
+    const int64_t shape[2] = { 2, 3 };
+    const xd_region box = xd_region_whole(2, shape);
+    xd_region out[XD_REGION_FLAT_MAX];
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int i = 0; i < 5; i++) {
+        int count = -5;
+        CHECK(xd_region_flat_range(ctx, &box, bad[i], out, &count) == XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(count, -5);
+        CHECK(strstr(xd_last_error(ctx)->message, ends[i]) != NULL);
+        CHECK(strstr(xd_last_error(ctx)->message, "6 elements") != NULL);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

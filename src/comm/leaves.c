@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/leaves.h"
-#include "kernel/reduce.h"
+#include "kernel/kernels.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -14,6 +14,11 @@ struct xd_leaf_stack {
     int64_t pushed; /* leaves so far */
     int64_t depth;  /* nodes on the stack */
     float *nodes;   /* [deepest, elements] */
+    size_t bytes;
+    const xd_kernels *kernels; /* of the memory that the nodes are in */
+    bool owned;                /* the nodes were allocated, from the kernels' memory unless `plain` */
+    bool plain;
+    bool open; /* xd_leaf_stack_next has given the place of the next leaf */
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
@@ -27,39 +32,130 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     return deepest;
 }
 
-XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XD_REQUIRE(ctx,
-               leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                   leaves.count <= leaves.total - leaves.first,
-               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
-               leaves.first, leaves.count, leaves.total);
-    XD_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
+static bool xdi_leaf_stack_fits(const xd_leaves *leaves) {
+    return leaves->first >= 0 && leaves->count >= 0 && leaves->first <= leaves->total &&
+           leaves->count <= leaves->total - leaves->first;
+}
+
+/* False when the nodes do not fit into a size_t; range and elements have been checked. */
+static bool xdi_leaf_stack_size(const xd_leaves *leaves, int64_t elements, size_t *bytes) {
+    return xdi_size_multiply((size_t)elements, sizeof(float), bytes) &&
+           xdi_size_multiply(*bytes, (size_t)xdi_leaf_stack_deepest(leaves), bytes);
+}
+
+XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc) {
     size_t bytes = 0;
+    if (!xdi_leaf_stack_fits(&desc->leaves) || desc->elements < 0) return 0;
+    return xdi_leaf_stack_size(&desc->leaves, desc->elements, &bytes) ? bytes : 0;
+}
+
+/* Memory for the nodes: the caller's, the host's when `plain`, or the device's. */
+static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_desc *d) {
+    const xd_kernels *device = xd_ctx_kernels(s->ctx), *host = xd_ctx_host_kernels(s->ctx);
+    const bool on_host = d->memory ? !device->memory.owns(s->ctx, d->memory) : s->plain;
+    s->kernels = on_host ? host : device;
+    s->nodes = (float *)d->memory;
+    s->owned = !d->memory;
+    XD_REQUIRE(s->ctx, !d->memory || d->memory_bytes >= s->bytes, XD_ERROR_ARGUMENT,
+               "memory has %zu bytes but the stack needs %zu", d->memory_bytes, s->bytes);
+    XD_REQUIRE(s->ctx, (uintptr_t)d->memory % sizeof(float) == 0, XD_ERROR_ARGUMENT,
+               "the memory of a stack is at %p, not at a multiple of 4", d->memory);
+    if (s->owned)
+        s->nodes =
+            (float *)(s->plain ? xd_allocate(s->ctx, s->bytes) : device->memory.allocate(s->ctx, s->bytes));
+    XD_REQUIRE(s->ctx, s->nodes || !s->bytes, XD_ERROR_MEMORY,
+               "no room for a stack of leaves of %" PRId64 " elements", s->elements);
+    return XD_OK;
+}
+
+static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, bool plain,
+                                     xd_leaf_stack **out) {
+    const xd_leaves leaves = d->leaves;
+    size_t bytes = 0;
+    XD_REQUIRE(ctx, xdi_leaf_stack_fits(&leaves), XD_ERROR_ARGUMENT,
+               "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", leaves.first, leaves.count,
+               leaves.total);
+    XD_REQUIRE(ctx, d->elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", d->elements);
+    XD_REQUIRE(ctx, xdi_leaf_stack_size(&leaves, d->elements, &bytes), XD_ERROR_MEMORY,
+               "no room for a stack of leaves of %" PRId64 " elements", d->elements);
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
     XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
-    stack->elements = elements;
-    if (xdi_size_multiply((size_t)elements * sizeof(float), (size_t)xdi_leaf_stack_deepest(&leaves), &bytes))
-        stack->nodes = (float *)xd_allocate(ctx, bytes);
-    if (!stack->nodes) {
+    stack->elements = d->elements;
+    stack->bytes = bytes;
+    stack->plain = plain;
+    const xd_result result = xdi_leaf_stack_memory(stack, d);
+    if (result != XD_OK) {
         xd_leaf_stack_destroy(stack);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
-                       elements);
+        return result;
     }
     *out = stack;
     return XD_OK;
 }
 
-XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
+    xd_leaf_stack_desc d;
+    memset(&d, 0, sizeof d);
+    d.leaves = leaves;
+    d.elements = elements;
+    return xdi_leaf_stack_make(ctx, &d, true, out);
+}
+
+XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
+    return xdi_leaf_stack_make(ctx, desc, false, out);
+}
+
+static xd_result xdi_leaf_stack_check(const xd_leaf_stack *s) {
     XD_REQUIRE(s->ctx, s->pushed < s->leaves.count, XD_ERROR_STATE, "all %" PRId64 " leaves are there",
                s->leaves.count);
-    float *top = s->nodes + s->depth++ * s->elements;
-    memcpy(top, leaf, (size_t)s->elements * sizeof *top);
-    const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
-    for (; s->depth > nodes; s->depth--, top -= s->elements)
-        for (int64_t i = 0; i < s->elements; i++) top[i - s->elements] = top[i - s->elements] + top[i];
     return XD_OK;
+}
+
+XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
+    XD_TRY(xdi_leaf_stack_check(s));
+    s->open = true;
+    *place = s->elements ? s->nodes + s->depth * s->elements : s->nodes;
+    return XD_OK;
+}
+
+/* Copies a leaf to the top of the stack. */
+static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *launch, const float *leaf) {
+    const uintptr_t at = (uintptr_t)leaf, nodes = (uintptr_t)s->nodes;
+    const size_t bytes = (size_t)s->elements * sizeof *leaf;
+    const bool on_device = s->kernels->device != XD_DEVICE_CPU;
+    const xd_kernels *device = xd_ctx_kernels(s->ctx);
+    XD_REQUIRE(s->ctx, !s->open, XD_ERROR_STATE,
+               "leaf %" PRId64 " has a place from xd_leaf_stack_next, and another array is pushed",
+               s->leaves.first + s->pushed);
+    if (!bytes) return XD_OK;
+    XD_REQUIRE(s->ctx, at + bytes <= nodes || nodes + s->bytes <= at, XD_ERROR_ARGUMENT,
+               "leaf %" PRId64 " lies in the memory of the stack, not where xd_leaf_stack_next puts it",
+               s->leaves.first + s->pushed);
+    XD_REQUIRE(s->ctx, device->device == XD_DEVICE_CPU || device->memory.owns(s->ctx, leaf) == on_device,
+               XD_ERROR_ARGUMENT, "the stack is on the %s, leaf %" PRId64 " is not",
+               on_device ? "device" : "host", s->leaves.first + s->pushed);
+    return s->kernels->memory.copy(launch, s->nodes + s->depth * s->elements, leaf, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+    const xd_launch launch = xd_ctx_launch(s->ctx);
+    xd_result result = XD_OK;
+    XD_TRY(xdi_leaf_stack_check(s));
+    if (!s->open || (s->elements && leaf != s->nodes + s->depth * s->elements))
+        XD_TRY(xdi_leaf_stack_copy(s, &launch, leaf));
+    s->open = false;
+    s->depth++;
+    const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
+    for (; s->depth > nodes; s->depth--) {
+        const void *pair[2] = { NULL, NULL };
+        if (!s->elements || result != XD_OK) continue;
+        float *below = s->nodes + (s->depth - 2) * s->elements;
+        pair[0] = below;
+        pair[1] = below + s->elements;
+        result = s->kernels->reduce.pieces(&launch, below, pair, 2, s->elements, XD_DTYPE_F32, XD_SUM);
+    }
+    return result;
 }
 
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack) {
@@ -70,10 +166,12 @@ XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
     if (!stack) return;
     stack->pushed = 0;
     stack->depth = 0;
+    stack->open = false;
 }
 
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
     if (!stack) return;
-    xd_release(stack->ctx, stack->nodes);
+    if (stack->owned && stack->plain) xd_release(stack->ctx, stack->nodes);
+    if (stack->owned && !stack->plain) stack->kernels->memory.release(stack->ctx, stack->nodes);
     xd_release(stack->ctx, stack);
 }

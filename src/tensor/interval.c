@@ -2,6 +2,7 @@
 
 #include "tensor/internal.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
@@ -223,6 +224,42 @@ static void xdi_interval_dense(const xd_region *region, const int64_t *given, in
         stride[d] = given ? given[d] : next;
         next *= shape[d];
     }
+}
+
+/* The outermost dimension along which whole rows begin at `begin` and fit before `end`; the last one's rows are single
+ * positions. */
+static int xdi_interval_rows(const int64_t *stride, int ndim, int64_t begin, int64_t end) {
+    int d = 0;
+    while (d < ndim - 1 && (begin % stride[d] || stride[d] > end - begin)) d++;
+    return d;
+}
+
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count) {
+    const int64_t numel = xd_region_numel(region);
+    int64_t shape[XD_DIMS_MAX] = { 1 }, stride[XD_DIMS_MAX] = { 1 };
+    int found = 0;
+    XD_REQUIRE(ctx, range.begin >= 0 && range.begin <= range.end && range.end <= numel, XD_ERROR_ARGUMENT,
+               "positions [%" PRId64 ", %" PRId64 ") of a region of %" PRId64 " elements", range.begin,
+               range.end, numel);
+    xd_region_shape(region, shape);
+    xdi_interval_dense(region, NULL, stride);
+    /* The rows grow up to the first dimension in which the ends of the range differ, and shrink after it. */
+    for (int64_t at = range.begin, taken; at < range.end; at += taken) {
+        const int rows = xdi_interval_rows(stride, region->ndim, at, range.end);
+        const int64_t after = shape[rows] - at / stride[rows] % shape[rows];
+        const int64_t fit = (range.end - at) / stride[rows], extent = fit < after ? fit : after;
+        xd_region *piece = &out[found++];
+        taken = extent * stride[rows];
+        *piece = *region;
+        for (int d = 0; d <= rows && d < region->ndim; d++) {
+            const int64_t begin = at / stride[d] % shape[d], end = begin + (d == rows ? extent : 1);
+            piece->count[d] =
+                xd_intervals_select(region->interval[d], region->count[d], begin, end, piece->interval[d]);
+        }
+    }
+    *count = found;
+    return XD_OK;
 }
 
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,

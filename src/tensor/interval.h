@@ -56,6 +56,22 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
+/* Maximum number of regions of a flat range. */
+#define XD_REGION_FLAT_MAX (2 * XD_DIMS_MAX - 1)
+
+/* The indices of a region whose positions in its storage are in a range, as regions: a shard of a flat buffer, which
+ * begins and ends in the middle of a row, becomes regions like all others, for copies, redistributions and files.
+ *
+ *   range   positions begin <= i < end in the dense storage of `region`, which need not be a box
+ *   out     room for 2 * ndim - 1 regions, 1 for ndim 0; XD_REGION_FLAT_MAX are always enough. Their storages, one
+ *           after the other, are the range of the storage of `region`
+ *   count   how many there are; 0 for an empty range
+ *
+ * Local, allocates nothing. Errors, which leave out and count as they are: ARGUMENT for a range that ends before it begins or
+ * reaches outside [0, xd_region_numel(region)). */
+XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
+                                      int *count);
+
 /* The copies that move the common indices of two regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense

@@ -78,6 +78,71 @@ XD_TEST(sums_over_leaves_have_the_bits_of_the_cpu) {
     xd_ctx_destroy(host);
 }
 
+XD_TEST(a_stack_of_leaves_on_the_device_has_the_bits_of_the_cpu) {
+    Gpu gpu;
+    Random random(12);
+    xd_ctx *host = nullptr;
+    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    for (int count = 1; count <= 40; count++) {
+        const int64_t n = 1 + random.below(70), first = random.below(24);
+        xd_leaf_stack_desc d = {};
+        d.leaves.first = first;
+        d.leaves.count = count;
+        d.leaves.total = 64;
+        d.elements = n;
+        const std::vector<unsigned char> nothing(xd_leaf_stack_bytes(&d));
+        const Device room(nothing, count % 2 ? 4 : 0);
+        if (count % 3) d.memory = room.at();
+        d.memory_bytes = nothing.size();
+        xd_leaf_stack *there = nullptr, *here = nullptr;
+        CHECK(xd_leaf_stack_create(host, d.leaves, n, &here) == XD_OK);
+        CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &there) == XD_OK);
+        for (int l = 0; l < count; l++) {
+            const std::vector<unsigned char> data = elements(XD_DTYPE_F32, n, &random, false);
+            const Device leaf(data);
+            float *place = nullptr;
+            CHECK(xd_leaf_stack_push(here, (const float *)(const void *)data.data()) == XD_OK);
+            if (l % 3 != 2) {
+                CHECK(xd_leaf_stack_next(there, &place) == XD_OK);
+                gpu.wait();
+                CHECK(cudaMemcpy(place, data.data(), data.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+            }
+            CHECK(xd_leaf_stack_push(there, place ? place : leaf.at<float>()) == XD_OK);
+            gpu.wait();
+        }
+        std::vector<unsigned char> expected((size_t)(xd_leaves_nodes(first, count) * n) * sizeof(float)), got(expected);
+        memcpy(expected.data(), xd_leaf_stack_forest(here), expected.size());
+        CHECK(cudaMemcpy(got.data(), xd_leaf_stack_forest(there), got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+        CHECK_ELEMENTS(XD_DTYPE_F32, expected, got);
+        xd_leaf_stack_destroy(there);
+        xd_leaf_stack_destroy(here);
+    }
+    xd_ctx_destroy(host);
+}
+
+XD_TEST(leaves_and_their_stack_are_both_on_the_host_or_both_on_the_device) {
+    Gpu gpu;
+    const std::vector<float> data(8, 1.0f);
+    std::vector<float> memory(16);
+    const Device leaf(data);
+    xd_leaf_stack_desc d = {};
+    d.leaves.count = d.leaves.total = 2;
+    d.elements = 8;
+    xd_leaf_stack *there = nullptr, *here = nullptr;
+    CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &there) == XD_OK);
+    d.memory = memory.data();
+    d.memory_bytes = memory.size() * sizeof(float);
+    CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &here) == XD_OK);
+    CHECK(xd_leaf_stack_push(there, data.data()) == XD_ERROR_ARGUMENT);
+    CHECK(xd_leaf_stack_push(here, leaf.at<float>()) == XD_ERROR_ARGUMENT);
+    CHECK(xd_leaf_stack_push(there, leaf.at<float>()) == XD_OK);
+    CHECK(xd_leaf_stack_push(here, data.data()) == XD_OK && xd_leaf_stack_push(here, data.data()) == XD_OK);
+    CHECK(memory[0] == 2.0f && memory[7] == 2.0f);
+    gpu.wait();
+    xd_leaf_stack_destroy(there);
+    xd_leaf_stack_destroy(here);
+}
+
 XD_TEST(strided_blocks_are_copied_as_on_the_cpu) {
     Gpu gpu;
     Random random(10);

@@ -270,19 +270,131 @@ static void sequence_run(golden_case *c) {
     }
 }
 
-/* Gradient buckets of data-parallel training come with the model layer. */
+/* ---- gradient buckets ---- */
+
 static bool bucket_claims(const golden_case *c) {
-    return golden_is(c, "area", "shard") &&
+    return golden_is(c, "area", "shard") && golden_has(c, "in.param_numel") &&
            (golden_origin_has(c, "param_and_grad_buffer.py") || golden_origin_has(c, "param_layout.py"));
 }
 
+/* The desc of a vector; its kind of layout is in the origin, everything else in the configuration. */
+static xd_bucket_plan_desc bucket_desc(golden_case *c, const golden_array *sizes) {
+    const int64_t *numel = golden_i64(c, sizes);
+    xd_bucket_param *params =
+        (xd_bucket_param *)golden_memory(c, (size_t)(sizes->count + 1) * sizeof *params);
+    double *shared = (double *)golden_memory(c, (size_t)(sizes->count + 1) * sizeof *shared);
+    xd_bucket_plan_desc d;
+    memset(&d, 0, sizeof d);
+    for (int64_t i = 0; i < sizes->count; i++) params[i].numel = numel[i];
+    const int count = golden_numbers(c, "cfg.shared_embedding", shared, (int)sizes->count);
+    for (int i = 0; i < count; i++) {
+        if (shared[i] >= 0 && shared[i] < (double)sizes->count)
+            params[(int64_t)shared[i]].shared_embedding = true;
+        else
+            golden_fail(c, "cfg.shared_embedding names parameter %g", shared[i]);
+    }
+    d.params = params;
+    d.param_count = sizes->count;
+    d.sharded = golden_origin_has(c, "distrib_optimizer.py");
+    d.ranks = golden_integer(c, "cfg.dp", 1, 1, 1 << 20);
+    d.wide_padding = golden_flag(c, "cfg.pad_buckets_for_high_nccl_busbw", false);
+    d.bucket_size = golden_integer(c, "cfg.bucket_size", 0, 0, 1 << 30);
+    d.overlap = d.bucket_size > 0; /* the peer's null: one bucket */
+    if (!d.overlap && golden_is(c, "cfg.bucket_size", "0"))
+        golden_fail(c, "cfg.bucket_size = 0 has no form here");
+    return d;
+}
+
+/* Rows of rank, bucket and parameter and where they meet, in the order of the buffer. */
+static void bucket_ranges(golden_case *c, const xd_bucket_plan *plan, const xd_bucket_plan_desc *d) {
+    double *rows =
+        (double *)golden_memory(c, (size_t)(10 * d->ranks * (int64_t)(d->param_count + 1)) * sizeof *rows);
+    int64_t n = 0;
+    for (int rank = 0; rank < d->ranks; rank++)
+        for (int64_t i = d->param_count - 1; i >= 0; i--) {
+            xd_bucket_piece p;
+            if (!xd_bucket_plan_piece(plan, i, rank, &p)) continue;
+            const int64_t row[10] = { rank,           p.bucket,     i,
+                                      p.buffer.begin, p.buffer.end, p.in_bucket.begin,
+                                      p.shard.begin,  p.shard.end,  p.param.begin,
+                                      p.param.end };
+            for (int k = 0; k < 10; k++) rows[n++] = (double)row[k];
+        }
+    golden_exact(c, "out.ranges", rows, n);
+}
+
 static void bucket_run(golden_case *c) {
-    golden_skip(c, "not built: gradient buckets");
+    const golden_array sizes = golden_tensor(c, "in.param_numel");
+    const xd_bucket_plan_desc d = bucket_desc(c, &sizes);
+    xd_bucket_plan *plan = NULL;
+    if (!golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &plan))) return;
+    const int64_t buckets = xd_bucket_plan_count(plan);
+    double *index = (double *)golden_memory(c, (size_t)(3 * d.param_count + 1) * sizeof *index);
+    double *bounds = (double *)golden_memory(c, (size_t)(3 * buckets + 1) * sizeof *bounds);
+    double *unpadded = bounds + 2 * buckets;
+    for (int64_t i = 0; i < d.param_count; i++) {
+        int64_t bucket;
+        const xd_interval place = xd_bucket_plan_param(plan, i, &bucket);
+        index[3 * i] = (double)place.begin;
+        index[3 * i + 1] = (double)place.end;
+        index[3 * i + 2] = (double)bucket;
+    }
+    for (int64_t b = 0; b < buckets; b++) {
+        const xd_bucket bucket = xd_bucket_plan_at(plan, b);
+        bounds[2 * b] = (double)bucket.buffer.begin;
+        bounds[2 * b + 1] = (double)bucket.buffer.end;
+        unpadded[b] = (double)bucket.unpadded;
+    }
+    golden_exact(c, "out.param_index", index, 3 * d.param_count);
+    golden_exact(c, "out.buckets", bounds, 2 * buckets);
+    golden_exact(c, "out.bucket_unpadded", unpadded, buckets);
+    if (golden_has(c, "out.ranges")) bucket_ranges(c, plan, &d);
+    xd_bucket_plan_destroy(plan);
+}
+
+/* ---- padding of buckets: rows of value, dp, wide, where a parameter behind `value` elements begins, and where a bucket of
+ * them ends ---- */
+
+static bool padding_claims(const golden_case *c) {
+    return golden_is(c, "area", "shard") && golden_has(c, "out.table") &&
+           golden_origin_has(c, "param_layout.py::pad_param_start");
+}
+
+static void padding_run(golden_case *c) {
+    const golden_array table = golden_tensor(c, "out.table");
+    double *got = (double *)golden_memory(c, (size_t)(table.count + 1) * sizeof *got);
+    if (table.ndim != 2 || table.shape[1] != 5) {
+        golden_fail(c, "the table has not 5 columns");
+        return;
+    }
+    memcpy(got, table.values, (size_t)table.count * sizeof *got);
+    for (double *row = got; row < got + table.count; row += 5) {
+        const xd_bucket_param params[2] = { { 1, false }, { (int64_t)row[0], false } };
+        xd_bucket_plan_desc d;
+        memset(&d, 0, sizeof d);
+        d.params = params;
+        d.param_count = 2;
+        d.sharded = true;
+        d.ranks = (int)row[1];
+        d.wide_padding = row[2] != 0;
+        xd_bucket_plan *start = NULL, *end = NULL;
+        if (!golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &start))) return;
+        d.params = params + 1;
+        d.param_count = 1;
+        if (golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &end))) {
+            row[3] = (double)xd_bucket_plan_param(start, 0, NULL).begin;
+            row[4] = (double)xd_bucket_plan_numel(end);
+        }
+        xd_bucket_plan_destroy(end);
+        xd_bucket_plan_destroy(start);
+    }
+    golden_exact(c, "out.table", got, table.count);
 }
 
 const golden_kind golden_kinds_shard[] = { { "chunks", chunk_claims, chunk_run },
                                            { "cut tensors", cut_claims, cut_run },
                                            { "gradient buckets", bucket_claims, bucket_run },
+                                           { "padding of buckets", padding_claims, padding_run },
                                            { NULL, NULL, NULL } };
 
 const golden_kind golden_kinds_sequence[] = { { "sequence layouts", sequence_claims, sequence_run },

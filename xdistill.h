@@ -3543,99 +3543,6 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 
 /* Models over data-parallel ranks. */
-#ifndef XDISTILL_NO_MODELS
-/* >>model/buckets */
-
-/* One flat gradient buffer over the trainable parameters of a model that have the same dtypes, cut into buckets that are
- * summed over the data-parallel ranks one by one, while the backward pass computes the next. The rules and all numbers are
- * those of Megatron-Core (distributed/param_and_grad_buffer.py; with `sharded`, optimizer/param_layout.py and
- * distrib_optimizer.py), in integers, where it rounds through floating point. Positions and sizes are elements, not bytes. */
-
-/* One parameter of the buffer. */
-typedef struct xd_bucket_param {
-    int64_t numel; /* elements on this rank; 0 is allowed */
-    bool
-        shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with `sharded` */
-} xd_bucket_param;
-
-/* What to lay out. Read during the call only. Zero is the default of every field: one bucket, no padding. */
-typedef struct xd_bucket_plan_desc {
-    const xd_bucket_param *params; /* [param_count] in the order of registration; without frozen ones, which
-                                    * have no gradient */
-    int64_t param_count;
-    int ranks;     /* data-parallel ranks, those of cp included; 0 -> 1 */
-    int instances; /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
-    bool
-        sharded; /* the optimizer of an instance is split over its ranks: parameters begin at multiples of 64,
-                    * buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their r-th part */
-    bool
-        wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups over NCCL */
-    bool overlap; /* buckets are summed during the backward pass; false -> one bucket */
-    /* A bucket ends with the parameter with which it has at least so many elements, padding included; 0 -> max(40,000,000,
-     * 1,000,000 * ranks). Or so many buckets, about: sum of numel / bucket_count elements each; 0 -> bucket_size. */
-    int64_t bucket_size, bucket_count;
-    /* One bucket all the same where communication is not what the step waits for: */
-    int stage;            /* pipeline stages after the first */
-    int chunk;            /* model chunks after a stage's first */
-    bool gathers_in_step; /* parameters are gathered while the optimizer steps */
-} xd_bucket_plan_desc;
-
-typedef struct xd_bucket_plan xd_bucket_plan; /* immutable */
-
-/* Lays out a buffer: parameters in reverse order of registration, about the order in which a backward pass ends with them.
- * Pure and local: all ranks compute the same from the same desc, and compare xd_bucket_plan_hash. Memory: 72
- * bytes a parameter.
- *
- * Errors: ARGUMENT (negative sizes or counts, instances that do not divide ranks, both bucket_size and bucket_count, more
- * buckets than elements), SHAPE (a buffer of more than 2^62 elements), MEMORY. */
-XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out);
-
-/* Frees the plan. NULL is fine. */
-XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan);
-
-/* The desc in use: with defaults, the plan's own copy of params, and bucket_size as it was applied: INT64_MAX for one
- * bucket. */
-XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan);
-
-/* One bucket: an interval of the buffer. Buckets follow each other without gaps, from 0 on, in the order in which they are
- * summed. */
-typedef struct xd_bucket {
-    xd_interval buffer; /* with its padding at the end, which stays zero */
-    int64_t unpadded;   /* elements without that; padding between parameters is counted */
-    int64_t first,
-        count; /* its parameters are first, first + 1, ... first + count - 1; the last one stands first */
-} xd_bucket;
-
-/* Number of buckets, 0 without parameters; and bucket `index` of them. Elements of the buffer: the end of the last one. */
-XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan);
-XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index);
-XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan);
-
-/* Where a parameter is in the buffer; *bucket receives its bucket, NULL -> not wanted. Local. */
-XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket);
-
-/* The part of a bucket that a rank's optimizer owns, as an interval of the buffer: one of ranks / instances equal parts,
- * which ignore where parameters begin and may be padding alone; without `sharded` the whole bucket. `rank` is below `ranks`;
- * the ranks at the same place of every instance own the same. Local. */
-XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank);
-
-/* What a rank's optimizer owns of one parameter, from four origins; the extents are equal. xd_region_flat_range makes regions
- * of `param`. */
-typedef struct xd_bucket_piece {
-    int64_t bucket;
-    xd_interval buffer;    /* in the buffer */
-    xd_interval in_bucket; /* from the begin of the bucket */
-    xd_interval shard;     /* from the begin of the rank's part of the bucket */
-    xd_interval param;     /* in the parameter */
-} xd_bucket_piece;
-
-/* False, and *out untouched, when the rank owns no element of the parameter. Local. */
-XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out);
-
-/* Hash of all that decides where an element is and who owns it; ranks compare it. */
-XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
-
-#endif
 
 /* Files. */
 /* >>base/directory */
@@ -4089,6 +3996,97 @@ XD_API uint64_t xd_model_hash(const xd_model *model);
 /* Checks that all ranks describe the same model. Collective over comm. Errors: MISMATCH on every rank alike, naming the first
  * weight that differs and a rank that has another; STATE (not sealed), PEER, MEMORY. */
 XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm);
+
+/* >>model/buckets */
+
+/* One flat gradient buffer over the trainable parameters of a model that have the same dtypes, cut into buckets that are
+ * summed over the data-parallel ranks one by one, while the backward pass computes the next. The rules and all numbers are
+ * those of Megatron-Core (distributed/param_and_grad_buffer.py; with `sharded`, optimizer/param_layout.py and
+ * distrib_optimizer.py), in integers, where it rounds through floating point. Positions and sizes are elements, not bytes. */
+
+/* One parameter of the buffer. */
+typedef struct xd_bucket_param {
+    int64_t numel; /* elements on this rank; 0 is allowed */
+    bool
+        shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with `sharded` */
+} xd_bucket_param;
+
+/* What to lay out. Read during the call only. Zero is the default of every field: one bucket, no padding. */
+typedef struct xd_bucket_plan_desc {
+    const xd_bucket_param *params; /* [param_count] in the order of registration; without frozen ones, which
+                                    * have no gradient */
+    int64_t param_count;
+    int ranks;     /* data-parallel ranks, those of cp included; 0 -> 1 */
+    int instances; /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
+    bool
+        sharded; /* the optimizer of an instance is split over its ranks: parameters begin at multiples of 64,
+                    * buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their r-th part */
+    bool
+        wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups over NCCL */
+    bool overlap; /* buckets are summed during the backward pass; false -> one bucket */
+    /* A bucket ends with the parameter with which it has at least so many elements, padding included; 0 -> max(40,000,000,
+     * 1,000,000 * ranks). Or so many buckets, about: sum of numel / bucket_count elements each; 0 -> bucket_size. */
+    int64_t bucket_size, bucket_count;
+    /* One bucket all the same where communication is not what the step waits for: */
+    int stage;            /* pipeline stages after the first */
+    int chunk;            /* model chunks after a stage's first */
+    bool gathers_in_step; /* parameters are gathered while the optimizer steps */
+} xd_bucket_plan_desc;
+
+typedef struct xd_bucket_plan xd_bucket_plan; /* immutable */
+
+/* Lays out a buffer: parameters in reverse order of registration, about the order in which a backward pass ends with them.
+ * Pure and local: all ranks compute the same from the same desc, and compare xd_bucket_plan_hash. Memory: 72
+ * bytes a parameter.
+ *
+ * Errors: ARGUMENT (negative sizes or counts, instances that do not divide ranks, both bucket_size and bucket_count, more
+ * buckets than elements), SHAPE (a buffer of more than 2^62 elements), MEMORY. */
+XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out);
+
+/* Frees the plan. NULL is fine. */
+XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan);
+
+/* The desc in use: with defaults, the plan's own copy of params, and bucket_size as it was applied: INT64_MAX for one
+ * bucket. */
+XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan);
+
+/* One bucket: an interval of the buffer. Buckets follow each other without gaps, from 0 on, in the order in which they are
+ * summed. */
+typedef struct xd_bucket {
+    xd_interval buffer; /* with its padding at the end, which stays zero */
+    int64_t unpadded;   /* elements without that; padding between parameters is counted */
+    int64_t first,
+        count; /* its parameters are first, first + 1, ... first + count - 1; the last one stands first */
+} xd_bucket;
+
+/* Number of buckets, 0 without parameters; and bucket `index` of them. Elements of the buffer: the end of the last one. */
+XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan);
+XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index);
+XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan);
+
+/* Where a parameter is in the buffer; *bucket receives its bucket, NULL -> not wanted. Local. */
+XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket);
+
+/* The part of a bucket that a rank's optimizer owns, as an interval of the buffer: one of ranks / instances equal parts,
+ * which ignore where parameters begin and may be padding alone; without `sharded` the whole bucket. `rank` is below `ranks`;
+ * the ranks at the same place of every instance own the same. Local. */
+XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank);
+
+/* What a rank's optimizer owns of one parameter, from four origins; the extents are equal. xd_region_flat_range makes regions
+ * of `param`. */
+typedef struct xd_bucket_piece {
+    int64_t bucket;
+    xd_interval buffer;    /* in the buffer */
+    xd_interval in_bucket; /* from the begin of the bucket */
+    xd_interval shard;     /* from the begin of the rank's part of the bucket */
+    xd_interval param;     /* in the parameter */
+} xd_bucket_piece;
+
+/* False, and *out untouched, when the rank owns no element of the parameter. Local. */
+XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out);
+
+/* Hash of all that decides where an element is and who owns it; ranks compare it. */
+XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
 
 #endif
 
@@ -6985,11 +6983,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
 #if defined(XDISTILL_NO_MODELS)
-#    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
-#    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
-#    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
-#    define xd_bucket XDISTILL_NO_MODELS_leaves_out_xd_bucket
-#    define xd_bucket_piece XDISTILL_NO_MODELS_leaves_out_xd_bucket_piece
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
 #    define xd_block XDISTILL_NO_MODELS_leaves_out_xd_block
 #    define xd_weight XDISTILL_NO_MODELS_leaves_out_xd_weight
@@ -7002,16 +6995,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_init XDISTILL_NO_MODELS_leaves_out_xd_init
 #    define xd_weight_desc XDISTILL_NO_MODELS_leaves_out_xd_weight_desc
 #    define xd_weight_info XDISTILL_NO_MODELS_leaves_out_xd_weight_info
-#    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
-#    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
-#    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
-#    define xd_bucket_plan_count (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_count)
-#    define xd_bucket_plan_at (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_at)
-#    define xd_bucket_plan_numel (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_numel)
-#    define xd_bucket_plan_param (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_param)
-#    define xd_bucket_plan_shard (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_shard)
-#    define xd_bucket_plan_piece (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_piece)
-#    define xd_bucket_plan_hash (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_hash)
+#    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
+#    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
+#    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
+#    define xd_bucket XDISTILL_NO_MODELS_leaves_out_xd_bucket
+#    define xd_bucket_piece XDISTILL_NO_MODELS_leaves_out_xd_bucket_piece
 #    define xd_model_create (XDISTILL_NO_MODELS_leaves_out_xd_model_create)
 #    define xd_model_destroy (XDISTILL_NO_MODELS_leaves_out_xd_model_destroy)
 #    define xd_model_root (XDISTILL_NO_MODELS_leaves_out_xd_model_root)
@@ -7035,6 +7023,16 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_model_params (XDISTILL_NO_MODELS_leaves_out_xd_model_params)
 #    define xd_model_hash (XDISTILL_NO_MODELS_leaves_out_xd_model_hash)
 #    define xd_model_agree (XDISTILL_NO_MODELS_leaves_out_xd_model_agree)
+#    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
+#    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
+#    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
+#    define xd_bucket_plan_count (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_count)
+#    define xd_bucket_plan_at (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_at)
+#    define xd_bucket_plan_numel (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_numel)
+#    define xd_bucket_plan_param (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_param)
+#    define xd_bucket_plan_shard (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_shard)
+#    define xd_bucket_plan_piece (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_piece)
+#    define xd_bucket_plan_hash (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_hash)
 #endif
 #if defined(XDISTILL_NO_TEACHER)
 #    define xd_cache_coding XDISTILL_NO_TEACHER_leaves_out_xd_cache_coding
@@ -48050,4 +48048,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 67ce4fe183fea74e3638acf8608bbdfba7bd75a63f831731598b31ec169dfd87 */
+/* xdistill sha256 838c81b8600cd62c44b92fd2e5fccd190f7d82e1e7a3ca7750a5791b48791af4 */

@@ -107,9 +107,6 @@
 #include "train/ema.h"
 
 /* Models over data-parallel ranks. */
-#ifndef XDISTILL_NO_MODELS
-#include "model/buckets.h"
-#endif
 
 /* Files. */
 #include "base/directory.h"
@@ -120,6 +117,7 @@
 /* Models. */
 #ifndef XDISTILL_NO_MODELS
 #include "model/model.h"
+#include "model/buckets.h"
 #endif
 
 /* What reproduces other trainers. */

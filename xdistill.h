@@ -1599,6 +1599,9 @@ typedef struct xd_vocab_topk_desc {
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
+ * A position that holds NaN or +infinity in any column does not count either: ids and importance are those of the call without
+ * it. Nothing is told here; xd_xtoken_loss, and what takes the values of xd_vocab_topk_gather, tell it. -infinity is legal.
+ *
  * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
  * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
  * xd_vocab_topk_gather returns the logits of these columns too. */
@@ -2893,7 +2896,8 @@ XD_API xd_result xd_route_release(xd_route *route);
  *
  *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary. All NaN in a row that holds NaN or
+ *           +infinity in any column, so that the loss tells it; -infinity is legal
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
  * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
@@ -3136,9 +3140,10 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
  * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
  * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
- * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
- * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
- * chunk. Nothing counted: everything is zero and status reports it. */
+ * nothing is scored is behind all others. A row of PROJECTED or SAME that holds NaN or +infinity in a column outside J has no
+ * part in the choice of J either, and its chunk or position is not finite; with column_ids only the chosen columns can be seen.
+ * The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or
+ * b * C + c of a chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>xtoken/uld */
@@ -5359,6 +5364,10 @@ typedef struct xd_row_kernels {
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
     xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
+    /* voters[r] = 1 where the mask (NULL -> all) is not 0 and none of the row's `columns` is NaN or +infinity, else 0;
+     * -infinity is a legal element */
+    xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                        uint8_t *voters);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -5389,6 +5398,7 @@ typedef struct xd_softmax_args {
     const float *weight;   /* [rows] */
     xd_rows weights;       /* [rows, columns] */
     xd_rows out;
+    const uint8_t *finite; /* [rows] for `pick`: a row with 0 is NaN; NULL: none is */
 } xd_softmax_args;
 
 /* Softmax entries of the kernel table. */
@@ -5403,7 +5413,7 @@ typedef struct xd_softmax_kernels {
     xd_result (*row_sums)(const xd_launch *launch, const xd_softmax_args *args);
     /* out = (weights - p * sum of all) / tau; columns past the shard's become zero */
     xd_result (*write_backward)(const xd_launch *launch, const xd_softmax_args *args);
-    /* parts [rows, ids_count] = logits at this shard's ids, 0 elsewhere */
+    /* parts [rows, ids_count] = logits at this shard's ids, NaN in rows that are not finite, 0 elsewhere */
     xd_result (*pick)(const xd_launch *launch, const xd_softmax_args *args);
     /* values = all's pick of the shard that owns the id, NaN outside the vocabulary; with log_sum_exp their
      * log-probability */
@@ -5796,6 +5806,7 @@ typedef struct xd_xtoken_rows {
     const double *lse; /* [rows of logits] log-sum-exp at the temperature; NULL: not known */
     const int64_t *rows, *places;
     int64_t count;
+    const uint8_t *finite; /* [rows of logits] for `target` and `pick`: a row with 0 is NaN; NULL: none is */
 } xd_xtoken_rows;
 
 /* A projection of student ids to teacher ids, of both whole vocabularies. */
@@ -6123,7 +6134,7 @@ typedef struct xd_xtoken_kernels {
     xd_result (*prepare)(const xd_launch *launch, const xd_xtoken_matrix *matrix);
     /* cells += p M of the rows */
     xd_result (*project)(const xd_launch *launch, const xd_xtoken_project_args *args);
-    /* cells += log_softmax(z / temperature) over the columns `ids` */
+    /* cells += log_softmax(z / temperature) over the columns `ids`, NaN for rows that are not finite */
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
@@ -6147,7 +6158,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*close)(const xd_launch *launch, const xd_xtoken_close_args *args);
     /* moments of the rows */
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
-    /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
+    /* out = scale z at the columns ids - first; -infinity for what this shard lacks; NaN for rows that are not finite or whose
+     * lse is not */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
     /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
      * respect to its logits divided by the temperature */
@@ -11130,6 +11142,56 @@ static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args 
 
 /* ---- columns ---- */
 
+enum { XDI_VOTERS_BLOCK = 64 };
+
+/* The bits of a bf16 are those of the f32's upper half. A block at a time, because compilers make vectors of a loop whose
+ * length they know. */
+static bool xdi_rows_block_votes(const uint32_t *bits) {
+    uint32_t bad = 0;
+    for (int i = 0; i < XDI_VOTERS_BLOCK; i++)
+        bad |= (uint32_t)((bits[i] & 0x7fffffffu) > 0x7f800000u) | (uint32_t)(bits[i] == 0x7f800000u);
+    return bad == 0;
+}
+
+static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
+    const int64_t at = r * (x->stride ? x->stride : x->cols);
+    for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
+        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
+        if (x->dtype == XD_DTYPE_F32)
+            memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));
+        else if (x->dtype == XD_DTYPE_BF16)
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = (uint32_t)((const uint16_t *)x->data)[at + c + i] << 16;
+        else
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = xdi_loss_load(x, r, c + i) < (double)INFINITY ? 0 : 0x7f800000u;
+        if (!xdi_rows_block_votes(bits)) return false;
+    }
+    return true;
+}
+
+typedef struct xdi_rows_voters {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    uint8_t *voters;
+} xdi_rows_voters;
+
+static void xdi_cpu_rows_voters_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_rows_voters *v = (const xdi_rows_voters *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
+        v->voters[r] = (uint8_t)((!v->mask || v->mask[r]) && xdi_rows_votes(v->logits, r, v->columns));
+}
+
+static xd_result xdi_cpu_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                     int64_t columns, uint8_t *voters) {
+    const xdi_rows_voters v = { logits, mask, columns, voters };
+    return xdi_spread_rows(launch, logits->rows, columns, xdi_cpu_rows_voters_rows, &v);
+}
+
 static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                             const uint8_t *mask, int64_t columns, float *maxima) {
     (void)launch;
@@ -11188,9 +11250,9 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
-        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
-        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
     };
     return &kernels;
 }
@@ -11317,7 +11379,9 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->vocab.begin && id < a->vocab.end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            double *part = &a->parts[r * a->ids_count + j];
+            *part = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            if (owned && a->finite && !a->finite[r]) *part = (double)NAN;
         }
     return XD_OK;
 }
@@ -11993,7 +12057,8 @@ static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *ar
     (void)launch, (void)slot;
     for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
         const int64_t row = x->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
+        const double lse =
+            x->finite && !x->finite[row] ? (double)NAN : xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
             xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
                           xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
@@ -12351,17 +12416,22 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xt
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
 }
 
+/* Does the row hold a number that is NaN or infinity, perhaps in a column that nobody picks, or on another shard? */
+static bool xdi_cpu_xtoken_is_bad(const xd_xtoken_rows *x, int64_t row) {
+    return (x->finite && !x->finite[row]) || (x->lse && !(x->lse[row] < (double)INFINITY));
+}
+
 static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
     const xd_xtoken_rows *x = &a->x;
     (void)launch, (void)slot;
     for (int64_t i = begin * a->k; i < end * a->k; i++) {
-        const int64_t v = a->ids[i % a->k] - x->first;
+        const int64_t v = a->ids[i % a->k] - x->first, row = x->rows[i / a->k];
         const double before = a->add ? a->out[i] : 0.0;
-        a->out[i] = v >= 0 && v < x->columns
-                        ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
-                        : -INFINITY;
+        a->out[i] = v >= 0 && v < x->columns ? before + a->scale * xdi_loss_load(&x->logits, row, v)
+                                             : (double)-INFINITY;
+        if (xdi_cpu_xtoken_is_bad(x, row)) a->out[i] = (double)NAN;
     }
 }
 
@@ -14620,6 +14690,7 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef uint32_t __attribute__((vector_size(16))) xdi_v4_words; /* which wrap around, for any bits */
 typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
 enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 7 };
 
@@ -14668,7 +14739,7 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
     return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
-    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
+    return (xdi_v4)(((xdi_v4_words)t << 23) + 0x3f800000u);
 }
 /* Without a table f is up to 1/2; one term less would be wrong by 2.4e-7, all in one direction. */
 XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
@@ -14689,8 +14760,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
     return xdi_v4_fma(p, f, terms[6]);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
-    *mantissa = (xdi_v4)(bits - (exponent << 23));
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    const xdi_v4_bits exponent = (xdi_v4_bits)(bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
+    *mantissa = (xdi_v4)(bits - ((xdi_v4_words)exponent << 23));
     const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
     return result;
 }
@@ -14739,8 +14811,8 @@ XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
     return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
 }
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v;
-    return bits + 0x7fff + ((bits >> 16) & 1);
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    return (xdi_v4_bits)(bits + 0x7fffu + ((bits >> 16) & 1u));
 }
 XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
     const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
@@ -18879,7 +18951,7 @@ static void xdi_simd_target_places(const xd_launch *launch, const void *args, in
         const double lse = xdi_simd_xtoken_lse(xdi_simd_tiles(launch), &rows, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_simd_xtoken_one(&a->x, i);
-        if (isnan(lse))
+        if (isnan(lse) || (a->x.finite && !a->x.finite[a->x.rows[i]]))
             xd_xtoken_kernels_cpu()->target(launch, &one);
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
@@ -32685,6 +32757,10 @@ XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const 
 /* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
+/* topk.c: the rows of sequence b that are finite on all shards, of those whose mask (NULL -> all) is not 0. Collective over the
+ * vocabulary. */
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters);
 
 /* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {
@@ -34339,8 +34415,9 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
 
 /* Memory for the call. */
 typedef struct xdi_topk_columns {
-    xd_rows maxima; /* [1, V/tp] */
-    double *values; /* [k] */
+    xd_rows maxima;  /* [1, V/tp] */
+    double *values;  /* [k] */
+    uint8_t *voters; /* [T / B] */
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
@@ -34354,9 +34431,21 @@ static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc 
     c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
     c->maxima =
         xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
-    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+    c->voters = (uint8_t *)xdi_call_memory(ctx, (size_t)(d->logits.rows / sequences) + 1);
+    XD_REQUIRE(ctx, c->maxima.data && c->values && c->voters, XD_ERROR_MEMORY, "no room for %lld columns",
                (long long)columns);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d);
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    XD_TRY(xd_ctx_kernels(ctx)->rows.voters(&launch, &logits, mask ? mask + b * held : NULL,
+                                            info.end - info.begin, voters));
+    return info.ranks == 1 ? XD_OK : xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
 }
 
 /* The largest logit of each of this shard's columns, over comm, is a row to select from. */
@@ -34367,7 +34456,8 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     float *row = (float *)c->maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
+    XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
@@ -34389,6 +34479,7 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
             result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
                                   (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
     }
+    xdi_call_memory_done(ctx, c.voters);
     xdi_call_memory_done(ctx, c.maxima.data);
     xdi_call_memory_done(ctx, c.values);
     return result;
@@ -39537,9 +39628,10 @@ XD_API xd_result xd_route_release(xd_route *route) {
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;
-    int64_t held;   /* rows of a sequence */
-    int64_t *ids;   /* [sequences, k] */
-    double *picked; /* [held, k] */
+    int64_t held;    /* rows of a sequence */
+    int64_t *ids;    /* [sequences, k] */
+    double *picked;  /* [held, k] */
+    uint8_t *finite; /* [held] */
 } xdi_columns;
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, const xd_rows *values) {
@@ -39566,6 +39658,8 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, int64_t b) 
     a.ids = xd_ids_of(c->ids + b * c->d->k, XD_DTYPE_I64);
     a.ids_count = c->d->k;
     a.parts = c->picked;
+    a.finite = c->finite;
+    XD_TRY(xdi_topk_voters(ctx, c->d, b, NULL, c->finite));
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->d->k, XD_DTYPE_I64, XD_SUM);
@@ -39587,7 +39681,8 @@ static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_col
     c->held = d->logits.rows / sequences;
     c->picked = (double *)xdi_call_memory(ctx, ((size_t)(c->held * d->k) + 1) * sizeof *c->picked);
     c->ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * d->k) + 1) * sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values",
+    c->finite = (uint8_t *)xdi_call_memory(ctx, (size_t)c->held + 1);
+    XD_REQUIRE(ctx, c->picked && c->ids && c->finite, XD_ERROR_MEMORY, "no room for %lld values",
                (long long)(c->held * d->k));
     return XD_OK;
 }
@@ -39606,6 +39701,7 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
         result = xdi_columns_sequence(ctx, &c, b, &values);
     if (result == XD_OK)
         result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
+    xdi_call_memory_done(ctx, c.finite);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;
@@ -39646,6 +39742,7 @@ typedef struct xdi_xtoken_term xdi_xtoken_term;
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t voters;  /* rows that choose it */
     int64_t slots;   /* of ids in J */
     int64_t settled; /* cells that become doubles ... */
     int64_t cells;   /* ... and the others behind them */
@@ -39758,6 +39855,7 @@ typedef struct xdi_xtoken_work {
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
     int64_t *ids;          /* [k] J, where it is chosen */
+    uint8_t *voters;       /* [teacher rows] of the sequences whose J was chosen, the rows that chose it */
     float *maxima;         /* of columns, and the k largest of them */
     double *values;
     void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
@@ -39916,7 +40014,8 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
 
 /* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
-/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size), from rows that count and are finite:
+ * work.voters. Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
                                        int64_t b);
 
@@ -40410,16 +40509,17 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
                                        int64_t b) {
     const xd_kernels *kernels = x->kernels;
     const xd_rows *y = &term->teacher->logits;
-    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
-    const uint8_t *mask =
-        x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + b * term->held);
+    const int64_t first = x->d.compat ? 0 : b * term->held, skip = first * (y->stride ? y->stride : y->cols);
+    const uint8_t *mask = x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + first);
+    uint8_t *voters = x->work.voters + first;
     xd_comm *comm = x->d.sequence_comm;
     float *maxima = x->work.maxima;
     xd_rows rows = *y;
     xd_select_args a;
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, mask, size, maxima));
+    XD_TRY(kernels->rows.voters(&x->launch, &rows, mask, size, voters));
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, voters, size, maxima));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
     memset(&a, 0, sizeof a);
@@ -40501,6 +40601,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
+    s->voters = xdi_xtoken_most(s->voters, term->teacher->logits.rows);
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + x->held);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
@@ -40632,6 +40733,7 @@ static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_te
     t.p = (const xdi_projected *)term->own;
     t.student = xdi_xtoken_student_tile(x, term, tile);
     t.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    if (!term->teacher->projected.column_ids) t.teacher.finite = x->work.voters;
     t.comm = tile->comm;
     t.places = tile->count;
     t.k = term->k;
@@ -40981,6 +41083,7 @@ static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     if (term->k < x->vocab.size) {
         s->ids = xdi_xtoken_most(s->ids, term->k);
         s->maxima = xdi_xtoken_most(s->maxima, x->vocab.size);
+        s->voters = xdi_xtoken_most(s->voters, x->d.student.rows);
     }
     s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
@@ -41041,6 +41144,8 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
     const xdi_xtoken_term *terms = all ? x->terms : term;
     t.x.first = 0;
+    t.x.lse = NULL;
+    if (((const xdi_same *)term->own)->chooses) t.x.finite = x->work.voters;
     *divisor = all ? 0.0 : 1.0;
     for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
         t.x.logits = terms[i].teacher->logits;
@@ -42115,6 +42220,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     xdi_xtoken_work *w = &x->work;
     w->delta = (double *)xdi_arena_array(a->work, x->held, sizeof(double), &a->fits);
     w->ids = (int64_t *)xdi_arena_array(a->work, s->ids, sizeof(int64_t), &a->fits);
+    w->voters = (uint8_t *)xdi_arena_array(a->work, s->voters, 1, &a->fits);
     w->maxima = (float *)xdi_arena_array(a->work, s->maxima, sizeof(float), &a->fits);
     w->values = (double *)xdi_arena_array(a->work, s->ids, sizeof(double), &a->fits);
     w->slots = (int32_t *)xdi_arena_array(a->work, s->slots, sizeof(int32_t), &a->fits);
@@ -46140,4 +46246,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 9c15551506e775fe61937ac95dde9a831ca7c947d805dac5074c37cfa2641cb6 */

@@ -4355,6 +4355,27 @@ static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_r
                            mask, columns, maxima);
 }
 
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
+                                                                   const uint8_t *mask, int64_t columns,
+                                                                   uint8_t *voters) {
+    const int64_t r = (int64_t)blockIdx.x;
+    int bad = mask && !mask[r];
+    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
+        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+}
+
+static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                      int64_t columns, uint8_t *voters) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (logits->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
+                           *logits, mask, columns, voters);
+}
+
 /* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
     xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
@@ -4407,6 +4428,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
@@ -4420,6 +4442,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.sum = xdi_cuda_rows_sum;
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.voters = xdi_cuda_rows_voters;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
     kernels.keep = xdi_cuda_rows_keep;
     return kernels;
@@ -4982,7 +5005,9 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     const bool owned = id >= a.vocab.begin && id < a.vocab.end;
-    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    const bool bad = owned && a.finite && !a.finite[r];
+    const double value = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    a.parts[at] = bad ? (double)NAN : value;
 }
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -5891,7 +5916,8 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
         const auto at = [&](int64_t j) {
             return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
-        const double lse = xdi_cuda_block_lse(a.k, at);
+        double lse = xdi_cuda_block_lse(a.k, at);
+        if (a.x.finite && !a.x.finite[row]) lse = (double)NAN;
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(at(j), lse));
     }
@@ -6836,11 +6862,13 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.x.count * a.k) return;
-    const int64_t v = a.ids[i % a.k] - a.x.first;
+    const int64_t v = a.ids[i % a.k] - a.x.first, row = a.x.rows[i / a.k];
     double value = -(double)INFINITY;
     if (v >= 0 && v < a.x.columns)
         value = __dadd_rn(a.add ? a.out[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, a.x.rows[i / a.k], v)));
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, row, v)));
+    if ((a.x.finite && !a.x.finite[row]) || (a.x.lse && !(a.x.lse[row] < (double)INFINITY)))
+        value = (double)NAN;
     a.out[i] = value;
 }
 
@@ -7798,4 +7826,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 da0a1d7386d63c39cc012160b5675e3d0ad38425d2424920f7daa22953d7a416 */
+/* xdistill sha256 3704d7cde78d73950582d862c7c634e46e068b1a61d2180a26278ce7376aa85d */

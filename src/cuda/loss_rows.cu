@@ -301,6 +301,27 @@ static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_r
                            mask, columns, maxima);
 }
 
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
+                                                                   const uint8_t *mask, int64_t columns,
+                                                                   uint8_t *voters) {
+    const int64_t r = (int64_t)blockIdx.x;
+    int bad = mask && !mask[r];
+    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
+        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+}
+
+static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                      int64_t columns, uint8_t *voters) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (logits->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
+                           *logits, mask, columns, voters);
+}
+
 /* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
     xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
@@ -353,6 +374,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
@@ -366,6 +388,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.sum = xdi_cuda_rows_sum;
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.voters = xdi_cuda_rows_voters;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
     kernels.keep = xdi_cuda_rows_keep;
     return kernels;

@@ -106,7 +106,8 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
         const auto at = [&](int64_t j) {
             return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
-        const double lse = xdi_cuda_block_lse(a.k, at);
+        double lse = xdi_cuda_block_lse(a.k, at);
+        if (a.x.finite && !a.x.finite[row]) lse = (double)NAN;
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(at(j), lse));
     }

@@ -71,6 +71,10 @@ typedef struct xd_row_kernels {
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
     xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
+    /* voters[r] = 1 where the mask (NULL -> all) is not 0 and none of the row's `columns` is NaN or +infinity, else 0;
+     * -infinity is a legal element */
+    xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                        uint8_t *voters);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

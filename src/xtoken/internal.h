@@ -35,6 +35,7 @@ typedef struct xdi_xtoken_term xdi_xtoken_term;
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t voters;  /* rows that choose it */
     int64_t slots;   /* of ids in J */
     int64_t settled; /* cells that become doubles ... */
     int64_t cells;   /* ... and the others behind them */
@@ -147,6 +148,7 @@ typedef struct xdi_xtoken_work {
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
     int64_t *ids;          /* [k] J, where it is chosen */
+    uint8_t *voters;       /* [teacher rows] of the sequences whose J was chosen, the rows that chose it */
     float *maxima;         /* of columns, and the k largest of them */
     double *values;
     void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
@@ -305,7 +307,8 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
 
 /* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
-/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size), from rows that count and are finite:
+ * work.voters. Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
                                        int64_t b);
 

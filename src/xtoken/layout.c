@@ -112,6 +112,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     xdi_xtoken_work *w = &x->work;
     w->delta = (double *)xdi_arena_array(a->work, x->held, sizeof(double), &a->fits);
     w->ids = (int64_t *)xdi_arena_array(a->work, s->ids, sizeof(int64_t), &a->fits);
+    w->voters = (uint8_t *)xdi_arena_array(a->work, s->voters, 1, &a->fits);
     w->maxima = (float *)xdi_arena_array(a->work, s->maxima, sizeof(float), &a->fits);
     w->values = (double *)xdi_arena_array(a->work, s->ids, sizeof(double), &a->fits);
     w->slots = (int32_t *)xdi_arena_array(a->work, s->slots, sizeof(int32_t), &a->fits);

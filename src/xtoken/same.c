@@ -30,6 +30,7 @@ static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     if (term->k < x->vocab.size) {
         s->ids = xdi_xtoken_most(s->ids, term->k);
         s->maxima = xdi_xtoken_most(s->maxima, x->vocab.size);
+        s->voters = xdi_xtoken_most(s->voters, x->d.student.rows);
     }
     s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
@@ -90,6 +91,8 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
     const xdi_xtoken_term *terms = all ? x->terms : term;
     t.x.first = 0;
+    t.x.lse = NULL;
+    if (((const xdi_same *)term->own)->chooses) t.x.finite = x->work.voters;
     *divisor = all ? 0.0 : 1.0;
     for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
         t.x.logits = terms[i].teacher->logits;

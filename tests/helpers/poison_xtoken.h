@@ -21,33 +21,29 @@ typedef struct poison_xtoken_variant {
     xd_likelihood_form form;
     int teachers;
     bool few, reverse, known, lengths;
+    bool bare; /* no labels: nobody else reads the columns outside J */
 } poison_xtoken_variant;
 
 static const poison_xtoken_variant poison_xtoken_variants[] = {
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, true, true, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_SQUARED, 2, false, false, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SELECT, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, false,
-      false, false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_ENTROPY, XD_LIKELIHOOD_SQUARED, 2, false, true, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_MAX_PROB, XD_LIKELIHOOD_SQUARED, 2, true, false, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_AVERAGED_LOGITS, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, true,
-      false, false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false,
-      false, true },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_KL, 1, false, false, true,
-      false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_KL, 2, false, true, false,
-      true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1 },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .few = true, .reverse = true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 2, .score = XD_XTOKEN_SCORE_CE },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 2, .mode = XD_XTOKEN_SELECT },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .few = true, .bare = true },
+    { .kind = XD_XTOKEN_GOLD, .teachers = 1 },
+    { .kind = XD_XTOKEN_GOLD, .teachers = 2, .score = XD_XTOKEN_SCORE_ENTROPY, .reverse = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 1 },
+    { .kind = XD_XTOKEN_SAME, .teachers = 2, .score = XD_XTOKEN_SCORE_MAX_PROB, .few = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 2, .mode = XD_XTOKEN_AVERAGED_LOGITS, .reverse = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 1, .few = true, .bare = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD, .teachers = 1, .lengths = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD, .teachers = 1, .form = XD_LIKELIHOOD_KL, .known = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD,
+      .teachers = 2,
+      .form = XD_LIKELIHOOD_KL,
+      .score = XD_XTOKEN_SCORE_CE,
+      .reverse = true,
+      .lengths = true },
 };
 enum { POISON_XTOKEN_VARIANTS = sizeof poison_xtoken_variants / sizeof *poison_xtoken_variants };
 
@@ -218,7 +214,7 @@ static inline bool poison_xtoken_build(poison_scene *s) {
         poison_matrix(s, "sample_weight", POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, POISON_XB);
     poison_fill(sample, 8, 1.0, 0.25);
     d->sample_weight = (const float *)sample->data;
-    d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
+    if (!v->bare) d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
     d->common.mask = p->mask;
     d->common.row_weight =
         (const float *)poison_xtoken_list(s, "row_weight", POISON_XB * POISON_XS, p->student_unit, 1.0, 0.5)
@@ -307,8 +303,6 @@ static inline poison_verdict poison_expect_xtoken(const poison_scene *s, const p
     if (!strcmp(part->name, "target_log_probs"))
         return isnan(value) || value > 1.0 ? POISON_FOUND : POISON_EITHER;
     if (fabs(value) <= 500.0) return POISON_FINE;
-    if (s->wide && isnan(value) && strstr(part->name, "teacher"))
-        return POISON_EITHER; /* never chosen: not read */
     return finite || value < 0.0 ? POISON_EITHER : POISON_FOUND;
 }
 

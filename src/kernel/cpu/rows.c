@@ -199,6 +199,56 @@ static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args 
 
 /* ---- columns ---- */
 
+enum { XDI_VOTERS_BLOCK = 64 };
+
+/* The bits of a bf16 are those of the f32's upper half. A block at a time, because compilers make vectors of a loop whose
+ * length they know. */
+static bool xdi_rows_block_votes(const uint32_t *bits) {
+    uint32_t bad = 0;
+    for (int i = 0; i < XDI_VOTERS_BLOCK; i++)
+        bad |= (uint32_t)((bits[i] & 0x7fffffffu) > 0x7f800000u) | (uint32_t)(bits[i] == 0x7f800000u);
+    return bad == 0;
+}
+
+static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
+    const int64_t at = r * (x->stride ? x->stride : x->cols);
+    for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
+        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
+        if (x->dtype == XD_DTYPE_F32)
+            memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));
+        else if (x->dtype == XD_DTYPE_BF16)
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = (uint32_t)((const uint16_t *)x->data)[at + c + i] << 16;
+        else
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = xdi_loss_load(x, r, c + i) < (double)INFINITY ? 0 : 0x7f800000u;
+        if (!xdi_rows_block_votes(bits)) return false;
+    }
+    return true;
+}
+
+typedef struct xdi_rows_voters {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    uint8_t *voters;
+} xdi_rows_voters;
+
+static void xdi_cpu_rows_voters_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_rows_voters *v = (const xdi_rows_voters *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
+        v->voters[r] = (uint8_t)((!v->mask || v->mask[r]) && xdi_rows_votes(v->logits, r, v->columns));
+}
+
+static xd_result xdi_cpu_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                     int64_t columns, uint8_t *voters) {
+    const xdi_rows_voters v = { logits, mask, columns, voters };
+    return xdi_spread_rows(launch, logits->rows, columns, xdi_cpu_rows_voters_rows, &v);
+}
+
 static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                             const uint8_t *mask, int64_t columns, float *maxima) {
     (void)launch;
@@ -257,9 +307,9 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
-        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
-        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
     };
     return &kernels;
 }

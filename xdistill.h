@@ -2349,7 +2349,8 @@ XD_API xd_projection_options xd_projection_defaults(void);
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
- * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, sizes or weights (negative, NaN, above 3e38) that the file
+ * cannot hold, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
@@ -2463,20 +2464,21 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *
  * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
  * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
- * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * below 2^22 (-infinity is allowed). Nothing is told: NaN and infinity go into the sums of their chunk and column, no further.
+ * Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
- * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty, whatever its sums. averages and sums may
+ * share memory. What is not finite stays in its place. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
 XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                    int64_t n, double *averages);
 
 /* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
  * without a chunk.
  *
- *   weight    [B, C, n]
+ *   weight    [B, C, n]; what is not finite reaches the rows of its chunk alone
  *   gradient  [B * held, n] f32 or bf16
  *
  * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
@@ -3820,6 +3822,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
  *   loss              in host memory
  *
+ * As in the reference nothing is told of NaN and infinity: they go into the loss and the gradient of their row, and no further.
  * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
@@ -4460,6 +4463,33 @@ XD_SCALAR double xd_fixed_read(xd_fixed sum) {
 XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->high += other.high;
     sum->low += other.low;
+}
+
+/* ---- totals ---- */
+
+/* A sum of xd_fixed terms that cannot overflow: whole multiples of 8 are counted, and what is left of a term is below 8 and has
+ * its sign. Totals are combined by adding the three words. */
+typedef struct xd_total {
+    xd_fixed rest;
+    int64_t eights;
+} xd_total;
+
+/* Adds one term. False when it is not finite or too large; the total is then unchanged. */
+XD_SCALAR bool xd_total_put(xd_total *total, double term) {
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;
+    const int64_t eights = (int64_t)xd_mul_exact(term, 0.125); /* towards 0 */
+    total->eights += eights;
+    return xd_fixed_put(&total->rest, xd_sub(term, xd_mul_exact((double)eights, 8.0)));
+}
+
+/* The value: that of an xd_fixed with the same terms, to the bit, where one holds it. */
+XD_SCALAR double xd_total_read(xd_total total) {
+    const int64_t most = (int64_t)1 << 28;
+    if (total.eights > -most && total.eights < most) {
+        total.rest.high += total.eights * ((int64_t)1 << 33);
+        return xd_fixed_read(total.rest);
+    }
+    return xd_add(xd_mul_exact((double)total.eights, 8.0), xd_fixed_read(total.rest));
 }
 
 /* ---- cells ---- */
@@ -5305,7 +5335,7 @@ enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COU
 
 /* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
-    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_HARD, /* a double's bits, or the rest of an xd_total when fixed */
     XD_RECORD_SOFT = 2,
     XD_RECORD_COUNTED = 4,
     XD_RECORD_LABEL, /* rows with a finding, by kind */
@@ -5313,6 +5343,8 @@ enum {
     XD_RECORD_OVERFLOW,
     XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
+    XD_RECORD_HARD_EIGHTS, /* the last words of the totals; 0 unless fixed */
+    XD_RECORD_SOFT_EIGHTS,
     XD_RECORD_WORDS
 };
 
@@ -5850,7 +5882,13 @@ typedef struct xd_xtoken_chunk {
     bool compared;  /* false: dy is set to 0 and nothing else is done */
     bool alone;     /* one position on the student's side: `divergence` gives its delta */
     bool agree;     /* out: the most likely column is the same on both sides */
+    double limit;   /* a divergence of this size or more is not finite; 0: every number is */
 } xd_xtoken_chunk;
+
+/* Is this divergence of the chunk finite? Else its gradient is 0. */
+XD_SCALAR bool xd_xtoken_chunk_takes(const xd_xtoken_chunk *chunk, double value) {
+    return isfinite(value) && (chunk->limit == 0.0 || fabs(value) < chunk->limit);
+}
 
 /* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
  * indices are -1 and the mean is -infinity. */
@@ -11062,9 +11100,11 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
 /* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
-    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
+    xd_total fixed_hard, fixed_soft;
     (void)launch;
     memset(a->record, 0, XD_RECORD_WORDS * sizeof *a->record);
+    memset(&fixed_hard, 0, sizeof fixed_hard);
+    memset(&fixed_soft, 0, sizeof fixed_soft);
     for (int64_t r = 0; r < a->positions.count; r++) {
         const double weight = xdi_rows_weight(a, r), scale = weight * *a->factor;
         xdi_rows_show(a, r);
@@ -11080,31 +11120,35 @@ static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a)
         hard += weight * v.hard;
         soft += weight * v.soft;
         if (a->fixed &&
-            (!xd_fixed_add(&fixed_hard, weight * v.hard) || !xd_fixed_add(&fixed_soft, weight * v.soft)))
+            (!xd_total_put(&fixed_hard, weight * v.hard) || !xd_total_put(&fixed_soft, weight * v.soft)))
             xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
     }
-    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard : (void *)&hard,
-           a->fixed ? sizeof fixed_hard : sizeof hard);
-    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft : (void *)&soft,
-           a->fixed ? sizeof fixed_soft : sizeof soft);
+    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard.rest : (void *)&hard,
+           a->fixed ? sizeof fixed_hard.rest : sizeof hard);
+    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft.rest : (void *)&soft,
+           a->fixed ? sizeof fixed_soft.rest : sizeof soft);
+    a->record[XD_RECORD_HARD_EIGHTS] = fixed_hard.eights;
+    a->record[XD_RECORD_SOFT_EIGHTS] = fixed_soft.eights;
     return XD_OK;
 }
 
 /* Sum of one loss over the ranks' records, in rank order or as limbs. */
-static double xdi_rows_total(const xd_row_args *a, int which) {
+static double xdi_rows_total(const xd_row_args *a, int which, int eights) {
     double sum = 0.0, part;
-    xd_fixed fixed = { 0, 0 };
+    xd_total fixed;
+    memset(&fixed, 0, sizeof fixed);
     for (int i = 0; i < a->ranks; i++) {
         const int64_t *word = a->records + i * XD_RECORD_WORDS + which;
         if (a->fixed) {
-            fixed.high += word[0];
-            fixed.low += word[1];
+            fixed.rest.high += word[0];
+            fixed.rest.low += word[1];
+            fixed.eights += word[eights - which];
         } else {
             memcpy(&part, word, sizeof part);
             sum += part;
         }
     }
-    return a->fixed ? xd_fixed_value(fixed) : sum;
+    return a->fixed ? xd_total_read(fixed) : sum;
 }
 
 static int64_t xdi_rows_total_count(const xd_row_args *a, int which) {
@@ -11132,8 +11176,8 @@ static void xdi_rows_status(const xd_row_args *a, bool nothing, xd_status *statu
 static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args *a) {
     const double factor = isfinite(*a->factor) ? *a->factor : 0.0; /* else every row is a finding */
     xd_loss_values *out = a->values;
-    out->hard = xdi_rows_total(a, XD_RECORD_HARD) * factor;
-    out->soft = xdi_rows_total(a, XD_RECORD_SOFT) * factor;
+    out->hard = xdi_rows_total(a, XD_RECORD_HARD, XD_RECORD_HARD_EIGHTS) * factor;
+    out->soft = xdi_rows_total(a, XD_RECORD_SOFT, XD_RECORD_SOFT_EIGHTS) * factor;
     out->loss = a->hard_weight * out->hard + a->soft_weight * out->soft;
     out->counted = xdi_rows_total_count(a, XD_RECORD_COUNTED);
     xdi_rows_status(a, a->denominator && a->denominator->inverse == 0.0, launch->status);
@@ -11644,7 +11688,7 @@ XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
 }
 
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->largest = 0.0;
     c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
     for (int64_t j = 0; j < k; j++) {
@@ -11766,7 +11810,7 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 
@@ -12474,7 +12518,7 @@ static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *arg
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
-        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
+        a->chunks[i].largest = xd_xtoken_chunk_takes(&a->chunks[i], a->chunks[i].value) ? 1.0 : 0.0;
     }
 }
 
@@ -19035,7 +19079,7 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
@@ -36172,6 +36216,10 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    for (int64_t i = 0; i < p->entries; i++)
+        XD_REQUIRE(ctx, p->weight[i] >= 0.0f && p->weight[i] <= 3e38f, XD_ERROR_ARGUMENT,
+                   "%s: entry %lld, for teacher id %d, has weight %g", path, (long long)i,
+                   (int)p->teacher_id[i], (double)p->weight[i]);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
     XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
                path, bytes, XDI_PROJFILE_MOST_BYTES);
@@ -39814,7 +39862,7 @@ struct xdi_xtoken_term {
     void *own;               /* host: private state of its kind */
 };
 
-/* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
+/* Places in host.sums, which are summed over comm. Before the passes they are tokens, denominators and scores; after
  * each, these, and those of the teachers. */
 enum {
     XDI_XTOKEN_CE,
@@ -39825,7 +39873,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's cells, from its first. */
+/* A teacher's, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -39840,7 +39888,7 @@ typedef struct xdi_xtoken_host {
     double *log_probs;  /* of the labels */
     double *row_weight; /* 0 where not counted */
     double *ce_factor;  /* a list: of the cross entropy's gradient */
-    double *sums;       /* cells: what is summed over comm */
+    double *sums;       /* totals: what is summed over comm */
     double *moments;    /* [moment rows, XD_XTOKEN_MOMENTS] */
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
@@ -39920,6 +39968,10 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
+/* The same for host.sums, which are totals in INVARIANT mode (xd_total): they are zeroed, added to, and summed over comm. */
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count);
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm);
 /* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
@@ -39973,6 +40025,8 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 #define XDI_XTOKEN_MOST 1e30
 /* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
 XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The limit of the divergence of a chunk or position of this weight. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight);
 /* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value);
@@ -40113,6 +40167,7 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 
 /* Cells: sums over rows and ranks, in host and device memory. */
 
+#include <math.h>
 #include <string.h>
 
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x) {
@@ -40129,6 +40184,33 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
     xdi_cells_add(x->fixed, cells, i, term);
+}
+
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count) {
+    memset(x->host.sums, 0, (size_t)count * (x->fixed ? sizeof(xd_total) : sizeof(double)));
+}
+
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term) {
+    xd_total *totals = (xd_total *)(void *)x->host.sums;
+    if (!x->fixed)
+        x->host.sums[i] += term;
+    else if (!xd_total_put(&totals[i], term))
+        totals[i].rest.high = XD_CELL_NAN;
+}
+
+/* From the front, in place: a double is a third as wide. */
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm) {
+    double *sums = x->host.sums;
+    const int64_t words = (int64_t)(sizeof(xd_total) / sizeof(int64_t));
+    if (!x->fixed) return xdi_xtoken_reduce(x, comm, sums, count);
+    if (comm && xd_comm_size(comm) > 1)
+        XD_TRY(xd_all_reduce(comm, sums, sums, words * count, XD_DTYPE_I64, XD_SUM));
+    for (int64_t i = 0; i < count; i++) {
+        xd_total total;
+        memcpy(&total, sums + words * i, sizeof total);
+        sums[i] = total.rest.high >= XD_CELL_NAN / 2 ? (double)NAN : xd_total_read(total);
+    }
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
@@ -40222,6 +40304,12 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
+/* Divergences below it are taken by sums, also times the weight, in whose product half an ulp may be added. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight) {
+    const double largest = XD_FIXED_LARGEST * (1.0 - 1e-15);
+    return !x->fixed ? 0.0 : weight > 1.0 ? largest / weight : largest;
+}
+
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon) {
     const int64_t at = b * term->teacher->chunks + c;
@@ -40232,6 +40320,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
     chunk.factor =
         xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
+    chunk.limit = xdi_xtoken_limit(x, xdi_xtoken_weight(x, term, b, c));
     return chunk;
 }
 
@@ -40364,7 +40453,7 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
 
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value) {
-    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+    return isfinite(value) && (!x->fixed || fabs(value) < xdi_xtoken_limit(x, weight)) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }
 
@@ -40378,12 +40467,11 @@ XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
-    double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {
@@ -41023,12 +41111,11 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
     const bool good = xdi_xtoken_is_good(x, term, weight, value);
-    double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 
@@ -41108,6 +41195,7 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     chunk.compared = true;
     chunk.factor =
         xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
+    chunk.limit = xdi_xtoken_limit(x, x->host.row_weight[row]);
     return chunk;
 }
 
@@ -41203,15 +41291,14 @@ static xd_result xdi_same_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 
 static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xdi_same *s = (const xdi_same *)term->own;
-    double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
         const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE,
+                         good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
     }
 }
 
@@ -41781,8 +41868,7 @@ static void xdi_likelihood_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
         const double weight = xdi_xtoken_weight(x, term, b, c), value = h->sums[slots + slot];
         if (xdi_likelihood_slot(x, term, b, c) < 0) continue;
         if (!isfinite(value) && weight != 0.0) xdi_xtoken_found(x, slot, value);
-        xdi_xtoken_add(x, x->host.sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       isfinite(value) ? weight * value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, isfinite(value) ? weight * value : 0.0);
     }
 }
 
@@ -42185,7 +42271,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     xdi_xtoken_work *w = &x->work;
     h->row_weight = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->ce_factor = (double *)xdi_xtoken_list(a, rows, sizeof(double));
-    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_fixed), &a->fits);
+    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_total), &a->fits);
     h->asked = (int64_t *)xdi_xtoken_list(a, s->moments, sizeof(int64_t));
     w->lse = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->lse_one = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
@@ -42370,8 +42456,8 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term 
             xdi_xtoken_found(x, row, value);
             continue;
         }
-        xdi_xtoken_add(x, x->host.sums, cell, weight * value);
-        xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
+        xdi_xtoken_tally(x, cell, weight * value);
+        xdi_xtoken_tally(x, cell + 1, weight);
     }
     return XD_OK;
 }
@@ -42521,10 +42607,10 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
         const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        xdi_xtoken_tally(x, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_tally(x, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
-            xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
+            xdi_xtoken_tally(x, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
     }
 }
 
@@ -42549,7 +42635,7 @@ static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, i
     for (int64_t b = 0; b < x->d.sequences; b++)
         for (int64_t c = 0; c < term->teacher->chunks; c++)
             if (xdi_xtoken_counts(x, term, b, c))
-                xdi_xtoken_add(x, x->host.sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+                xdi_xtoken_tally(x, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
 }
 
 static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
@@ -42602,16 +42688,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
     const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
     double all = 0.0;
-    xdi_xtoken_zero(x, x->host.sums, 1 + 3 * n);
-    for (int64_t row = 0; row < x->d.student.rows; row++)
-        xdi_xtoken_add(x, x->host.sums, 0, x->host.row_weight[row]);
+    xdi_xtoken_clear(x, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_tally(x, 0, x->host.row_weight[row]);
     for (int i = 0; i < n; i++) {
         XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_total(x, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -42659,7 +42744,7 @@ static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
 static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     x->write = write;
     x->found = x->found_in_rows;
-    xdi_xtoken_zero(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_clear(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
     xdi_xtoken_add_rows(x);
     XD_TRY(xdi_xtoken_upload(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -42688,10 +42773,10 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
 
 /* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.common.comm));
+    xdi_xtoken_tally(x, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_tally(x, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    XD_TRY(xdi_xtoken_total(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                            x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -46246,4 +46331,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9c15551506e775fe61937ac95dde9a831ca7c947d805dac5074c37cfa2641cb6 */
+/* xdistill sha256 fdfb722c01b74b05dd396bbf635e2804416ee465456692f816087f4f3ba74008 */

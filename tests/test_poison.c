@@ -38,6 +38,8 @@
 
 #define _POSIX_C_SOURCE 200809L /* barriers of threads */
 
+#include "poison_chunks.h"
+#include "poison_files.h"
 #include "poison_loss.h"
 #include "poison_rows.h"
 #include "poison_text.h"
@@ -76,6 +78,21 @@ static const poison_family *const families[] = {
     &poison_family_similarities,
     &poison_family_embeddings,
     &poison_family_special,
+    &poison_family_chunk_sums,
+    &poison_family_chunk_averages,
+    &poison_family_chunk_averages_backward,
+    &poison_family_topk_columns,
+    &poison_family_topk_gather,
+    &poison_family_jsd,
+    &poison_family_rate,
+    &poison_family_ema_load,
+    &poison_family_ema_copy_to,
+    &poison_family_to_rows,
+    &poison_family_projection_save,
+    &poison_family_projection_load,
+    &poison_family_cache_create,
+    &poison_family_cache_append,
+    &poison_family_cache_open,
 };
 
 /* The families whose names contain XDISTILL_POISON_ONLY. */

@@ -193,7 +193,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
         xdi_cuda_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
-    const double factor = isfinite(value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
         q[j] = factor != 0.0 ? (q[j] - dot) / z * factor : 0.0;
         if (fabs(q[j]) > largest) largest = fabs(q[j]);
@@ -506,7 +506,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a.chunk, kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {

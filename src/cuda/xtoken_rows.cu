@@ -106,7 +106,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a)
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
-    chunk->largest = isfinite(value) ? 1.0 : 0.0;
+    chunk->largest = xd_xtoken_chunk_takes(chunk, value) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {

@@ -12,7 +12,7 @@ enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COU
 
 /* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
-    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_HARD, /* a double's bits, or the rest of an xd_total when fixed */
     XD_RECORD_SOFT = 2,
     XD_RECORD_COUNTED = 4,
     XD_RECORD_LABEL, /* rows with a finding, by kind */
@@ -20,6 +20,8 @@ enum {
     XD_RECORD_OVERFLOW,
     XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
+    XD_RECORD_HARD_EIGHTS, /* the last words of the totals; 0 unless fixed */
+    XD_RECORD_SOFT_EIGHTS,
     XD_RECORD_WORDS
 };
 

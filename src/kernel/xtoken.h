@@ -1,6 +1,7 @@
 #ifndef XDI_KERNEL_XTOKEN_H
 #define XDI_KERNEL_XTOKEN_H
 
+#include "base/scalar.h"
 #include "kernel/types.h"
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
@@ -66,7 +67,13 @@ typedef struct xd_xtoken_chunk {
     bool compared;  /* false: dy is set to 0 and nothing else is done */
     bool alone;     /* one position on the student's side: `divergence` gives its delta */
     bool agree;     /* out: the most likely column is the same on both sides */
+    double limit;   /* a divergence of this size or more is not finite; 0: every number is */
 } xd_xtoken_chunk;
+
+/* Is this divergence of the chunk finite? Else its gradient is 0. */
+XD_SCALAR bool xd_xtoken_chunk_takes(const xd_xtoken_chunk *chunk, double value) {
+    return isfinite(value) && (chunk->limit == 0.0 || fabs(value) < chunk->limit);
+}
 
 /* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
  * indices are -1 and the mean is -infinity. */

@@ -77,7 +77,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     xdi_xtoken_work *w = &x->work;
     h->row_weight = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->ce_factor = (double *)xdi_xtoken_list(a, rows, sizeof(double));
-    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_fixed), &a->fits);
+    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_total), &a->fits);
     h->asked = (int64_t *)xdi_xtoken_list(a, s->moments, sizeof(int64_t));
     w->lse = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->lse_one = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);

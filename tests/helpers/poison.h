@@ -14,6 +14,7 @@
  *   CALL       one value for the whole call: every result is finite, and when every row is a finding all are zero
  *   LEGAL      as CALL, and infinity is no finding
  *   NORM       what is not finite is counted in the status; the other results are finite
+ *   GONE       of a call that reports nothing: all results are those of the call with the unit left out
  *   ALONE      of a call that reports nothing: other units are what they were, this one's results may be anything
  *
  * Every rank runs all cases in the same order and compares its own results; then the ranks compare theirs.
@@ -47,6 +48,7 @@ typedef enum poison_verdict {
     POISON_ALONE,
     POISON_LEGAL,
     POISON_NORM,
+    POISON_GONE,
     POISON_SKIP /* the value cannot be stored there, or says nothing */
 } poison_verdict;
 
@@ -93,6 +95,7 @@ typedef struct poison_scene {
     int unit;          /* into which the value goes */
     int row;           /* where the call may tell a row instead, e.g. of a chunk: that; else 0 */
     bool wide;         /* a choice of columns depends on the numbers of a unit, and all others on that */
+    bool spread;       /* rows of the unit are on every rank */
     bool weighed;      /* so do weights of teachers, from the units that have no finding */
     xd_status *status; /* in the block, or NULL: the call reports by its result alone */
     bool *reported;    /* in the block: the call passes the status; else findings come back as DATA */
@@ -266,9 +269,10 @@ static inline double poison_at(const poison_scene *s, const unsigned char *block
 /* Are the outputs those of `other`? `units`: 0 all rows, 1 all but the unit's. */
 static inline void poison_same(const poison_scene *s, const poison_case *at, const unsigned char *other,
                                int roles, int units, const char *what) {
-    const bool mine = s->layout != POISON_ROWS_SPLIT || s->rank == 1;
     for (int p = 0; p < s->part_count; p++) {
         const poison_part *part = s->parts + p;
+        const bool mine =
+            s->layout != POISON_ROWS_SPLIT || s->rank == 1 || s->spread || part->role & POISON_SAME;
         if (!(part->role & roles) ||
             (part->role & POISON_LOOSE && at->way < 0 && other != s->clean && other != s->fresh))
             continue;
@@ -432,6 +436,9 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
             poison_violation(s, at, "not counted, or a finding of a number", NULL, at->value);
         poison_finite(s, at);
         break;
+    case POISON_GONE:
+        poison_same(s, at, s->left_out[0], POISON_OUT | POISON_TOTAL, 0, "not as if left out:");
+        break;
     case POISON_CALL:
     case POISON_LEGAL: poison_judge_call(s, at, verdict == POISON_LEGAL); break;
     default: poison_same(s, at, s->clean, POISON_OUT, 1, "other units differ in"); break;
@@ -536,7 +543,7 @@ static inline void poison_forget(poison_scene *s, int variant, poison_layout lay
     s->status = NULL;
     s->reported = NULL;
     s->row = 0;
-    s->wide = s->weighed = s->compound = false;
+    s->wide = s->weighed = s->compound = s->spread = false;
     s->own = s->objects = NULL;
     s->data = layout == POISON_ROWS_SPLIT ? s->world : NULL;
     s->has_clean = false;

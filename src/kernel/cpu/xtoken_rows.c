@@ -93,7 +93,7 @@ static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *arg
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
-        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
+        a->chunks[i].largest = xd_xtoken_chunk_takes(&a->chunks[i], a->chunks[i].value) ? 1.0 : 0.0;
     }
 }
 

@@ -593,7 +593,7 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */

@@ -148,10 +148,10 @@ static inline bool poison_columns_build(poison_scene *s) {
     const int same = s->layout == POISON_VOCABULARY ? POISON_SAME : 0;
     const xd_dtype dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     poison_columns_call *p = (poison_columns_call *)(s->own = poison_take(s, sizeof *p));
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     const xd_interval columns = poison_columns(s);
     poison_part *logits =
-        poison_shard(s, "logits", POISON_IN, dtype, POISON_JB * POISON_JH, columns, POISON_V);
+        poison_shard(s, "logits", POISON_IN, dtype, POISON_JB * POISON_JH, columns, poison_size(s));
     poison_fill(logits, s->layout == POISON_ROWS_SPLIT ? 1 + 100 * (uint64_t)s->rank : 1, 0.0, 3.0);
     logits->unit = row_unit;
     p->desc.vocab = (const xd_vocab *)s->objects;

@@ -1428,8 +1428,8 @@ typedef struct xd_loss_common {
  *
  * Collective over comm: one all-reduce of four integers. Allocates nothing. The sums are exact, with the same
  * bits for every split: weights are summed as integers. Errors: DTYPE of labels, on the rank that passed them (the other
- * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large. On
- * a GPU such weights are reported in out->refused, and the losses then count nothing. */
+ * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large
+ * (2^22, or 2^25 those of a rank together). On a GPU such weights are reported in out->refused, and the losses then count nothing. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1518,7 +1518,7 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a weight or scale that is not
  * finite, a loss that is infinite or, with its gradient, larger than f32 can hold (3.38e38); in INVARIANT mode also a weight
- * times a loss of 2^22 and above: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
+ * times a loss of 2^22 and above, whatever their total: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
  * that status tells is the largest logit of the side that is not finite, else infinity. Rows are apart from each other: what
  * such a row, or one that does not count, holds changes no bit of any other's results. No counted row: everything is zero and status reports it. Without a status the
  * call returns DATA on every rank; the gradient is still written.
@@ -46331,4 +46331,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fdfb722c01b74b05dd396bbf635e2804416ee465456692f816087f4f3ba74008 */
+/* xdistill sha256 c5fcd981a1ced06b7892a213a40535c327e2bf6b27f32a7e3ef7c2e694ed469b */

@@ -34489,7 +34489,8 @@ XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     XD_TRY(xd_ctx_kernels(ctx)->rows.voters(&launch, &logits, mask ? mask + b * held : NULL,
                                             info.end - info.begin, voters));
-    return info.ranks == 1 ? XD_OK : xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
+    if (info.ranks == 1 || held == 0) return XD_OK;
+    return xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
 }
 
 /* The largest logit of each of this shard's columns, over comm, is a row to select from. */
@@ -40304,10 +40305,11 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
-/* Divergences below it are taken by sums, also times the weight, in whose product half an ulp may be added. */
+/* Divergences below it are taken by sums, also times the weight: their product may be rounded up, and sums of doubles have many
+ * terms. */
 XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight) {
-    const double largest = XD_FIXED_LARGEST * (1.0 - 1e-15);
-    return !x->fixed ? 0.0 : weight > 1.0 ? largest / weight : largest;
+    const double largest = x->fixed ? XD_FIXED_LARGEST * (1.0 - 1e-15) : 1e300;
+    return weight > 1.0 ? largest / weight : largest;
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -40453,7 +40455,7 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
 
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value) {
-    return isfinite(value) && (!x->fixed || fabs(value) < xdi_xtoken_limit(x, weight)) &&
+    return fabs(value) < xdi_xtoken_limit(x, weight) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }
 
@@ -46331,4 +46333,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c5fcd981a1ced06b7892a213a40535c327e2bf6b27f32a7e3ef7c2e694ed469b */
+/* xdistill sha256 004c36b122fd2f88da9eefa44458e03216581652ba1b129ffdc4847aa298778d */

@@ -119,7 +119,8 @@ XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     XD_TRY(xd_ctx_kernels(ctx)->rows.voters(&launch, &logits, mask ? mask + b * held : NULL,
                                             info.end - info.begin, voters));
-    return info.ranks == 1 ? XD_OK : xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
+    if (info.ranks == 1 || held == 0) return XD_OK;
+    return xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
 }
 
 /* The largest logit of each of this shard's columns, over comm, is a row to select from. */

@@ -56,10 +56,11 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
-/* Divergences below it are taken by sums, also times the weight, in whose product half an ulp may be added. */
+/* Divergences below it are taken by sums, also times the weight: their product may be rounded up, and sums of doubles have many
+ * terms. */
 XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight) {
-    const double largest = XD_FIXED_LARGEST * (1.0 - 1e-15);
-    return !x->fixed ? 0.0 : weight > 1.0 ? largest / weight : largest;
+    const double largest = x->fixed ? XD_FIXED_LARGEST * (1.0 - 1e-15) : 1e300;
+    return weight > 1.0 ? largest / weight : largest;
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -205,7 +206,7 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
 
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value) {
-    return isfinite(value) && (!x->fixed || fabs(value) < xdi_xtoken_limit(x, weight)) &&
+    return fabs(value) < xdi_xtoken_limit(x, weight) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }
 

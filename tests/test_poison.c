@@ -2,6 +2,7 @@
  * is asked. `make test` runs a sample, every 41st case; XDISTILL_POISON=all runs all of them, a number N every Nth, and
  * XDISTILL_POISON_ONLY=name those of the calls whose names contain it. Vocabularies wider than two tiles of the vector loops are
  * a sample in any case, of every 307th case: what differs is the tile that a number is in, and the end of a row.
+ * All: 1.1 million calls in 38 seconds of processor at -O2.
  *
  * Not in the table; tests/build/test_poison_table.py fails for a call that takes numbers and is named neither there nor here:
  *

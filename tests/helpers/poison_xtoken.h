@@ -319,7 +319,8 @@ static inline bool poison_xtoken_build(poison_scene *s) {
     s->status = &p->status;
     p->reported = true;
     s->reported = &p->reported;
-    s->wide = v->few;
+    s->wide = v->few || (v->kind == XD_XTOKEN_SAME && v->mode != XD_XTOKEN_AVERAGED_LOGITS &&
+                         d->columns < poison_xtoken_size(s)); /* J is a choice */
     s->weighed = v->score != XD_XTOKEN_SCORE_NONE || v->mode == XD_XTOKEN_SELECT;
     return true;
 }

@@ -1459,8 +1459,8 @@ typedef struct xd_loss_common {
  *
  * Collective over comm: one all-reduce of four integers. Allocates nothing. The sums are exact, with the same
  * bits for every split: weights are summed as integers. Errors: DTYPE of labels, on the rank that passed them (the other
- * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large. On
- * a GPU such weights are reported in out->refused, and the losses then count nothing. */
+ * ranks find a refused batch); ARGUMENT for negative counts and for weights that are negative, not finite or too large
+ * (2^22, or 2^25 those of a rank together). On a GPU such weights are reported in out->refused, and the losses then count nothing. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -1549,7 +1549,7 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a weight or scale that is not
  * finite, a loss that is infinite or, with its gradient, larger than f32 can hold (3.38e38); in INVARIANT mode also a weight
- * times a loss of 2^22 and above: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
+ * times a loss of 2^22 and above, whatever their total: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
  * that status tells is the largest logit of the side that is not finite, else infinity. Rows are apart from each other: what
  * such a row, or one that does not count, holds changes no bit of any other's results. No counted row: everything is zero and status reports it. Without a status the
  * call returns DATA on every rank; the gradient is still written.
@@ -1629,6 +1629,9 @@ typedef struct xd_vocab_topk_desc {
  *
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *
+ * A position that holds NaN or +infinity in any column does not count either: ids and importance are those of the call without
+ * it. Nothing is told here; xd_xtoken_loss, and what takes the values of xd_vocab_topk_gather, tell it. -infinity is legal.
  *
  * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
  * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
@@ -2377,7 +2380,8 @@ XD_API xd_projection_options xd_projection_defaults(void);
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
- * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, sizes or weights (negative, NaN, above 3e38) that the file
+ * cannot hold, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
@@ -2492,20 +2496,21 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *
  * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
  * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
- * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * below 2^22 (-infinity is allowed). Nothing is told: NaN and infinity go into the sums of their chunk and column, no further.
+ * Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
- * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty, whatever its sums. averages and sums may
+ * share memory. What is not finite stays in its place. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
 XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                    int64_t n, double *averages);
 
 /* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
  * without a chunk.
  *
- *   weight    [B, C, n]
+ *   weight    [B, C, n]; what is not finite reaches the rows of its chunk alone
  *   gradient  [B * held, n] f32 or bf16
  *
  * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
@@ -2926,7 +2931,8 @@ XD_API xd_result xd_route_release(xd_route *route);
  *
  *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary. All NaN in a row that holds NaN or
+ *           +infinity in any column, so that the loss tells it; -infinity is legal
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
  * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
@@ -3169,9 +3175,10 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
  * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
  * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
- * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
- * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
- * chunk. Nothing counted: everything is zero and status reports it. */
+ * nothing is scored is behind all others. A row of PROJECTED or SAME that holds NaN or +infinity in a column outside J has no
+ * part in the choice of J either, and its chunk or position is not finite; with column_ids only the chosen columns can be seen.
+ * The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or
+ * b * C + c of a chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>xtoken/uld */
@@ -4163,6 +4170,7 @@ XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
  *   loss              in host memory
  *
+ * As in the reference nothing is told of NaN and infinity: they go into the loss and the gradient of their row, and no further.
  * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
@@ -4803,6 +4811,33 @@ XD_SCALAR double xd_fixed_read(xd_fixed sum) {
 XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->high += other.high;
     sum->low += other.low;
+}
+
+/* ---- totals ---- */
+
+/* A sum of xd_fixed terms that cannot overflow: whole multiples of 8 are counted, and what is left of a term is below 8 and has
+ * its sign. Totals are combined by adding the three words. */
+typedef struct xd_total {
+    xd_fixed rest;
+    int64_t eights;
+} xd_total;
+
+/* Adds one term. False when it is not finite or too large; the total is then unchanged. */
+XD_SCALAR bool xd_total_put(xd_total *total, double term) {
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;
+    const int64_t eights = (int64_t)xd_mul_exact(term, 0.125); /* towards 0 */
+    total->eights += eights;
+    return xd_fixed_put(&total->rest, xd_sub(term, xd_mul_exact((double)eights, 8.0)));
+}
+
+/* The value: that of an xd_fixed with the same terms, to the bit, where one holds it. */
+XD_SCALAR double xd_total_read(xd_total total) {
+    const int64_t most = (int64_t)1 << 28;
+    if (total.eights > -most && total.eights < most) {
+        total.rest.high += total.eights * ((int64_t)1 << 33);
+        return xd_fixed_read(total.rest);
+    }
+    return xd_add(xd_mul_exact((double)total.eights, 8.0), xd_fixed_read(total.rest));
 }
 
 /* ---- cells ---- */
@@ -5648,7 +5683,7 @@ enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COU
 
 /* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
-    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_HARD, /* a double's bits, or the rest of an xd_total when fixed */
     XD_RECORD_SOFT = 2,
     XD_RECORD_COUNTED = 4,
     XD_RECORD_LABEL, /* rows with a finding, by kind */
@@ -5656,6 +5691,8 @@ enum {
     XD_RECORD_OVERFLOW,
     XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
+    XD_RECORD_HARD_EIGHTS, /* the last words of the totals; 0 unless fixed */
+    XD_RECORD_SOFT_EIGHTS,
     XD_RECORD_WORDS
 };
 
@@ -5707,6 +5744,10 @@ typedef struct xd_row_kernels {
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
     xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
+    /* voters[r] = 1 where the mask (NULL -> all) is not 0 and none of the row's `columns` is NaN or +infinity, else 0;
+     * -infinity is a legal element */
+    xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                        uint8_t *voters);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -5737,6 +5778,7 @@ typedef struct xd_softmax_args {
     const float *weight;   /* [rows] */
     xd_rows weights;       /* [rows, columns] */
     xd_rows out;
+    const uint8_t *finite; /* [rows] for `pick`: a row with 0 is NaN; NULL: none is */
 } xd_softmax_args;
 
 /* Softmax entries of the kernel table. */
@@ -5751,7 +5793,7 @@ typedef struct xd_softmax_kernels {
     xd_result (*row_sums)(const xd_launch *launch, const xd_softmax_args *args);
     /* out = (weights - p * sum of all) / tau; columns past the shard's become zero */
     xd_result (*write_backward)(const xd_launch *launch, const xd_softmax_args *args);
-    /* parts [rows, ids_count] = logits at this shard's ids, 0 elsewhere */
+    /* parts [rows, ids_count] = logits at this shard's ids, NaN in rows that are not finite, 0 elsewhere */
     xd_result (*pick)(const xd_launch *launch, const xd_softmax_args *args);
     /* values = all's pick of the shard that owns the id, NaN outside the vocabulary; with log_sum_exp their
      * log-probability */
@@ -6146,6 +6188,7 @@ typedef struct xd_xtoken_rows {
     const double *lse; /* [rows of logits] log-sum-exp at the temperature; NULL: not known */
     const int64_t *rows, *places;
     int64_t count;
+    const uint8_t *finite; /* [rows of logits] for `target` and `pick`: a row with 0 is NaN; NULL: none is */
 } xd_xtoken_rows;
 
 /* A projection of student ids to teacher ids, of both whole vocabularies. */
@@ -6189,7 +6232,13 @@ typedef struct xd_xtoken_chunk {
     bool compared;  /* false: dy is set to 0 and nothing else is done */
     bool alone;     /* one position on the student's side: `divergence` gives its delta */
     bool agree;     /* out: the most likely column is the same on both sides */
+    double limit;   /* a divergence of this size or more is not finite; 0: every number is */
 } xd_xtoken_chunk;
+
+/* Is this divergence of the chunk finite? Else its gradient is 0. */
+XD_SCALAR bool xd_xtoken_chunk_takes(const xd_xtoken_chunk *chunk, double value) {
+    return isfinite(value) && (chunk->limit == 0.0 || fabs(value) < chunk->limit);
+}
 
 /* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
  * indices are -1 and the mean is -infinity. */
@@ -6473,7 +6522,7 @@ typedef struct xd_xtoken_kernels {
     xd_result (*prepare)(const xd_launch *launch, const xd_xtoken_matrix *matrix);
     /* cells += p M of the rows */
     xd_result (*project)(const xd_launch *launch, const xd_xtoken_project_args *args);
-    /* cells += log_softmax(z / temperature) over the columns `ids` */
+    /* cells += log_softmax(z / temperature) over the columns `ids`, NaN for rows that are not finite */
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
@@ -6497,7 +6546,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*close)(const xd_launch *launch, const xd_xtoken_close_args *args);
     /* moments of the rows */
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
-    /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
+    /* out = scale z at the columns ids - first; -infinity for what this shard lacks; NaN for rows that are not finite or whose
+     * lse is not */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
     /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
      * respect to its logits divided by the temperature */
@@ -11482,9 +11532,11 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
 /* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
-    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
+    xd_total fixed_hard, fixed_soft;
     (void)launch;
     memset(a->record, 0, XD_RECORD_WORDS * sizeof *a->record);
+    memset(&fixed_hard, 0, sizeof fixed_hard);
+    memset(&fixed_soft, 0, sizeof fixed_soft);
     for (int64_t r = 0; r < a->positions.count; r++) {
         const double weight = xdi_rows_weight(a, r), scale = weight * *a->factor;
         xdi_rows_show(a, r);
@@ -11500,31 +11552,35 @@ static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a)
         hard += weight * v.hard;
         soft += weight * v.soft;
         if (a->fixed &&
-            (!xd_fixed_add(&fixed_hard, weight * v.hard) || !xd_fixed_add(&fixed_soft, weight * v.soft)))
+            (!xd_total_put(&fixed_hard, weight * v.hard) || !xd_total_put(&fixed_soft, weight * v.soft)))
             xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
     }
-    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard : (void *)&hard,
-           a->fixed ? sizeof fixed_hard : sizeof hard);
-    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft : (void *)&soft,
-           a->fixed ? sizeof fixed_soft : sizeof soft);
+    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard.rest : (void *)&hard,
+           a->fixed ? sizeof fixed_hard.rest : sizeof hard);
+    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft.rest : (void *)&soft,
+           a->fixed ? sizeof fixed_soft.rest : sizeof soft);
+    a->record[XD_RECORD_HARD_EIGHTS] = fixed_hard.eights;
+    a->record[XD_RECORD_SOFT_EIGHTS] = fixed_soft.eights;
     return XD_OK;
 }
 
 /* Sum of one loss over the ranks' records, in rank order or as limbs. */
-static double xdi_rows_total(const xd_row_args *a, int which) {
+static double xdi_rows_total(const xd_row_args *a, int which, int eights) {
     double sum = 0.0, part;
-    xd_fixed fixed = { 0, 0 };
+    xd_total fixed;
+    memset(&fixed, 0, sizeof fixed);
     for (int i = 0; i < a->ranks; i++) {
         const int64_t *word = a->records + i * XD_RECORD_WORDS + which;
         if (a->fixed) {
-            fixed.high += word[0];
-            fixed.low += word[1];
+            fixed.rest.high += word[0];
+            fixed.rest.low += word[1];
+            fixed.eights += word[eights - which];
         } else {
             memcpy(&part, word, sizeof part);
             sum += part;
         }
     }
-    return a->fixed ? xd_fixed_value(fixed) : sum;
+    return a->fixed ? xd_total_read(fixed) : sum;
 }
 
 static int64_t xdi_rows_total_count(const xd_row_args *a, int which) {
@@ -11552,8 +11608,8 @@ static void xdi_rows_status(const xd_row_args *a, bool nothing, xd_status *statu
 static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args *a) {
     const double factor = isfinite(*a->factor) ? *a->factor : 0.0; /* else every row is a finding */
     xd_loss_values *out = a->values;
-    out->hard = xdi_rows_total(a, XD_RECORD_HARD) * factor;
-    out->soft = xdi_rows_total(a, XD_RECORD_SOFT) * factor;
+    out->hard = xdi_rows_total(a, XD_RECORD_HARD, XD_RECORD_HARD_EIGHTS) * factor;
+    out->soft = xdi_rows_total(a, XD_RECORD_SOFT, XD_RECORD_SOFT_EIGHTS) * factor;
     out->loss = a->hard_weight * out->hard + a->soft_weight * out->soft;
     out->counted = xdi_rows_total_count(a, XD_RECORD_COUNTED);
     xdi_rows_status(a, a->denominator && a->denominator->inverse == 0.0, launch->status);
@@ -11561,6 +11617,56 @@ static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args 
 }
 
 /* ---- columns ---- */
+
+enum { XDI_VOTERS_BLOCK = 64 };
+
+/* The bits of a bf16 are those of the f32's upper half. A block at a time, because compilers make vectors of a loop whose
+ * length they know. */
+static bool xdi_rows_block_votes(const uint32_t *bits) {
+    uint32_t bad = 0;
+    for (int i = 0; i < XDI_VOTERS_BLOCK; i++)
+        bad |= (uint32_t)((bits[i] & 0x7fffffffu) > 0x7f800000u) | (uint32_t)(bits[i] == 0x7f800000u);
+    return bad == 0;
+}
+
+static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
+    const int64_t at = r * (x->stride ? x->stride : x->cols);
+    for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
+        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
+        if (x->dtype == XD_DTYPE_F32)
+            memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));
+        else if (x->dtype == XD_DTYPE_BF16)
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = (uint32_t)((const uint16_t *)x->data)[at + c + i] << 16;
+        else
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = xdi_loss_load(x, r, c + i) < (double)INFINITY ? 0 : 0x7f800000u;
+        if (!xdi_rows_block_votes(bits)) return false;
+    }
+    return true;
+}
+
+typedef struct xdi_rows_voters {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    uint8_t *voters;
+} xdi_rows_voters;
+
+static void xdi_cpu_rows_voters_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_rows_voters *v = (const xdi_rows_voters *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
+        v->voters[r] = (uint8_t)((!v->mask || v->mask[r]) && xdi_rows_votes(v->logits, r, v->columns));
+}
+
+static xd_result xdi_cpu_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                     int64_t columns, uint8_t *voters) {
+    const xdi_rows_voters v = { logits, mask, columns, voters };
+    return xdi_spread_rows(launch, logits->rows, columns, xdi_cpu_rows_voters_rows, &v);
+}
 
 static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                             const uint8_t *mask, int64_t columns, float *maxima) {
@@ -11620,9 +11726,9 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
-        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
-        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
     };
     return &kernels;
 }
@@ -11749,7 +11855,9 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->vocab.begin && id < a->vocab.end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            double *part = &a->parts[r * a->ids_count + j];
+            *part = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            if (owned && a->finite && !a->finite[r]) *part = (double)NAN;
         }
     return XD_OK;
 }
@@ -12012,7 +12120,7 @@ XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
 }
 
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->largest = 0.0;
     c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
     for (int64_t j = 0; j < k; j++) {
@@ -12134,7 +12242,7 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 
@@ -12425,7 +12533,8 @@ static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *ar
     (void)launch, (void)slot;
     for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
         const int64_t row = x->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
+        const double lse =
+            x->finite && !x->finite[row] ? (double)NAN : xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
             xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
                           xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);
@@ -12783,17 +12892,22 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xt
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
 }
 
+/* Does the row hold a number that is NaN or infinity, perhaps in a column that nobody picks, or on another shard? */
+static bool xdi_cpu_xtoken_is_bad(const xd_xtoken_rows *x, int64_t row) {
+    return (x->finite && !x->finite[row]) || (x->lse && !(x->lse[row] < (double)INFINITY));
+}
+
 static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
     const xd_xtoken_rows *x = &a->x;
     (void)launch, (void)slot;
     for (int64_t i = begin * a->k; i < end * a->k; i++) {
-        const int64_t v = a->ids[i % a->k] - x->first;
+        const int64_t v = a->ids[i % a->k] - x->first, row = x->rows[i / a->k];
         const double before = a->add ? a->out[i] : 0.0;
-        a->out[i] = v >= 0 && v < x->columns
-                        ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
-                        : -INFINITY;
+        a->out[i] = v >= 0 && v < x->columns ? before + a->scale * xdi_loss_load(&x->logits, row, v)
+                                             : (double)-INFINITY;
+        if (xdi_cpu_xtoken_is_bad(x, row)) a->out[i] = (double)NAN;
     }
 }
 
@@ -12836,7 +12950,7 @@ static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *arg
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
-        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
+        a->chunks[i].largest = xd_xtoken_chunk_takes(&a->chunks[i], a->chunks[i].value) ? 1.0 : 0.0;
     }
 }
 
@@ -15052,6 +15166,7 @@ XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef uint32_t __attribute__((vector_size(16))) xdi_v4_words; /* which wrap around, for any bits */
 typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
 enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 7 };
 
@@ -15100,7 +15215,7 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
     return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
-    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
+    return (xdi_v4)(((xdi_v4_words)t << 23) + 0x3f800000u);
 }
 /* Without a table f is up to 1/2; one term less would be wrong by 2.4e-7, all in one direction. */
 XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
@@ -15121,8 +15236,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
     return xdi_v4_fma(p, f, terms[6]);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
-    *mantissa = (xdi_v4)(bits - (exponent << 23));
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    const xdi_v4_bits exponent = (xdi_v4_bits)(bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
+    *mantissa = (xdi_v4)(bits - ((xdi_v4_words)exponent << 23));
     const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
     return result;
 }
@@ -15171,8 +15287,8 @@ XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
     return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
 }
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v;
-    return bits + 0x7fff + ((bits >> 16) & 1);
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    return (xdi_v4_bits)(bits + 0x7fffu + ((bits >> 16) & 1u));
 }
 XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
     const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
@@ -19320,7 +19436,7 @@ static void xdi_simd_target_places(const xd_launch *launch, const void *args, in
         const double lse = xdi_simd_xtoken_lse(xdi_simd_tiles(launch), &rows, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_simd_xtoken_one(&a->x, i);
-        if (isnan(lse))
+        if (isnan(lse) || (a->x.finite && !a->x.finite[a->x.rows[i]]))
             xd_xtoken_kernels_cpu()->target(launch, &one);
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
@@ -19404,7 +19520,7 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
@@ -34510,6 +34626,10 @@ XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const 
 /* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
+/* topk.c: the rows of sequence b that are finite on all shards, of those whose mask (NULL -> all) is not 0. Collective over the
+ * vocabulary. */
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters);
 
 /* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {
@@ -36208,8 +36328,9 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
 
 /* Memory for the call. */
 typedef struct xdi_topk_columns {
-    xd_rows maxima; /* [1, V/tp] */
-    double *values; /* [k] */
+    xd_rows maxima;  /* [1, V/tp] */
+    double *values;  /* [k] */
+    uint8_t *voters; /* [T / B] */
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
@@ -36224,9 +36345,22 @@ static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc 
     c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
     c->maxima =
         xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
-    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+    c->voters = (uint8_t *)xdi_call_memory(ctx, (size_t)(d->logits.rows / sequences) + 1);
+    XD_REQUIRE(ctx, c->maxima.data && c->values && c->voters, XD_ERROR_MEMORY, "no room for %lld columns",
                (long long)columns);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d);
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    XD_TRY(xd_ctx_kernels(ctx)->rows.voters(&launch, &logits, mask ? mask + b * held : NULL,
+                                            info.end - info.begin, voters));
+    if (info.ranks == 1 || held == 0) return XD_OK;
+    return xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
 }
 
 /* The largest logit of each of this shard's columns, over comm, is a row to select from. */
@@ -36237,7 +36371,8 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     float *row = (float *)c->maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
+    XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
@@ -36258,6 +36393,7 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
             result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
                                   (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
     }
+    xdi_call_memory_done(ctx, c.voters);
     xdi_call_memory_done(ctx, c.maxima.data);
     xdi_call_memory_done(ctx, c.values);
     return result;
@@ -37975,6 +38111,10 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    for (int64_t i = 0; i < p->entries; i++)
+        XD_REQUIRE(ctx, p->weight[i] >= 0.0f && p->weight[i] <= 3e38f, XD_ERROR_ARGUMENT,
+                   "%s: entry %lld, for teacher id %d, has weight %g", path, (long long)i,
+                   (int)p->teacher_id[i], (double)p->weight[i]);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
     XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
                path, bytes, XDI_PROJFILE_MOST_BYTES);
@@ -41427,9 +41567,10 @@ XD_API xd_result xd_route_release(xd_route *route) {
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;
-    int64_t held;   /* rows of a sequence */
-    int64_t *ids;   /* [sequences, k] */
-    double *picked; /* [held, k] */
+    int64_t held;    /* rows of a sequence */
+    int64_t *ids;    /* [sequences, k] */
+    double *picked;  /* [held, k] */
+    uint8_t *finite; /* [held] */
 } xdi_columns;
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, const xd_rows *values) {
@@ -41459,6 +41600,8 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, int64_t b) 
     a.ids = xd_ids_of(c->ids + b * c->d->k, XD_DTYPE_I64);
     a.ids_count = c->d->k;
     a.parts = c->picked;
+    a.finite = c->finite;
+    XD_TRY(xdi_topk_voters(ctx, c->d, b, NULL, c->finite));
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->d->k, XD_DTYPE_I64, XD_SUM);
@@ -41481,7 +41624,8 @@ static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_col
     c->held = d->logits.rows / sequences;
     c->picked = (double *)xdi_call_array(ctx, c->held, d->k, sizeof *c->picked);
     c->ids = (int64_t *)xdi_call_array(ctx, sequences, d->k, sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+    c->finite = (uint8_t *)xdi_call_array(ctx, c->held, 1, sizeof *c->finite);
+    XD_REQUIRE(ctx, c->picked && c->ids && c->finite, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
                (long long)d->k, (long long)c->held);
     return XD_OK;
 }
@@ -41499,6 +41643,7 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
         result = xdi_columns_sequence(ctx, &c, b, &values);
     if (result == XD_OK)
         result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
+    xdi_call_memory_done(ctx, c.finite);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;
@@ -41539,6 +41684,7 @@ typedef struct xdi_xtoken_term xdi_xtoken_term;
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t voters;  /* rows that choose it */
     int64_t slots;   /* of ids in J */
     int64_t settled; /* cells that become doubles ... */
     int64_t cells;   /* ... and the others behind them */
@@ -41610,7 +41756,7 @@ struct xdi_xtoken_term {
     void *own;               /* host: private state of its kind */
 };
 
-/* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
+/* Places in host.sums, which are summed over comm. Before the passes they are tokens, denominators and scores; after
  * each, these, and those of the teachers. */
 enum {
     XDI_XTOKEN_CE,
@@ -41621,7 +41767,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's cells, from its first. */
+/* A teacher's, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -41636,7 +41782,7 @@ typedef struct xdi_xtoken_host {
     double *log_probs;  /* of the labels */
     double *row_weight; /* 0 where not counted */
     double *ce_factor;  /* a list: of the cross entropy's gradient */
-    double *sums;       /* cells: what is summed over comm */
+    double *sums;       /* totals: what is summed over comm */
     double *moments;    /* [moment rows, XD_XTOKEN_MOMENTS] */
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
@@ -41651,6 +41797,7 @@ typedef struct xdi_xtoken_work {
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
     int64_t *ids;          /* [k] J, where it is chosen */
+    uint8_t *voters;       /* [teacher rows] of the sequences whose J was chosen, the rows that chose it */
     float *maxima;         /* of columns, and the k largest of them */
     double *values;
     void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
@@ -41715,6 +41862,10 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
+/* The same for host.sums, which are totals in INVARIANT mode (xd_total): they are zeroed, added to, and summed over comm. */
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count);
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm);
 /* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
@@ -41768,6 +41919,8 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 #define XDI_XTOKEN_MOST 1e30
 /* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
 XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The limit of the divergence of a chunk or position of this weight. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight);
 /* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value);
@@ -41809,7 +41962,8 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
 
 /* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
-/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size), from rows that count and are finite:
+ * work.voters. Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
                                        int64_t b);
 
@@ -41907,6 +42061,7 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 
 /* Cells: sums over rows and ranks, in host and device memory. */
 
+#include <math.h>
 #include <string.h>
 
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x) {
@@ -41923,6 +42078,33 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
     xdi_cells_add(x->fixed, cells, i, term);
+}
+
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count) {
+    memset(x->host.sums, 0, (size_t)count * (x->fixed ? sizeof(xd_total) : sizeof(double)));
+}
+
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term) {
+    xd_total *totals = (xd_total *)(void *)x->host.sums;
+    if (!x->fixed)
+        x->host.sums[i] += term;
+    else if (!xd_total_put(&totals[i], term))
+        totals[i].rest.high = XD_CELL_NAN;
+}
+
+/* From the front, in place: a double is a third as wide. */
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm) {
+    double *sums = x->host.sums;
+    const int64_t words = (int64_t)(sizeof(xd_total) / sizeof(int64_t));
+    if (!x->fixed) return xdi_xtoken_reduce(x, comm, sums, count);
+    if (comm && xd_comm_size(comm) > 1)
+        XD_TRY(xd_all_reduce(comm, sums, sums, words * count, XD_DTYPE_I64, XD_SUM));
+    for (int64_t i = 0; i < count; i++) {
+        xd_total total;
+        memcpy(&total, sums + words * i, sizeof total);
+        sums[i] = total.rest.high >= XD_CELL_NAN / 2 ? (double)NAN : xd_total_read(total);
+    }
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
@@ -42016,6 +42198,13 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
+/* Divergences below it are taken by sums, also times the weight: their product may be rounded up, and sums of doubles have many
+ * terms. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight) {
+    const double largest = x->fixed ? XD_FIXED_LARGEST * (1.0 - 1e-15) : 1e300;
+    return weight > 1.0 ? largest / weight : largest;
+}
+
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon) {
     const int64_t at = b * term->teacher->chunks + c;
@@ -42026,6 +42215,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
     chunk.factor =
         xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
+    chunk.limit = xdi_xtoken_limit(x, xdi_xtoken_weight(x, term, b, c));
     return chunk;
 }
 
@@ -42158,7 +42348,7 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
 
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value) {
-    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+    return fabs(value) < xdi_xtoken_limit(x, weight) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }
 
@@ -42172,12 +42362,11 @@ XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
-    double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {
@@ -42303,16 +42492,17 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
                                        int64_t b) {
     const xd_kernels *kernels = x->kernels;
     const xd_rows *y = &term->teacher->logits;
-    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
-    const uint8_t *mask =
-        x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + b * term->held);
+    const int64_t first = x->d.compat ? 0 : b * term->held, skip = first * (y->stride ? y->stride : y->cols);
+    const uint8_t *mask = x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + first);
+    uint8_t *voters = x->work.voters + first;
     xd_comm *comm = x->d.sequence_comm;
     float *maxima = x->work.maxima;
     xd_rows rows = *y;
     xd_select_args a;
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, mask, size, maxima));
+    XD_TRY(kernels->rows.voters(&x->launch, &rows, mask, size, voters));
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, voters, size, maxima));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
     memset(&a, 0, sizeof a);
@@ -42394,6 +42584,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
+    s->voters = xdi_xtoken_most(s->voters, term->teacher->logits.rows);
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + x->held);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
@@ -42525,6 +42716,7 @@ static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_te
     t.p = (const xdi_projected *)term->own;
     t.student = xdi_xtoken_student_tile(x, term, tile);
     t.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    if (!term->teacher->projected.column_ids) t.teacher.finite = x->work.voters;
     t.comm = tile->comm;
     t.places = tile->count;
     t.k = term->k;
@@ -42814,12 +43006,11 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
     const bool good = xdi_xtoken_is_good(x, term, weight, value);
-    double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 
@@ -42874,6 +43065,7 @@ static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     if (term->k < x->vocab.size) {
         s->ids = xdi_xtoken_most(s->ids, term->k);
         s->maxima = xdi_xtoken_most(s->maxima, x->vocab.size);
+        s->voters = xdi_xtoken_most(s->voters, x->d.student.rows);
     }
     s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
@@ -42898,6 +43090,7 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     chunk.compared = true;
     chunk.factor =
         xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
+    chunk.limit = xdi_xtoken_limit(x, x->host.row_weight[row]);
     return chunk;
 }
 
@@ -42934,6 +43127,8 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
     const xdi_xtoken_term *terms = all ? x->terms : term;
     t.x.first = 0;
+    t.x.lse = NULL;
+    if (((const xdi_same *)term->own)->chooses) t.x.finite = x->work.voters;
     *divisor = all ? 0.0 : 1.0;
     for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
         t.x.logits = terms[i].teacher->logits;
@@ -42991,15 +43186,14 @@ static xd_result xdi_same_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 
 static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xdi_same *s = (const xdi_same *)term->own;
-    double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
         const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE,
+                         good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
     }
 }
 
@@ -43569,8 +43763,7 @@ static void xdi_likelihood_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
         const double weight = xdi_xtoken_weight(x, term, b, c), value = h->sums[slots + slot];
         if (xdi_likelihood_slot(x, term, b, c) < 0) continue;
         if (!isfinite(value) && weight != 0.0) xdi_xtoken_found(x, slot, value);
-        xdi_xtoken_add(x, x->host.sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       isfinite(value) ? weight * value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, isfinite(value) ? weight * value : 0.0);
     }
 }
 
@@ -43973,7 +44166,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     xdi_xtoken_work *w = &x->work;
     h->row_weight = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->ce_factor = (double *)xdi_xtoken_list(a, rows, sizeof(double));
-    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_fixed), &a->fits);
+    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_total), &a->fits);
     h->asked = (int64_t *)xdi_xtoken_list(a, s->moments, sizeof(int64_t));
     w->lse = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->lse_one = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
@@ -44008,6 +44201,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     xdi_xtoken_work *w = &x->work;
     w->delta = (double *)xdi_arena_array(a->work, x->held, sizeof(double), &a->fits);
     w->ids = (int64_t *)xdi_arena_array(a->work, s->ids, sizeof(int64_t), &a->fits);
+    w->voters = (uint8_t *)xdi_arena_array(a->work, s->voters, 1, &a->fits);
     w->maxima = (float *)xdi_arena_array(a->work, s->maxima, sizeof(float), &a->fits);
     w->values = (double *)xdi_arena_array(a->work, s->ids, sizeof(double), &a->fits);
     w->slots = (int32_t *)xdi_arena_array(a->work, s->slots, sizeof(int32_t), &a->fits);
@@ -44157,8 +44351,8 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term 
             xdi_xtoken_found(x, row, value);
             continue;
         }
-        xdi_xtoken_add(x, x->host.sums, cell, weight * value);
-        xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
+        xdi_xtoken_tally(x, cell, weight * value);
+        xdi_xtoken_tally(x, cell + 1, weight);
     }
     return XD_OK;
 }
@@ -44308,10 +44502,10 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
         const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        xdi_xtoken_tally(x, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_tally(x, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
-            xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
+            xdi_xtoken_tally(x, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
     }
 }
 
@@ -44336,7 +44530,7 @@ static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, i
     for (int64_t b = 0; b < x->d.sequences; b++)
         for (int64_t c = 0; c < term->teacher->chunks; c++)
             if (xdi_xtoken_counts(x, term, b, c))
-                xdi_xtoken_add(x, x->host.sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+                xdi_xtoken_tally(x, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
 }
 
 static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
@@ -44389,16 +44583,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
     const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
     double all = 0.0;
-    xdi_xtoken_zero(x, x->host.sums, 1 + 3 * n);
-    for (int64_t row = 0; row < x->d.student.rows; row++)
-        xdi_xtoken_add(x, x->host.sums, 0, x->host.row_weight[row]);
+    xdi_xtoken_clear(x, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_tally(x, 0, x->host.row_weight[row]);
     for (int i = 0; i < n; i++) {
         XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_total(x, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -44446,7 +44639,7 @@ static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
 static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     x->write = write;
     x->found = x->found_in_rows;
-    xdi_xtoken_zero(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_clear(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
     xdi_xtoken_add_rows(x);
     XD_TRY(xdi_xtoken_upload(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -44475,10 +44668,10 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
 
 /* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.common.comm));
+    xdi_xtoken_tally(x, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_tally(x, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    XD_TRY(xdi_xtoken_total(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                            x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 
@@ -48048,4 +48241,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 838c81b8600cd62c44b92fd2e5fccd190f7d82e1e7a3ca7750a5791b48791af4 */
+/* xdistill sha256 a3b3a1c38cea2e067611df77aa3cd7d57647213f01d1f87bd4f0323821e8f7f2 */

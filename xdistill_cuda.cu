@@ -4158,6 +4158,7 @@ static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args
 /* What one thread has found among its rows. */
 struct xdi_cuda_rows_findings {
     int64_t counted, label, not_finite, overflow;
+    int64_t hard_eights, soft_eights; /* of the totals in INVARIANT mode, see xd_total */
     int64_t first_row; /* INT64_MAX: none */
     double first_value;
 
@@ -4178,6 +4179,8 @@ struct xdi_cuda_rows_findings_join {
         a.label += b.label;
         a.not_finite += b.not_finite;
         a.overflow += b.overflow;
+        a.hard_eights += b.hard_eights;
+        a.soft_eights += b.soft_eights;
         if (b.first_row < a.first_row) {
             a.first_row = b.first_row;
             a.first_value = b.first_value;
@@ -4217,6 +4220,13 @@ static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
 
+/* What xd_total_put gives to the rest; the eights are added to *eights. */
+static __device__ inline double xdi_cuda_rows_below_eight(double term, int64_t *eights) {
+    const int64_t whole = (int64_t)__dmul_rn(term, 0.125);
+    *eights += whole;
+    return __dsub_rn(term, __dmul_rn((double)whole, 8.0));
+}
+
 template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
@@ -4236,8 +4246,8 @@ static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_
     const bool fits = !FIXED || (fabs(hard) < 4194304.0 && fabs(soft) < 4194304.0);
     if (!fits) found->find(r, (int)XD_ROW_OVERFLOW, v.value);
     if (!fits) return;
-    sums->add_wide(0, hard);
-    sums->add_wide(1, soft);
+    sums->add_wide(0, FIXED ? xdi_cuda_rows_below_eight(hard, &found->hard_eights) : hard);
+    sums->add_wide(1, FIXED ? xdi_cuda_rows_below_eight(soft, &found->soft_eights) : soft);
 }
 
 static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, false>::totals &t) {
@@ -4256,7 +4266,7 @@ static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
-    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, INT64_MAX, 0.0 };
+    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
     xdi_cuda_rows_findings found = nothing;
     xdi_cuda_sums<2, FIXED> mine;
     for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
@@ -4270,6 +4280,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
     a.record[XD_RECORD_OVERFLOW] = found.overflow;
     a.record[XD_RECORD_FIRST_ROW] = found.first_row == INT64_MAX ? 0 : found.first_row;
     a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
+    a.record[XD_RECORD_HARD_EIGHTS] = found.hard_eights;
+    a.record[XD_RECORD_SOFT_EIGHTS] = found.soft_eights;
     xdi_cuda_rows_put(a.record, totals);
 }
 
@@ -4283,19 +4295,20 @@ static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a
 
 /* ---- finish: one thread ---- */
 
-static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
+static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which, int eights) {
     double sum = 0.0;
-    xd_fixed fixed = { 0, 0 };
+    xd_total fixed = { { 0, 0 }, 0 };
     for (int i = 0; i < a.ranks; i++) {
         const int64_t *word = a.records + i * XD_RECORD_WORDS + which;
         if (a.fixed) {
-            fixed.high += word[0];
-            fixed.low += word[1];
+            fixed.rest.high += word[0];
+            fixed.rest.low += word[1];
+            fixed.eights += word[eights - which];
         } else {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xd_fixed_read(fixed) : sum;
+    return a.fixed ? xd_total_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
@@ -4323,8 +4336,8 @@ static __device__ void xdi_cuda_rows_status(const xd_row_args &a, bool nothing, 
 static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_row_args a, xd_status *status) {
     if (threadIdx.x != 0) return;
     const double factor = isfinite(*a.factor) ? *a.factor : 0.0; /* else every row is a finding */
-    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD), factor);
-    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT), factor);
+    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD, XD_RECORD_HARD_EIGHTS), factor);
+    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT, XD_RECORD_SOFT_EIGHTS), factor);
     a.values->hard = hard;
     a.values->soft = soft;
     a.values->loss = __dadd_rn(__dmul_rn(a.hard_weight, hard), __dmul_rn(a.soft_weight, soft));
@@ -4360,6 +4373,27 @@ static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_r
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
                            mask, columns, maxima);
+}
+
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
+                                                                   const uint8_t *mask, int64_t columns,
+                                                                   uint8_t *voters) {
+    const int64_t r = (int64_t)blockIdx.x;
+    int bad = mask && !mask[r];
+    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
+        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+}
+
+static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                      int64_t columns, uint8_t *voters) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (logits->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
+                           *logits, mask, columns, voters);
 }
 
 /* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
@@ -4414,6 +4448,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
@@ -4427,6 +4462,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.sum = xdi_cuda_rows_sum;
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.voters = xdi_cuda_rows_voters;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
     kernels.keep = xdi_cuda_rows_keep;
     return kernels;
@@ -4989,7 +5025,9 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     const bool owned = id >= a.vocab.begin && id < a.vocab.end;
-    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    const bool bad = owned && a.finite && !a.finite[r];
+    const double value = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    a.parts[at] = bad ? (double)NAN : value;
 }
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
@@ -5898,7 +5936,8 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
         const auto at = [&](int64_t j) {
             return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
-        const double lse = xdi_cuda_block_lse(a.k, at);
+        double lse = xdi_cuda_block_lse(a.k, at);
+        if (a.x.finite && !a.x.finite[row]) lse = (double)NAN;
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(at(j), lse));
     }
@@ -5984,7 +6023,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
         xdi_cuda_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
-    const double factor = isfinite(value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
         q[j] = factor != 0.0 ? (q[j] - dot) / z * factor : 0.0;
         if (fabs(q[j]) > largest) largest = fabs(q[j]);
@@ -6297,7 +6336,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a.chunk, kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
@@ -6843,11 +6882,13 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.x.count * a.k) return;
-    const int64_t v = a.ids[i % a.k] - a.x.first;
+    const int64_t v = a.ids[i % a.k] - a.x.first, row = a.x.rows[i / a.k];
     double value = -(double)INFINITY;
     if (v >= 0 && v < a.x.columns)
         value = __dadd_rn(a.add ? a.out[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, a.x.rows[i / a.k], v)));
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, row, v)));
+    if ((a.x.finite && !a.x.finite[row]) || (a.x.lse && !(a.x.lse[row] < (double)INFINITY)))
+        value = (double)NAN;
     a.out[i] = value;
 }
 
@@ -6896,7 +6937,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a)
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
-    chunk->largest = isfinite(value) ? 1.0 : 0.0;
+    chunk->largest = xd_xtoken_chunk_takes(chunk, value) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {
@@ -7008,7 +7049,7 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
     value = xdi_cuda_block_sum(value) +
             xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
-    const double factor = isfinite(value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
         q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
         if (fabs(q[i]) > largest) largest = fabs(q[i]);
@@ -7806,4 +7847,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 1213a492906c03ce68832b70aea99ef14fb20d1cff27393d1328f1727effb0e3 */
+/* xdistill sha256 9ac12a05355c194826540ec6843912332bfc0f7e6bfd5c6af6e00a4c52844273 */

@@ -37,20 +37,21 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *
  * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in rank order. In INVARIANT mode
  * they are exact, with the same bits for every split: takes twice the memory of sums for the call; NaN where a value is not
- * below 2^22 (-infinity is allowed). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * below 2^22 (-infinity is allowed). Nothing is told: NaN and infinity go into the sums of their chunk and column, no further.
+ * Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
  * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
- * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty, whatever its sums. averages and sums may
+ * share memory. What is not finite stays in its place. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
 XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                    int64_t n, double *averages);
 
 /* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
  * without a chunk.
  *
- *   weight    [B, C, n]
+ *   weight    [B, C, n]; what is not finite reaches the rows of its chunk alone
  *   gradient  [B * held, n] f32 or bf16
  *
  * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */

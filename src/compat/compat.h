@@ -14,6 +14,7 @@
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
  *   loss              in host memory
  *
+ * As in the reference nothing is told of NaN and infinity: they go into the loss and the gradient of their row, and no further.
  * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; computed in double; the
  * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,

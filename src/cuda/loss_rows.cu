@@ -97,6 +97,7 @@ static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args
 /* What one thread has found among its rows. */
 struct xdi_cuda_rows_findings {
     int64_t counted, label, not_finite, overflow;
+    int64_t hard_eights, soft_eights; /* of the totals in INVARIANT mode, see xd_total */
     int64_t first_row; /* INT64_MAX: none */
     double first_value;
 
@@ -117,6 +118,8 @@ struct xdi_cuda_rows_findings_join {
         a.label += b.label;
         a.not_finite += b.not_finite;
         a.overflow += b.overflow;
+        a.hard_eights += b.hard_eights;
+        a.soft_eights += b.soft_eights;
         if (b.first_row < a.first_row) {
             a.first_row = b.first_row;
             a.first_value = b.first_value;
@@ -156,6 +159,13 @@ static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r
     if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
 }
 
+/* What xd_total_put gives to the rest; the eights are added to *eights. */
+static __device__ inline double xdi_cuda_rows_below_eight(double term, int64_t *eights) {
+    const int64_t whole = (int64_t)__dmul_rn(term, 0.125);
+    *eights += whole;
+    return __dsub_rn(term, __dmul_rn((double)whole, 8.0));
+}
+
 template <bool FIXED>
 static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
                                                     xdi_cuda_sums<2, FIXED> *sums,
@@ -175,8 +185,8 @@ static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_
     const bool fits = !FIXED || (fabs(hard) < 4194304.0 && fabs(soft) < 4194304.0);
     if (!fits) found->find(r, (int)XD_ROW_OVERFLOW, v.value);
     if (!fits) return;
-    sums->add_wide(0, hard);
-    sums->add_wide(1, soft);
+    sums->add_wide(0, FIXED ? xdi_cuda_rows_below_eight(hard, &found->hard_eights) : hard);
+    sums->add_wide(1, FIXED ? xdi_cuda_rows_below_eight(soft, &found->soft_eights) : soft);
 }
 
 static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, false>::totals &t) {
@@ -195,7 +205,7 @@ static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_
 
 template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
-    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, INT64_MAX, 0.0 };
+    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
     xdi_cuda_rows_findings found = nothing;
     xdi_cuda_sums<2, FIXED> mine;
     for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
@@ -209,6 +219,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
     a.record[XD_RECORD_OVERFLOW] = found.overflow;
     a.record[XD_RECORD_FIRST_ROW] = found.first_row == INT64_MAX ? 0 : found.first_row;
     a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
+    a.record[XD_RECORD_HARD_EIGHTS] = found.hard_eights;
+    a.record[XD_RECORD_SOFT_EIGHTS] = found.soft_eights;
     xdi_cuda_rows_put(a.record, totals);
 }
 
@@ -222,19 +234,20 @@ static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a
 
 /* ---- finish: one thread ---- */
 
-static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
+static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which, int eights) {
     double sum = 0.0;
-    xd_fixed fixed = { 0, 0 };
+    xd_total fixed = { { 0, 0 }, 0 };
     for (int i = 0; i < a.ranks; i++) {
         const int64_t *word = a.records + i * XD_RECORD_WORDS + which;
         if (a.fixed) {
-            fixed.high += word[0];
-            fixed.low += word[1];
+            fixed.rest.high += word[0];
+            fixed.rest.low += word[1];
+            fixed.eights += word[eights - which];
         } else {
             sum += __longlong_as_double(word[0]);
         }
     }
-    return a.fixed ? xd_fixed_read(fixed) : sum;
+    return a.fixed ? xd_total_read(fixed) : sum;
 }
 
 static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
@@ -262,8 +275,8 @@ static __device__ void xdi_cuda_rows_status(const xd_row_args &a, bool nothing, 
 static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_row_args a, xd_status *status) {
     if (threadIdx.x != 0) return;
     const double factor = isfinite(*a.factor) ? *a.factor : 0.0; /* else every row is a finding */
-    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD), factor);
-    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT), factor);
+    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD, XD_RECORD_HARD_EIGHTS), factor);
+    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT, XD_RECORD_SOFT_EIGHTS), factor);
     a.values->hard = hard;
     a.values->soft = soft;
     a.values->loss = __dadd_rn(__dmul_rn(a.hard_weight, hard), __dmul_rn(a.soft_weight, soft));
@@ -299,6 +312,27 @@ static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_r
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
                            mask, columns, maxima);
+}
+
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
+                                                                   const uint8_t *mask, int64_t columns,
+                                                                   uint8_t *voters) {
+    const int64_t r = (int64_t)blockIdx.x;
+    int bad = mask && !mask[r];
+    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
+        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
+    bad = __syncthreads_or(bad);
+    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+}
+
+static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                      int64_t columns, uint8_t *voters) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (logits->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
+                           *logits, mask, columns, voters);
 }
 
 /* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
@@ -353,6 +387,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
 }
@@ -366,6 +401,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
     kernels.sum = xdi_cuda_rows_sum;
     kernels.finish = xdi_cuda_rows_finish;
     kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.voters = xdi_cuda_rows_voters;
     kernels.sort_ids = xdi_cuda_rows_sort_ids;
     kernels.keep = xdi_cuda_rows_keep;
     return kernels;

@@ -185,7 +185,9 @@ xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
     if (at >= a.logits.rows * a.ids_count) return;
     const int64_t r = at / a.ids_count, id = xd_id_at(a.ids, r * a.ids_stride + at % a.ids_count);
     const bool owned = id >= a.vocab.begin && id < a.vocab.end;
-    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    const bool bad = owned && a.finite && !a.finite[r];
+    const double value = owned ? (double)xdi_cuda_element(a.logits, r, id - a.vocab.begin) : 0.0;
+    a.parts[at] = bad ? (double)NAN : value;
 }
 
 static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {

@@ -106,7 +106,8 @@ xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
         const auto at = [&](int64_t j) {
             return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
         };
-        const double lse = xdi_cuda_block_lse(a.k, at);
+        double lse = xdi_cuda_block_lse(a.k, at);
+        if (a.x.finite && !a.x.finite[row]) lse = (double)NAN;
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(at(j), lse));
     }
@@ -192,7 +193,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
         xdi_cuda_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
-    const double factor = isfinite(value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
         q[j] = factor != 0.0 ? (q[j] - dot) / z * factor : 0.0;
         if (fabs(q[j]) > largest) largest = fabs(q[j]);
@@ -505,7 +506,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
     a.chunk->delta = a.merged[0];
     a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(sum) && isfinite(kl + a.merged[0]) ? 1.0 : 0.0;
+    a.chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a.chunk, kl + a.merged[0]) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {

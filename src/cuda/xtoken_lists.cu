@@ -85,7 +85,7 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
     value = xdi_cuda_block_sum(value) +
             xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
-    const double factor = isfinite(value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
         q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
         if (fabs(q[i]) > largest) largest = fabs(q[i]);

@@ -51,11 +51,13 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_pick_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.x.count * a.k) return;
-    const int64_t v = a.ids[i % a.k] - a.x.first;
+    const int64_t v = a.ids[i % a.k] - a.x.first, row = a.x.rows[i / a.k];
     double value = -(double)INFINITY;
     if (v >= 0 && v < a.x.columns)
         value = __dadd_rn(a.add ? a.out[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, a.x.rows[i / a.k], v)));
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, row, v)));
+    if ((a.x.finite && !a.x.finite[row]) || (a.x.lse && !(a.x.lse[row] < (double)INFINITY)))
+        value = (double)NAN;
     a.out[i] = value;
 }
 
@@ -104,7 +106,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a)
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
-    chunk->largest = isfinite(value) ? 1.0 : 0.0;
+    chunk->largest = xd_xtoken_chunk_takes(chunk, value) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_compare_args *a) {

@@ -47,6 +47,33 @@ XD_SCALAR void xd_fixed_join(xd_fixed *sum, xd_fixed other) {
     sum->low += other.low;
 }
 
+/* ---- totals ---- */
+
+/* A sum of xd_fixed terms that cannot overflow: whole multiples of 8 are counted, and what is left of a term is below 8 and has
+ * its sign. Totals are combined by adding the three words. */
+typedef struct xd_total {
+    xd_fixed rest;
+    int64_t eights;
+} xd_total;
+
+/* Adds one term. False when it is not finite or too large; the total is then unchanged. */
+XD_SCALAR bool xd_total_put(xd_total *total, double term) {
+    if (!(fabs(term) < XD_FIXED_LARGEST)) return false;
+    const int64_t eights = (int64_t)xd_mul_exact(term, 0.125); /* towards 0 */
+    total->eights += eights;
+    return xd_fixed_put(&total->rest, xd_sub(term, xd_mul_exact((double)eights, 8.0)));
+}
+
+/* The value: that of an xd_fixed with the same terms, to the bit, where one holds it. */
+XD_SCALAR double xd_total_read(xd_total total) {
+    const int64_t most = (int64_t)1 << 28;
+    if (total.eights > -most && total.eights < most) {
+        total.rest.high += total.eights * ((int64_t)1 << 33);
+        return xd_fixed_read(total.rest);
+    }
+    return xd_add(xd_mul_exact((double)total.eights, 8.0), xd_fixed_read(total.rest));
+}
+
 /* ---- cells ---- */
 
 /* A cell in fixed point: -infinity is represented by a number below all sums of log-probabilities, NaN by one that

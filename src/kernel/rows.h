@@ -12,7 +12,7 @@ enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COU
 
 /* One rank's part of a loss as int64 words, so that doubles and limbs can be sent together. */
 enum {
-    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_HARD, /* a double's bits, or the rest of an xd_total when fixed */
     XD_RECORD_SOFT = 2,
     XD_RECORD_COUNTED = 4,
     XD_RECORD_LABEL, /* rows with a finding, by kind */
@@ -20,6 +20,8 @@ enum {
     XD_RECORD_OVERFLOW,
     XD_RECORD_FIRST_ROW, /* of the first finding: its row, and its value for the status */
     XD_RECORD_FIRST_VALUE,
+    XD_RECORD_HARD_EIGHTS, /* the last words of the totals; 0 unless fixed */
+    XD_RECORD_SOFT_EIGHTS,
     XD_RECORD_WORDS
 };
 
@@ -71,6 +73,10 @@ typedef struct xd_row_kernels {
     /* ascending, in place */
     xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
     xd_result (*keep)(const xd_launch *launch, const xd_kept_rows *args);
+    /* voters[r] = 1 where the mask (NULL -> all) is not 0 and none of the row's `columns` is NaN or +infinity, else 0;
+     * -infinity is a legal element */
+    xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                        uint8_t *voters);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

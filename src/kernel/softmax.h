@@ -27,6 +27,7 @@ typedef struct xd_softmax_args {
     const float *weight;   /* [rows] */
     xd_rows weights;       /* [rows, columns] */
     xd_rows out;
+    const uint8_t *finite; /* [rows] for `pick`: a row with 0 is NaN; NULL: none is */
 } xd_softmax_args;
 
 /* Softmax entries of the kernel table. */
@@ -41,7 +42,7 @@ typedef struct xd_softmax_kernels {
     xd_result (*row_sums)(const xd_launch *launch, const xd_softmax_args *args);
     /* out = (weights - p * sum of all) / tau; columns past the shard's become zero */
     xd_result (*write_backward)(const xd_launch *launch, const xd_softmax_args *args);
-    /* parts [rows, ids_count] = logits at this shard's ids, 0 elsewhere */
+    /* parts [rows, ids_count] = logits at this shard's ids, NaN in rows that are not finite, 0 elsewhere */
     xd_result (*pick)(const xd_launch *launch, const xd_softmax_args *args);
     /* values = all's pick of the shard that owns the id, NaN outside the vocabulary; with log_sum_exp their
      * log-probability */

@@ -1,6 +1,7 @@
 #ifndef XDI_KERNEL_XTOKEN_H
 #define XDI_KERNEL_XTOKEN_H
 
+#include "base/scalar.h"
 #include "kernel/types.h"
 
 /* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
@@ -22,6 +23,7 @@ typedef struct xd_xtoken_rows {
     const double *lse; /* [rows of logits] log-sum-exp at the temperature; NULL: not known */
     const int64_t *rows, *places;
     int64_t count;
+    const uint8_t *finite; /* [rows of logits] for `target` and `pick`: a row with 0 is NaN; NULL: none is */
 } xd_xtoken_rows;
 
 /* A projection of student ids to teacher ids, of both whole vocabularies. */
@@ -65,7 +67,13 @@ typedef struct xd_xtoken_chunk {
     bool compared;  /* false: dy is set to 0 and nothing else is done */
     bool alone;     /* one position on the student's side: `divergence` gives its delta */
     bool agree;     /* out: the most likely column is the same on both sides */
+    double limit;   /* a divergence of this size or more is not finite; 0: every number is */
 } xd_xtoken_chunk;
+
+/* Is this divergence of the chunk finite? Else its gradient is 0. */
+XD_SCALAR bool xd_xtoken_chunk_takes(const xd_xtoken_chunk *chunk, double value) {
+    return isfinite(value) && (chunk->limit == 0.0 || fabs(value) < chunk->limit);
+}
 
 /* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
  * indices are -1 and the mean is -infinity. */
@@ -349,7 +357,7 @@ typedef struct xd_xtoken_kernels {
     xd_result (*prepare)(const xd_launch *launch, const xd_xtoken_matrix *matrix);
     /* cells += p M of the rows */
     xd_result (*project)(const xd_launch *launch, const xd_xtoken_project_args *args);
-    /* cells += log_softmax(z / temperature) over the columns `ids` */
+    /* cells += log_softmax(z / temperature) over the columns `ids`, NaN for rows that are not finite */
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_target_args *args);
     /* student = sums of p M and teacher = sums of log-probabilities -> chunks, and dy in student */
     xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_divergence_args *args);
@@ -373,7 +381,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*close)(const xd_launch *launch, const xd_xtoken_close_args *args);
     /* moments of the rows */
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_moments_args *args);
-    /* out = scale z at the columns ids - first; -infinity for what this shard lacks */
+    /* out = scale z at the columns ids - first; -infinity for what this shard lacks; NaN for rows that are not finite or whose
+     * lse is not */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_pick_args *args);
     /* value, agree and largest of the chunks that are marked as compared; student becomes the derivative of value with
      * respect to its logits divided by the temperature */

@@ -50,6 +50,10 @@ XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const 
 /* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
+/* topk.c: the rows of sequence b that are finite on all shards, of those whose mask (NULL -> all) is not 0. Collective over the
+ * vocabulary. */
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters);
 
 /* reduction.c: which rows count, what their sum is divided by, and how their losses become one value. */
 typedef struct xdi_reduction {

@@ -91,8 +91,9 @@ XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held
 
 /* Memory for the call. */
 typedef struct xdi_topk_columns {
-    xd_rows maxima; /* [1, V/tp] */
-    double *values; /* [k] */
+    xd_rows maxima;  /* [1, V/tp] */
+    double *values;  /* [k] */
+    uint8_t *voters; /* [T / B] */
 } xdi_topk_columns;
 
 static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc *d, xdi_topk_columns *c) {
@@ -107,9 +108,22 @@ static xd_result xdi_topk_columns_prepare(xd_ctx *ctx, const xd_vocab_topk_desc 
     c->values = (double *)xdi_call_memory(ctx, (size_t)d->k * sizeof *c->values);
     c->maxima =
         xd_rows_of(xdi_call_memory(ctx, (size_t)columns * sizeof(float) + 1), XD_DTYPE_F32, 1, columns);
-    XD_REQUIRE(ctx, c->maxima.data && c->values, XD_ERROR_MEMORY, "no room for %lld columns",
+    c->voters = (uint8_t *)xdi_call_memory(ctx, (size_t)(d->logits.rows / sequences) + 1);
+    XD_REQUIRE(ctx, c->maxima.data && c->values && c->voters, XD_ERROR_MEMORY, "no room for %lld columns",
                (long long)columns);
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_topk_voters(xd_ctx *ctx, const xd_vocab_topk_desc *d, int64_t b, const uint8_t *mask,
+                                     uint8_t *voters) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    const int64_t held = d->logits.rows / xdi_topk_sequences(d);
+    const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
+    XD_TRY(xd_ctx_kernels(ctx)->rows.voters(&launch, &logits, mask ? mask + b * held : NULL,
+                                            info.end - info.begin, voters));
+    if (info.ranks == 1 || held == 0) return XD_OK;
+    return xd_all_reduce(info.tp, voters, voters, held, XD_DTYPE_U8, XD_MIN);
 }
 
 /* The largest logit of each of this shard's columns, over comm, is a row to select from. */
@@ -120,7 +134,8 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     float *row = (float *)c->maxima.data;
-    XD_TRY(kernels->column_maxima(&launch, &logits, d->mask ? d->mask + b * held : NULL, columns, row));
+    XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
+    XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
@@ -141,6 +156,7 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
             result = memory->copy(&launch, importance + b * c.maxima.cols, c.maxima.data,
                                   (size_t)c.maxima.cols * sizeof(float), XD_COPY_ON_DEVICE);
     }
+    xdi_call_memory_done(ctx, c.voters);
     xdi_call_memory_done(ctx, c.maxima.data);
     xdi_call_memory_done(ctx, c.values);
     return result;

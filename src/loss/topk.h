@@ -26,6 +26,9 @@ typedef struct xd_vocab_topk_desc {
  *   ids         [B, k] ascending, the same on all ranks of both groups
  *   importance  [B, V/tp] the maxima of this rank's columns, over comm; may be NULL
  *
+ * A position that holds NaN or +infinity in any column does not count either: ids and importance are those of the call without
+ * it. Nothing is told here; xd_xtoken_loss, and what takes the values of xd_vocab_topk_gather, tell it. -infinity is legal.
+ *
  * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory for
  * the call as in loss/softmax.h, for one sequence. Errors as xd_vocab_topk, and SHAPE when T is not a multiple of B.
  * xd_vocab_topk_gather returns the logits of these columns too. */

@@ -10,9 +10,10 @@
 typedef struct xdi_columns {
     const xd_kernels *kernels;
     const xd_vocab_topk_desc *d;
-    int64_t held;   /* rows of a sequence */
-    int64_t *ids;   /* [sequences, k] */
-    double *picked; /* [held, k] */
+    int64_t held;    /* rows of a sequence */
+    int64_t *ids;    /* [sequences, k] */
+    double *picked;  /* [held, k] */
+    uint8_t *finite; /* [held] */
 } xdi_columns;
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_vocab_topk_desc *d, const xd_rows *values) {
@@ -42,6 +43,8 @@ static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, int64_t b) 
     a.ids = xd_ids_of(c->ids + b * c->d->k, XD_DTYPE_I64);
     a.ids_count = c->d->k;
     a.parts = c->picked;
+    a.finite = c->finite;
+    XD_TRY(xdi_topk_voters(ctx, c->d, b, NULL, c->finite));
     XD_TRY(c->kernels->softmax.pick(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->d->k, XD_DTYPE_I64, XD_SUM);
@@ -64,7 +67,8 @@ static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_col
     c->held = d->logits.rows / sequences;
     c->picked = (double *)xdi_call_array(ctx, c->held, d->k, sizeof *c->picked);
     c->ids = (int64_t *)xdi_call_array(ctx, sequences, d->k, sizeof *c->ids);
-    XD_REQUIRE(ctx, c->picked && c->ids, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+    c->finite = (uint8_t *)xdi_call_array(ctx, c->held, 1, sizeof *c->finite);
+    XD_REQUIRE(ctx, c->picked && c->ids && c->finite, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
                (long long)d->k, (long long)c->held);
     return XD_OK;
 }
@@ -82,6 +86,7 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
         result = xdi_columns_sequence(ctx, &c, b, &values);
     if (result == XD_OK)
         result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
+    xdi_call_memory_done(ctx, c.finite);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;

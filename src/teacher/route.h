@@ -169,7 +169,8 @@ XD_API xd_result xd_route_release(xd_route *route);
  *
  *   desc    the teacher's vocabulary and its split, logits, sequences, mask, k
  *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
- *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *   values  rows T, cols k, f32 or bf16; the same on all ranks of the vocabulary. All NaN in a row that holds NaN or
+ *           +infinity in any column, so that the loss tells it; -infinity is legal
  *
  * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
  * Takes [B + T / B, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every

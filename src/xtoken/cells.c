@@ -3,6 +3,7 @@
 #include "kernel/cells.h"
 #include "xtoken/internal.h"
 
+#include <math.h>
 #include <string.h>
 
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x) {
@@ -19,6 +20,33 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
     xdi_cells_add(x->fixed, cells, i, term);
+}
+
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count) {
+    memset(x->host.sums, 0, (size_t)count * (x->fixed ? sizeof(xd_total) : sizeof(double)));
+}
+
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term) {
+    xd_total *totals = (xd_total *)(void *)x->host.sums;
+    if (!x->fixed)
+        x->host.sums[i] += term;
+    else if (!xd_total_put(&totals[i], term))
+        totals[i].rest.high = XD_CELL_NAN;
+}
+
+/* From the front, in place: a double is a third as wide. */
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm) {
+    double *sums = x->host.sums;
+    const int64_t words = (int64_t)(sizeof(xd_total) / sizeof(int64_t));
+    if (!x->fixed) return xdi_xtoken_reduce(x, comm, sums, count);
+    if (comm && xd_comm_size(comm) > 1)
+        XD_TRY(xd_all_reduce(comm, sums, sums, words * count, XD_DTYPE_I64, XD_SUM));
+    for (int64_t i = 0; i < count; i++) {
+        xd_total total;
+        memcpy(&total, sums + words * i, sizeof total);
+        sums[i] = total.rest.high >= XD_CELL_NAN / 2 ? (double)NAN : xd_total_read(total);
+    }
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {

@@ -252,12 +252,11 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
                                 int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
     const bool good = xdi_xtoken_is_good(x, term, weight, value);
-    double *sums = x->host.sums;
     if (!xdi_xtoken_tells(x, term, b, c)) return;
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
 }
 

@@ -35,6 +35,7 @@ typedef struct xdi_xtoken_term xdi_xtoken_term;
 typedef struct xdi_xtoken_sizes {
     int64_t ids;     /* J */
     int64_t maxima;  /* of columns, that J is chosen from */
+    int64_t voters;  /* rows that choose it */
     int64_t slots;   /* of ids in J */
     int64_t settled; /* cells that become doubles ... */
     int64_t cells;   /* ... and the others behind them */
@@ -106,7 +107,7 @@ struct xdi_xtoken_term {
     void *own;               /* host: private state of its kind */
 };
 
-/* Cells of host.sums that are summed over comm. Before the passes they are tokens, denominators and scores; after
+/* Places in host.sums, which are summed over comm. Before the passes they are tokens, denominators and scores; after
  * each, these, and those of the teachers. */
 enum {
     XDI_XTOKEN_CE,
@@ -117,7 +118,7 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A teacher's cells, from its first. */
+/* A teacher's, from its first. */
 enum {
     XDI_XTOKEN_DIVERGENCE,
     XDI_XTOKEN_TAIL,
@@ -132,7 +133,7 @@ typedef struct xdi_xtoken_host {
     double *log_probs;  /* of the labels */
     double *row_weight; /* 0 where not counted */
     double *ce_factor;  /* a list: of the cross entropy's gradient */
-    double *sums;       /* cells: what is summed over comm */
+    double *sums;       /* totals: what is summed over comm */
     double *moments;    /* [moment rows, XD_XTOKEN_MOMENTS] */
     int64_t *asked;     /* a list: [moment rows] rows whose moments are asked for */
 } xdi_xtoken_host;
@@ -147,6 +148,7 @@ typedef struct xdi_xtoken_work {
     double *cells;         /* sums of a tile; `room` doubles before them is where they are settled */
     double *delta;         /* [held] */
     int64_t *ids;          /* [k] J, where it is chosen */
+    uint8_t *voters;       /* [teacher rows] of the sequences whose J was chosen, the rows that chose it */
     float *maxima;         /* of columns, and the k largest of them */
     double *values;
     void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
@@ -211,6 +213,10 @@ XD_PRIVATE xd_result xdi_xtoken_check_projection(xd_ctx *ctx, const xd_xtoken_te
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *comm);
+/* The same for host.sums, which are totals in INVARIANT mode (xd_total): they are zeroed, added to, and summed over comm. */
+XD_PRIVATE void xdi_xtoken_clear(const xdi_xtoken *x, int64_t count);
+XD_PRIVATE void xdi_xtoken_tally(const xdi_xtoken *x, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_total(const xdi_xtoken *x, int64_t count, xd_comm *comm);
 /* Bytes of a cell, and its size in doubles. */
 XD_PRIVATE size_t xdi_xtoken_cell(const xdi_xtoken *x);
 XD_PRIVATE int64_t xdi_xtoken_wide(const xdi_xtoken *x);
@@ -264,6 +270,8 @@ XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_
 #define XDI_XTOKEN_MOST 1e30
 /* Is the term a number that sums can take? In INVARIANT mode it must also fit into an xd_fixed. */
 XD_PRIVATE bool xdi_xtoken_sums_take(const xdi_xtoken *x, double term);
+/* The limit of the divergence of a chunk or position of this weight. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight);
 /* The same for the loss of a chunk or position of this weight, and for the factor of its gradient. */
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value);
@@ -305,7 +313,8 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
 
 /* The rows that count in the choice of J, in term->mask. */
 XD_PRIVATE void xdi_xtoken_fill_voters(const xdi_xtoken *x, const xdi_xtoken_term *term);
-/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size). Collective over sequence_comm. */
+/* Chooses J of sequence b, or where compat of all, in work.ids, of ids [0, size), from rows that count and are finite:
+ * work.voters. Collective over sequence_comm. */
 XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t size,
                                        int64_t b);
 

@@ -77,7 +77,7 @@ static void xdi_layout_rows(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtoken
     xdi_xtoken_work *w = &x->work;
     h->row_weight = (double *)xdi_arena_array(a->host, rows, sizeof(double), &a->fits);
     h->ce_factor = (double *)xdi_xtoken_list(a, rows, sizeof(double));
-    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_fixed), &a->fits);
+    h->sums = (double *)xdi_arena_array(a->host, xdi_layout_sums(&x->d), sizeof(xd_total), &a->fits);
     h->asked = (int64_t *)xdi_xtoken_list(a, s->moments, sizeof(int64_t));
     w->lse = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
     w->lse_one = (double *)xdi_arena_array(a->work, rows, sizeof(double), &a->fits);
@@ -112,6 +112,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     xdi_xtoken_work *w = &x->work;
     w->delta = (double *)xdi_arena_array(a->work, x->held, sizeof(double), &a->fits);
     w->ids = (int64_t *)xdi_arena_array(a->work, s->ids, sizeof(int64_t), &a->fits);
+    w->voters = (uint8_t *)xdi_arena_array(a->work, s->voters, 1, &a->fits);
     w->maxima = (float *)xdi_arena_array(a->work, s->maxima, sizeof(float), &a->fits);
     w->values = (double *)xdi_arena_array(a->work, s->ids, sizeof(double), &a->fits);
     w->slots = (int32_t *)xdi_arena_array(a->work, s->slots, sizeof(int32_t), &a->fits);

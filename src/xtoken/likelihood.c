@@ -168,8 +168,7 @@ static void xdi_likelihood_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
         const double weight = xdi_xtoken_weight(x, term, b, c), value = h->sums[slots + slot];
         if (xdi_likelihood_slot(x, term, b, c) < 0) continue;
         if (!isfinite(value) && weight != 0.0) xdi_xtoken_found(x, slot, value);
-        xdi_xtoken_add(x, x->host.sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       isfinite(value) ? weight * value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, isfinite(value) ? weight * value : 0.0);
     }
 }
 

@@ -36,6 +36,7 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
+    s->voters = xdi_xtoken_most(s->voters, term->teacher->logits.rows);
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + x->held);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
@@ -167,6 +168,7 @@ static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_te
     t.p = (const xdi_projected *)term->own;
     t.student = xdi_xtoken_student_tile(x, term, tile);
     t.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    if (!term->teacher->projected.column_ids) t.teacher.finite = x->work.voters;
     t.comm = tile->comm;
     t.places = tile->count;
     t.k = term->k;

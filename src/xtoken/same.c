@@ -30,6 +30,7 @@ static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
     if (term->k < x->vocab.size) {
         s->ids = xdi_xtoken_most(s->ids, term->k);
         s->maxima = xdi_xtoken_most(s->maxima, x->vocab.size);
+        s->voters = xdi_xtoken_most(s->voters, x->d.student.rows);
     }
     s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
@@ -54,6 +55,7 @@ static xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term
     chunk.compared = true;
     chunk.factor =
         xdi_xtoken_bounded(x->host.row_weight[row] * xdi_xtoken_factor(x, term)) / x->d.temperature;
+    chunk.limit = xdi_xtoken_limit(x, x->host.row_weight[row]);
     return chunk;
 }
 
@@ -90,6 +92,8 @@ static xd_result xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *te
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
     const xdi_xtoken_term *terms = all ? x->terms : term;
     t.x.first = 0;
+    t.x.lse = NULL;
+    if (((const xdi_same *)term->own)->chooses) t.x.finite = x->work.voters;
     *divisor = all ? 0.0 : 1.0;
     for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
         t.x.logits = terms[i].teacher->logits;
@@ -147,15 +151,14 @@ static xd_result xdi_same_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 
 static void xdi_same_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xdi_same *s = (const xdi_same *)term->own;
-    double *sums = x->host.sums;
     for (int64_t i = 0; i < s->first[x->d.sequences]; i++) {
         const xd_xtoken_chunk *chunk = &term->chunks[i];
         const bool good = xdi_xtoken_is_good(x, term, x->host.row_weight[s->rows[i]], chunk->value);
         if (!good) xdi_xtoken_found(x, s->rows[i], chunk->value);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+        xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE,
+                         good ? x->host.row_weight[s->rows[i]] * chunk->value : 0.0);
     }
 }
 

@@ -46,8 +46,8 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(xdi_xtoken *x, const xdi_xtoken_term 
             xdi_xtoken_found(x, row, value);
             continue;
         }
-        xdi_xtoken_add(x, x->host.sums, cell, weight * value);
-        xdi_xtoken_add(x, x->host.sums, cell + 1, weight);
+        xdi_xtoken_tally(x, cell, weight * value);
+        xdi_xtoken_tally(x, cell + 1, weight);
     }
     return XD_OK;
 }

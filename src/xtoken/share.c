@@ -56,6 +56,13 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
 }
 
+/* Divergences below it are taken by sums, also times the weight: their product may be rounded up, and sums of doubles have many
+ * terms. */
+XD_PRIVATE double xdi_xtoken_limit(const xdi_xtoken *x, double weight) {
+    const double largest = x->fixed ? XD_FIXED_LARGEST * (1.0 - 1e-15) : 1e300;
+    return weight > 1.0 ? largest / weight : largest;
+}
+
 XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
                                                int64_t c, double epsilon) {
     const int64_t at = b * term->teacher->chunks + c;
@@ -66,6 +73,7 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
     chunk.teacher = (double)term->teacher_sizes[at] + epsilon;
     chunk.factor =
         xdi_xtoken_bounded(xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term)) / chunk.student;
+    chunk.limit = xdi_xtoken_limit(x, xdi_xtoken_weight(x, term, b, c));
     return chunk;
 }
 
@@ -198,7 +206,7 @@ XD_PRIVATE double xdi_xtoken_bounded(double factor) {
 
 XD_PRIVATE bool xdi_xtoken_is_good(const xdi_xtoken *x, const xdi_xtoken_term *term, double weight,
                                    double value) {
-    return xdi_xtoken_sums_take(x, value) && xdi_xtoken_sums_take(x, weight * value) &&
+    return fabs(value) < xdi_xtoken_limit(x, weight) &&
            fabs(weight * xdi_xtoken_factor(x, term)) <= XDI_XTOKEN_MOST;
 }
 
@@ -212,12 +220,11 @@ XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term
                                       const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = xdi_xtoken_is_good(x, term, weight, chunk->value);
-    double *sums = x->host.sums;
     if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_tally(x, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {

@@ -113,16 +113,17 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
                                        int64_t b) {
     const xd_kernels *kernels = x->kernels;
     const xd_rows *y = &term->teacher->logits;
-    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
-    const uint8_t *mask =
-        x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + b * term->held);
+    const int64_t first = x->d.compat ? 0 : b * term->held, skip = first * (y->stride ? y->stride : y->cols);
+    const uint8_t *mask = x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + first);
+    uint8_t *voters = x->work.voters + first;
     xd_comm *comm = x->d.sequence_comm;
     float *maxima = x->work.maxima;
     xd_rows rows = *y;
     xd_select_args a;
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, mask, size, maxima));
+    XD_TRY(kernels->rows.voters(&x->launch, &rows, mask, size, voters));
+    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, voters, size, maxima));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
     memset(&a, 0, sizeof a);

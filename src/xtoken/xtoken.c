@@ -26,10 +26,10 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const double weight = x->host.row_weight[row];
         const bool right = labels.data && x->host.argmax[row] == xd_id_at(labels, row);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_TOKENS, weight);
-        xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        xdi_xtoken_tally(x, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_tally(x, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
         if (x->host.ce_factor[row] != 0.0)
-            xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
+            xdi_xtoken_tally(x, XDI_XTOKEN_CE, -weight * x->host.log_probs[row]);
     }
 }
 
@@ -54,7 +54,7 @@ static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, i
     for (int64_t b = 0; b < x->d.sequences; b++)
         for (int64_t c = 0; c < term->teacher->chunks; c++)
             if (xdi_xtoken_counts(x, term, b, c))
-                xdi_xtoken_add(x, x->host.sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+                xdi_xtoken_tally(x, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
 }
 
 static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
@@ -107,16 +107,15 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     const int n = x->d.teacher_count;
     const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
     double all = 0.0;
-    xdi_xtoken_zero(x, x->host.sums, 1 + 3 * n);
-    for (int64_t row = 0; row < x->d.student.rows; row++)
-        xdi_xtoken_add(x, x->host.sums, 0, x->host.row_weight[row]);
+    xdi_xtoken_clear(x, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_tally(x, 0, x->host.row_weight[row]);
     for (int i = 0; i < n; i++) {
         XD_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
         if (score != XD_XTOKEN_SCORE_NONE)
             XD_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, 1 + 3 * n, x->d.common.comm));
+    XD_TRY(xdi_xtoken_total(x, 1 + 3 * n, x->d.common.comm));
     XD_TRY(xdi_xtoken_read_tokens(x, x->host.sums[0]));
     for (int i = 0; i < n; i++) {
         const bool positions = (x->terms[i].kind->traits & XDI_KIND_POSITIONS) != 0;
@@ -164,7 +163,7 @@ static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
 static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     x->write = write;
     x->found = x->found_in_rows;
-    xdi_xtoken_zero(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_clear(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
     xdi_xtoken_add_rows(x);
     XD_TRY(xdi_xtoken_upload(x));
     for (int i = 0; i < x->d.teacher_count; i++)
@@ -193,10 +192,10 @@ static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
 
 /* The sums of a pass over comm. */
 static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
-    xdi_xtoken_add(x, x->host.sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    XD_TRY(xdi_xtoken_join(x, x->host.sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.common.comm));
+    xdi_xtoken_tally(x, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_tally(x, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    XD_TRY(xdi_xtoken_total(x, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                            x->d.common.comm));
     return xdi_xtoken_agree_found(x);
 }
 

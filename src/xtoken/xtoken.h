@@ -238,9 +238,10 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * label outside the vocabulary, and chunks or positions whose loss is not finite or, times its weight, too large for the sums
  * of INVARIANT mode (2^22): they count with loss and gradient zero, and status counts them, over all of comm; a log-probability
  * above 0.1 is no number. A teacher's row whose score is not finite is counted too, and is not scored; a teacher of which
- * nothing is scored is behind all others. Columns outside J are compared by their size alone: a NaN there is never chosen, and
- * not told. The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or b * C + c of a
- * chunk. Nothing counted: everything is zero and status reports it. */
+ * nothing is scored is behind all others. A row of PROJECTED or SAME that holds NaN or +infinity in a column outside J has no
+ * part in the choice of J either, and its chunk or position is not finite; with column_ids only the chosen columns can be seen.
+ * The status' first finding, the same everywhere, is that of the first rank of comm that has one: a row of that rank, or
+ * b * C + c of a chunk. Nothing counted: everything is zero and status reports it. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #endif

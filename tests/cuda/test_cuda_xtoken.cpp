@@ -136,7 +136,7 @@ static xd_xtoken_rows rows_of(const ProjectedCase &c, const Places &p, void *at)
              place<double>(at, p.lse),
              place<int64_t>(at, p.rows),
              place<int64_t>(at, p.places),
-             7 };
+             7, nullptr };
 }
 
 /* Prepared by the context's kernels. */

@@ -99,7 +99,7 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
                                           nullptr,
                                           place<int64_t>(at, rows),
                                           nullptr,
-                                          COUNT };
+                                          COUNT, nullptr };
             const int64_t *ids_at = place<int64_t>(at, list);
             xd_xtoken_pick_args p = { work, ids_at, k, 0.7, false, place<double>(at, picked) };
             CHECK(kernels->pick(&launch, &p) == XD_OK);

@@ -14,6 +14,7 @@
  *   CALL       one value for the whole call: every result is finite, and when every row is a finding all are zero
  *   LEGAL      as CALL, and infinity is no finding
  *   NORM       what is not finite is counted in the status; the other results are finite
+ *   GONE       of a call that reports nothing: all results are those of the call with the unit left out
  *   ALONE      of a call that reports nothing: other units are what they were, this one's results may be anything
  *
  * Every rank runs all cases in the same order and compares its own results; then the ranks compare theirs.
@@ -27,7 +28,7 @@
 #include "xd_test.h"
 #include "xdistill.h"
 
-enum { POISON_PARTS = 48, POISON_RANKS = 3, POISON_BLOCK = 1 << 17, POISON_WAYS = 5, POISON_KINDS = 512 };
+enum { POISON_PARTS = 48, POISON_RANKS = 3, POISON_BLOCK = 1 << 20, POISON_WAYS = 5, POISON_KINDS = 512 };
 
 /* How ranks share a problem. */
 typedef enum poison_layout {
@@ -47,6 +48,7 @@ typedef enum poison_verdict {
     POISON_ALONE,
     POISON_LEGAL,
     POISON_NORM,
+    POISON_GONE,
     POISON_SKIP /* the value cannot be stored there, or says nothing */
 } poison_verdict;
 
@@ -90,15 +92,17 @@ typedef struct poison_scene {
     size_t used;
     poison_part parts[POISON_PARTS];
     int part_count;
-    int unit;          /* into which the value goes */
-    int row;           /* where the call may tell a row instead, e.g. of a chunk: that; else 0 */
+    int unit; /* into which the value goes */
+    int row; /* where the call may tell a row instead, e.g. of a chunk: that, or when spread a later one; else 0 */
     bool wide;         /* a choice of columns depends on the numbers of a unit, and all others on that */
+    bool spread;       /* rows of the unit are on every rank */
     bool weighed;      /* so do weights of teachers, from the units that have no finding */
     xd_status *status; /* in the block, or NULL: the call reports by its result alone */
     bool *reported;    /* in the block: the call passes the status; else findings come back as DATA */
     xd_result result;
     void *own;     /* the family's descs, in the block */
     void *objects; /* what release frees */
+    int64_t size;  /* of the vocabulary; 0: small */
     bool compound; /* objects is a struct that begins with the vocabulary, else the vocabulary */
 } poison_scene;
 
@@ -266,9 +270,10 @@ static inline double poison_at(const poison_scene *s, const unsigned char *block
 /* Are the outputs those of `other`? `units`: 0 all rows, 1 all but the unit's. */
 static inline void poison_same(const poison_scene *s, const poison_case *at, const unsigned char *other,
                                int roles, int units, const char *what) {
-    const bool mine = s->layout != POISON_ROWS_SPLIT || s->rank == 1;
     for (int p = 0; p < s->part_count; p++) {
         const poison_part *part = s->parts + p;
+        const bool mine =
+            s->layout != POISON_ROWS_SPLIT || s->rank == 1 || s->spread || part->role & POISON_SAME;
         if (!(part->role & roles) ||
             (part->role & POISON_LOOSE && at->way < 0 && other != s->clean && other != s->fresh))
             continue;
@@ -356,7 +361,8 @@ static inline void poison_judge_finding(const poison_scene *s, const poison_case
     const xd_status *status = s->status;
     if (status && *s->reported && s->result != XD_OK)
         poison_violation(s, at, "a finding makes the call fail", NULL, (double)s->result);
-    if (status && *s->reported && status->first_row != s->unit && (!s->row || status->first_row != s->row))
+    if (status && *s->reported && status->first_row != s->unit &&
+        (!s->row || (s->spread ? status->first_row < s->row : status->first_row != s->row)))
         poison_violation(s, at, "first_row of the status is another", NULL, (double)status->first_row);
     if (status && *s->reported && !isfinite(at->value) && status->first_value < 1e6 &&
         isfinite(status->first_value))
@@ -431,6 +437,9 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
         if (*s->reported && (findings > 0) == (isfinite(at->value) != 0))
             poison_violation(s, at, "not counted, or a finding of a number", NULL, at->value);
         poison_finite(s, at);
+        break;
+    case POISON_GONE:
+        poison_same(s, at, s->left_out[0], POISON_OUT | POISON_TOTAL, 0, "not as if left out:");
         break;
     case POISON_CALL:
     case POISON_LEGAL: poison_judge_call(s, at, verdict == POISON_LEGAL); break;
@@ -536,7 +545,7 @@ static inline void poison_forget(poison_scene *s, int variant, poison_layout lay
     s->status = NULL;
     s->reported = NULL;
     s->row = 0;
-    s->wide = s->weighed = s->compound = false;
+    s->wide = s->weighed = s->compound = s->spread = false;
     s->own = s->objects = NULL;
     s->data = layout == POISON_ROWS_SPLIT ? s->world : NULL;
     s->has_clean = false;
@@ -564,6 +573,7 @@ typedef struct poison_job {
     const poison_family *const *families;
     int count;
     long stride, first;
+    int64_t size;
 } poison_job;
 
 static inline xd_result poison_rank(xd_comm *world, void *argument) {
@@ -575,6 +585,7 @@ static inline xd_result poison_rank(xd_comm *world, void *argument) {
     s.world = world;
     s.rank = xd_comm_rank(world);
     s.ranks = xd_comm_size(world);
+    s.size = job->size;
     unsigned char *memory = (unsigned char *)malloc((size_t)POISON_BLOCK * (3 + POISON_WAYS));
     s.block = memory;
     s.fresh = memory + POISON_BLOCK;
@@ -585,13 +596,15 @@ static inline xd_result poison_rank(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
-static inline void poison_run(const poison_family *const *families, int count, long stride) {
+/* With vocabularies of this size, 0: small ones. */
+static inline void poison_run_sized(const poison_family *const *families, int count, long stride,
+                                    int64_t size) {
     static const char *const modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
     long turn = 0;
     for (int level = (int)XD_CPU_PLAIN; level <= (int)XD_CPU_AVX512_BF16; level++)
         for (int mode = 0; mode < 3; mode++)
             for (int ranks = 1; ranks <= POISON_RANKS; ranks += POISON_RANKS - 1) {
-                poison_job job = { families, count, stride, turn++ * 5 };
+                poison_job job = { families, count, stride, turn++ * 5, size };
                 xd_ctx_desc desc;
                 if (!xd_cpu_supports((xd_cpu_level)level)) continue;
                 memset(&desc, 0, sizeof desc);
@@ -604,6 +617,10 @@ static inline void poison_run(const poison_family *const *families, int count, l
                 CHECK_EQ_INT(xd_run_threads(ranks, &desc, poison_rank, &job, NULL), XD_OK);
                 pthread_barrier_destroy(&poison_all.barrier);
             }
+}
+
+static inline void poison_run(const poison_family *const *families, int count, long stride) {
+    poison_run_sized(families, count, stride, 0);
 }
 
 static inline void poison_report(const char *name) {

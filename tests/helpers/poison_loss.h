@@ -22,6 +22,13 @@ typedef struct poison_loss {
     uint8_t mask[POISON_T];
 } poison_loss;
 
+/* Wide: two tiles of the vector loops, and a part of one. */
+enum { POISON_WIDE = 2 * 2048 + 77 };
+
+static inline int64_t poison_size(const poison_scene *s) {
+    return s->size ? s->size : POISON_V;
+}
+
 /* Of objects that begin with it, or are it. */
 static inline const xd_vocab *poison_vocab_of(const poison_scene *s) {
     return s->compound ? *(xd_vocab *const *)s->objects : (const xd_vocab *)s->objects;
@@ -55,7 +62,7 @@ static inline poison_part *poison_logits(poison_scene *s, const char *name, xd_d
     part->cols = held;
     part->stride = stride;
     part->first = columns.begin;
-    part->width = POISON_V;
+    part->width = poison_size(s);
     poison_fill(part, s->layout == POISON_ROWS_SPLIT ? seed + 100 * (uint64_t)s->rank : seed, 0.0, 3.0);
     return part;
 }
@@ -72,7 +79,7 @@ static inline void poison_common(poison_scene *s, poison_loss *p, xd_loss_common
     poison_part *weight = poison_matrix(s, "row_weight", POISON_IN, XD_DTYPE_F32, POISON_T, 1);
     poison_part *row_loss = poison_matrix(s, "row_loss", POISON_OUT | same, XD_DTYPE_F32, POISON_T, 1);
     for (int r = 0; r < POISON_T; r++) {
-        xd_store_f64(labels->data, ids, r, (double)((r * 17 + 5) % POISON_V));
+        xd_store_f64(labels->data, ids, r, (double)((r * 17 + 5) % poison_size(s)));
         p->mask[r] = 1;
     }
     poison_fill(weight, 9, 1.0, 0.5);
@@ -122,7 +129,7 @@ static inline poison_verdict poison_expect_loss(const poison_scene *s, const poi
     (void)s;
     if (poison_is_id(part)) {
         if (!finite) return POISON_SKIP;
-        return value >= 0.0 && value < POISON_V ? POISON_FINE : POISON_FOUND;
+        return value >= 0.0 && value < (double)poison_size(s) ? POISON_FINE : POISON_FOUND;
     }
     if (!strcmp(part->name, "denominator_value"))
         return finite && value >= 0.0 ? POISON_CALL : POISON_REFUSED;
@@ -175,7 +182,7 @@ static inline bool poison_loss_build(poison_scene *s) {
     const poison_loss_variant *v = poison_loss_variants + s->variant;
     poison_loss *p = (poison_loss *)(s->own = poison_take(s, sizeof *p));
     xd_loss_desc *d = &p->loss;
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     poison_part *student = poison_logits(s, "student", v->logits, 1);
     d->vocab = (const xd_vocab *)s->objects;
     d->student = poison_padded(student);
@@ -238,7 +245,7 @@ static inline xd_loss_desc *poison_mft_desc(poison_scene *s, poison_loss *p, xd_
 
 static inline bool poison_mft_build(poison_scene *s) {
     poison_loss *p = (poison_loss *)(s->own = poison_take(s, sizeof *p));
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     xd_loss_desc *d = poison_mft_desc(s, p, &p->mft.loss);
     d->temperature = 2.0;
     p->mft.threshold = 0.2;
@@ -257,7 +264,7 @@ static inline xd_result poison_mft_call(poison_scene *s) {
 
 static inline bool poison_cosine_build(poison_scene *s) {
     poison_loss *p = (poison_loss *)(s->own = poison_take(s, sizeof *p));
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     poison_mft_desc(s, p, &p->loss);
     return true;
 }
@@ -325,9 +332,9 @@ static inline void poison_head_side(poison_scene *s, const char *const names[3],
     head->weight = xd_rows_of(weight->data, dtype, columns.end - columns.begin, POISON_H);
     head->bias = (const float *)bias->data;
     weight->first = columns.begin * POISON_H;
-    weight->width = POISON_V * POISON_H;
+    weight->width = poison_size(s) * POISON_H;
     bias->first = columns.begin;
-    bias->width = POISON_V;
+    bias->width = poison_size(s);
 }
 
 /* Variants: hard and forward KL to another head; bf16 and a teacher's logits; hard alone. */
@@ -339,7 +346,7 @@ static inline bool poison_head_build(poison_scene *s) {
     const bool invariant = xd_ctx_settings(s->ctx)->reduction == XD_REDUCTION_INVARIANT;
     poison_loss *p = (poison_loss *)(s->own = poison_take(s, sizeof *p));
     xd_head_loss_desc *d = &p->head;
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     const xd_interval columns = poison_columns(s);
     d->loss.vocab = (const xd_vocab *)s->objects;
     d->loss.hard_weight = 1.0;
@@ -421,7 +428,8 @@ static inline void poison_topk_entries(poison_scene *s, const poison_topk_varian
     poison_part *ids = poison_matrix(s, "ids", POISON_IN, XD_DTYPE_I64, POISON_T, POISON_K);
     for (int64_t r = 0; r < POISON_T; r++)
         for (int64_t j = 0; j < POISON_K; j++)
-            xd_store_f64(ids->data, ids->dtype, r * POISON_K + j, (double)((r * 5 + j * 9 + 3) % POISON_V));
+            xd_store_f64(ids->data, ids->dtype, r * POISON_K + j,
+                         (double)((r * 5 + j * 9 + 3) % poison_size(s)));
     d->ids = xd_ids_of(ids->data, ids->dtype);
     if (v->teacher > 1) return;
     poison_part *values = poison_matrix(s, "values", POISON_IN, XD_DTYPE_F32, POISON_T, POISON_K);
@@ -439,7 +447,7 @@ static inline bool poison_topk_build(poison_scene *s) {
     const int same = s->layout == POISON_VOCABULARY ? POISON_SAME : 0;
     poison_loss *p = (poison_loss *)(s->own = poison_take(s, sizeof *p));
     xd_topk_desc *d = &p->topk;
-    if (!poison_vocab(s, POISON_V)) return false;
+    if (!poison_vocab(s, poison_size(s))) return false;
     poison_part *student = poison_logits(s, "student", v->dtype, 1);
     d->student = poison_padded(student);
     d->vocab = (const xd_vocab *)s->objects;

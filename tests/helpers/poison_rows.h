@@ -34,7 +34,8 @@ static inline void poison_softmax_outputs(poison_scene *s, poison_softmax *p) {
     if (backward)
         p->gradient = poison_rows(poison_matrix(s, "gradient", POISON_OUT, XD_DTYPE_F32, POISON_T, held));
     if (poison_softmax_is(s, "xd_log_softmax_backward")) {
-        poison_part *weight = poison_shard(s, "weight", POISON_IN, XD_DTYPE_F32, POISON_T, columns, POISON_V);
+        poison_part *weight =
+            poison_shard(s, "weight", POISON_IN, XD_DTYPE_F32, POISON_T, columns, poison_size(s));
         poison_fill(weight, 5, 0.0, 1.0);
         p->weight = poison_rows(weight);
     }
@@ -79,23 +80,23 @@ static inline bool poison_softmax_build(poison_scene *s) {
     poison_softmax_objects *o = (poison_softmax_objects *)calloc(1, sizeof *o);
     const xd_dtype dtype = s->variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(
-        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_V, &vocab),
-        XD_OK);
-    xd_vote mine[POISON_V];
-    for (int v = 0; v < POISON_V; v++) {
+    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL,
+                                      poison_size(s), &vocab),
+                 XD_OK);
+    xd_vote mine[POISON_WIDE];
+    for (int v = 0; v < (int)poison_size(s); v++) {
         mine[v].student_id = v;
         mine[v].teacher_id = v * 3 % 7;
         mine[v].weight = 1.0;
     }
-    const xd_projection_cells list = { mine, POISON_V, POISON_V, 7 };
+    const xd_projection_cells list = { mine, poison_size(s), poison_size(s), 7 };
     CHECK_EQ_INT(xd_projection_from_cells(s->ctx, &list, &o->projection), XD_OK);
     o->vocab = vocab;
     s->objects = o;
     s->compound = true;
     s->unit = POISON_UNIT;
     for (int r = 0; r < POISON_T; r++) {
-        p->labels[r] = (r * 17 + 5) % POISON_V;
+        p->labels[r] = (r * 17 + 5) % poison_size(s);
         p->mask[r] = 1;
     }
     if (!poison_softmax_is(s, "xd_project_backward")) {

@@ -93,6 +93,43 @@ static const poison_family poison_family_optimizer = {
     NULL,
 };
 
+/* ---- xd_optimizer_set_learning_rate, before a step ---- */
+
+static inline bool poison_rate_build(poison_scene *s) {
+    poison_train *p = poison_train_begin(s, 0, POISON_OUT);
+    p->optimizer = xd_adamw_defaults(&p->param, 1);
+    poison_one(s, "learning_rate", POISON_IN | POISON_ONE, &p->coefficient);
+    return true;
+}
+
+static inline xd_result poison_rate_call(poison_scene *s) {
+    poison_train *p = (poison_train *)s->own;
+    xd_optimizer *optimizer = NULL;
+    xd_result result = xd_optimizer_create(s->ctx, &p->optimizer, &optimizer);
+    if (result == XD_OK) result = xd_optimizer_set_learning_rate(optimizer, p->coefficient);
+    const double now = xd_optimizer_settings(optimizer)->learning_rate;
+    CHECK(now == (result == XD_OK ? p->coefficient : p->optimizer.learning_rate));
+    if (result == XD_OK) result = xd_optimizer_step(optimizer, NULL, NULL);
+    xd_optimizer_destroy(optimizer);
+    return result;
+}
+
+/* A rate of 1e30 is the caller's wish. */
+static inline poison_verdict poison_expect_rate(const poison_scene *s, const poison_part *part,
+                                                double value) {
+    (void)s, (void)part;
+    return !isfinite(value) || value < 0.0 ? POISON_REFUSED : value < 1e29 ? POISON_LEGAL : POISON_SKIP;
+}
+
+static const poison_family poison_family_rate = {
+    .name = "xd_optimizer_set_learning_rate",
+    .variants = 1,
+    .layouts = { true, false, false },
+    .build = poison_rate_build,
+    .call = poison_rate_call,
+    .expect = poison_expect_rate,
+};
+
 /* ---- xd_ema_update, through xd_ema_create: one variant for each schedule ---- */
 
 static inline bool poison_ema_build(poison_scene *s) {
@@ -129,6 +166,58 @@ static inline poison_verdict poison_expect_ema(const poison_scene *s, const pois
 static const poison_family poison_family_ema = {
     "xd_ema_update",   4,    0,    { true, false, false }, poison_ema_build, poison_ema_call, NULL,
     poison_expect_ema, NULL, NULL,
+};
+
+/* ---- xd_ema_load and xd_ema_copy_to: conversions of elements; variants: f32, bf16 ---- */
+
+static inline bool poison_shadow_build(poison_scene *s) {
+    poison_train *p = poison_train_begin(s, 0, POISON_IN);
+    const xd_dtype dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    p->ema = xd_ema_defaults(XD_EMA_CONSTANT);
+    p->shadow = (float *)poison_matrix(s, "copy", POISON_OUT, dtype, POISON_N, 1)->data;
+    return true;
+}
+
+/* The average is of zeros; it is loaded with the value, or made of it, and then copied. */
+static inline xd_result poison_shadow_call(poison_scene *s) {
+    static float zeros[POISON_N];
+    poison_train *p = (poison_train *)s->own;
+    const bool load = !strcmp(s->family->name, "xd_ema_load");
+    xd_param origin = p->param, target = p->param;
+    xd_ema *ema = NULL;
+    if (load) origin.value = zeros;
+    target.value = p->shadow;
+    target.dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    p->ema.init_from_current = !load;
+    xd_result result = xd_ema_create(s->ctx, &origin, 1, &p->ema, &ema);
+    if (result == XD_OK)
+        result = load ? xd_ema_load(ema, &p->param, 1, NULL, NULL) : xd_ema_update(ema, 1, NULL);
+    if (result == XD_OK) result = xd_ema_copy_to(ema, &target, 1, false, NULL);
+    xd_ema_destroy(ema);
+    return result;
+}
+
+static inline poison_verdict poison_expect_shadow(const poison_scene *s, const poison_part *part,
+                                                  double value) {
+    (void)s, (void)part, (void)value;
+    return POISON_ALONE;
+}
+
+static const poison_family poison_family_ema_load = {
+    .name = "xd_ema_load",
+    .variants = 2,
+    .layouts = { true, false, false },
+    .build = poison_shadow_build,
+    .call = poison_shadow_call,
+    .expect = poison_expect_shadow,
+};
+static const poison_family poison_family_ema_copy_to = {
+    .name = "xd_ema_copy_to",
+    .variants = 2,
+    .layouts = { true, false, false },
+    .build = poison_shadow_build,
+    .call = poison_shadow_call,
+    .expect = poison_expect_shadow,
 };
 
 /* ---- xd_gradient_norm_compute and xd_clip_gradients ---- */

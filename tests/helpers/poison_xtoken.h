@@ -2,6 +2,7 @@
 #ifndef XD_POISON_XTOKEN_H
 #define XD_POISON_XTOKEN_H
 
+#include "poison_files.h"
 #include "poison_loss.h"
 
 enum {
@@ -10,7 +11,8 @@ enum {
     POISON_XT = 5, /* teacher positions */
     POISON_XC = 3, /* chunks */
     POISON_XV = 13,
-    POISON_XU = 11 /* the teacher's vocabulary */
+    POISON_XU = 11, /* the teacher's vocabulary */
+    POISON_XP = 7   /* positions of a cache */
 };
 
 /* One teacher of a kind, and a second one where teachers are weighed. Few: J is a choice of the columns. */
@@ -21,33 +23,38 @@ typedef struct poison_xtoken_variant {
     xd_likelihood_form form;
     int teachers;
     bool few, reverse, known, lengths;
+    bool bare;  /* no labels: nobody else reads the columns outside J */
+    bool split; /* the ranks hold positions of the same sequences, and the unit's chunk is on all of them */
 } poison_xtoken_variant;
 
 static const poison_xtoken_variant poison_xtoken_variants[] = {
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, true, true, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_SQUARED, 2, false, false, false,
-      false },
-    { XD_XTOKEN_PROJECTED, XD_XTOKEN_SELECT, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, false,
-      false, false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_GOLD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_ENTROPY, XD_LIKELIHOOD_SQUARED, 2, false, true, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_MAX_PROB, XD_LIKELIHOOD_SQUARED, 2, true, false, false,
-      false },
-    { XD_XTOKEN_SAME, XD_XTOKEN_AVERAGED_LOGITS, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 2, false, true,
-      false, false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_SQUARED, 1, false, false,
-      false, true },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_NONE, XD_LIKELIHOOD_KL, 1, false, false, true,
-      false },
-    { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SUM, XD_XTOKEN_SCORE_CE, XD_LIKELIHOOD_KL, 2, false, true, false,
-      true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1 },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .few = true, .reverse = true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 2, .score = XD_XTOKEN_SCORE_CE },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 2, .mode = XD_XTOKEN_SELECT },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .few = true, .bare = true },
+    { .kind = XD_XTOKEN_GOLD, .teachers = 1 },
+    { .kind = XD_XTOKEN_GOLD, .teachers = 2, .score = XD_XTOKEN_SCORE_ENTROPY, .reverse = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 1 },
+    { .kind = XD_XTOKEN_SAME, .teachers = 2, .score = XD_XTOKEN_SCORE_MAX_PROB, .few = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 2, .mode = XD_XTOKEN_AVERAGED_LOGITS, .reverse = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 1, .few = true, .bare = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD, .teachers = 1, .lengths = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD, .teachers = 1, .form = XD_LIKELIHOOD_KL, .known = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD,
+      .teachers = 2,
+      .form = XD_LIKELIHOOD_KL,
+      .score = XD_XTOKEN_SCORE_CE,
+      .reverse = true,
+      .lengths = true },
+    { .kind = XD_XTOKEN_CACHED, .teachers = 1 },
+    { .kind = XD_XTOKEN_CACHED, .teachers = 2, .reverse = true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .split = true },
+    { .kind = XD_XTOKEN_PROJECTED, .teachers = 1, .few = true, .bare = true, .split = true },
+    { .kind = XD_XTOKEN_GOLD, .teachers = 1, .split = true },
+    { .kind = XD_XTOKEN_SAME, .teachers = 1, .few = true, .split = true },
+    { .kind = XD_XTOKEN_CACHED, .teachers = 1, .split = true },
+    { .kind = XD_XTOKEN_LIKELIHOOD, .teachers = 2, .score = XD_XTOKEN_SCORE_CE, .split = true },
 };
 enum { POISON_XTOKEN_VARIANTS = sizeof poison_xtoken_variants / sizeof *poison_xtoken_variants };
 
@@ -61,6 +68,7 @@ typedef struct poison_xtoken {
     bool reported;
     int64_t labels[POISON_XB * POISON_XS], student_chunks[POISON_XB * POISON_XS];
     int64_t teacher_labels[POISON_XB * POISON_XS], teacher_chunks[POISON_XB * POISON_XT];
+    int64_t positions[POISON_XB * POISON_XT]; /* of the cache */
     uint8_t mask[POISON_XB * POISON_XS], chunk_mask[2][POISON_XB * POISON_XC];
     int student_unit[POISON_XB * POISON_XS], teacher_unit[POISON_XB * POISON_XS],
         slot_unit[POISON_XB * POISON_XC];
@@ -71,7 +79,13 @@ typedef struct poison_xtoken_objects {
     xd_vocab *vocab; /* first */
     xd_projection projection;
     xd_exact_map map;
+    xd_teacher_cache *cache;
+    unsigned char bytes[POISON_FILE_BYTES]; /* of its file */
 } poison_xtoken_objects;
+
+static inline int64_t poison_xtoken_size(const poison_scene *s) {
+    return s->size ? s->size : POISON_XV;
+}
 
 static inline bool poison_xtoken_same(const poison_scene *s) {
     return poison_xtoken_variants[s->variant].kind == XD_XTOKEN_SAME;
@@ -79,20 +93,30 @@ static inline bool poison_xtoken_same(const poison_scene *s) {
 
 /* Chunks of both sides, and whose a row is. A row without a chunk is its own unit, with a number from 100 on. */
 static inline void poison_xtoken_units(poison_scene *s, poison_xtoken *p) {
-    static const int64_t student[POISON_XS] = { 0, 0, 1, 1, 2, -1 }, teacher[POISON_XT] = { 0, 1, 1, 2, -1 };
-    const bool same = poison_xtoken_same(s);
+    static const int64_t whole[POISON_XS] = { 0, 0, 1, 1, 2, -1 },
+                         whole_teacher[POISON_XT] = { 0, 1, 1, 2, -1 };
+    static const int64_t parts[POISON_RANKS][POISON_XS] = { { 0, 0, 0, 0, 1, 1 },
+                                                            { -1, -1, 1, 1, 1, 1 },
+                                                            { 1, 2, 2, 2, 2, -1 } },
+                         parts_teacher[POISON_RANKS][POISON_XT] = { { 0, 0, 0, 0, 1 },
+                                                                    { -1, -1, 1, 1, 1 },
+                                                                    { 1, 1, 2, 2, -1 } };
+    const bool same = poison_xtoken_same(s), split = poison_xtoken_variants[s->variant].split;
+    const int64_t *student = split ? parts[s->rank] : whole,
+                  *teacher = split ? parts_teacher[s->rank] : whole_teacher;
     for (int r = 0; r < POISON_XB * POISON_XS; r++) {
         const int b = r / POISON_XS;
         const int64_t c = student[r % POISON_XS];
         p->student_chunks[r] = c;
         p->student_unit[r] = same ? r : c < 0 ? 100 + r : (int)(b * POISON_XC + c);
-        p->labels[r] = r % POISON_XS == 5 ? XD_IGNORE_INDEX : (r * 5 + 1) % POISON_XV;
+        p->labels[r] = c < 0 ? XD_IGNORE_INDEX : (r * 5 + 1) % poison_xtoken_size(s);
         p->mask[r] = 1;
         p->teacher_unit[r] = r;
-        p->teacher_labels[r] = (r * 3 + 2) % (same ? POISON_XV : POISON_XU);
+        p->teacher_labels[r] = (r * 3 + 2) % (same ? poison_xtoken_size(s) : POISON_XU);
     }
     for (int r = 0; r < POISON_XB * POISON_XT; r++) {
         const int64_t c = p->teacher_chunks[r] = teacher[r % POISON_XT];
+        p->positions[r] = c < 0 ? -1 : (r * 3 + (split ? s->rank : 0)) % POISON_XP;
         if (!same) p->teacher_unit[r] = c < 0 ? 100 + r : (int)(r / POISON_XT * POISON_XC + c);
     }
     for (int i = 0; i < POISON_XB * POISON_XC; i++) {
@@ -101,16 +125,51 @@ static inline void poison_xtoken_units(poison_scene *s, poison_xtoken *p) {
     }
     s->unit = same ? 2 : 1;
     s->row = 2;
+    s->spread = split && !same;
+}
+
+/* A cache of the teacher's vocabulary, from a file that is gone when the call returns. */
+static inline void poison_xtoken_cache(poison_scene *s, poison_xtoken_objects *o) {
+    float logits[POISON_XP * POISON_XU];
+    int32_t ids[POISON_XP], next[POISON_XP];
+    xd_teacher_cache_desc desc;
+    xd_teacher_cache_block block;
+    xd_teacher_cache_writer *writer = NULL;
+    char path[64];
+    memset(&desc, 0, sizeof desc);
+    memset(&block, 0, sizeof block);
+    for (int i = 0; i < POISON_XP * POISON_XU; i++) logits[i] = (float)(3.0 * poison_noise(77, i, 0));
+    for (int i = 0; i < POISON_XP; i++) {
+        ids[i] = i;
+        next[i] = i + 1 < POISON_XP ? i + 1 : -1;
+    }
+    desc.vocabulary = POISON_XU;
+    desc.k = 4;
+    desc.temperature = 1.5;
+    block.logits = xd_rows_of(logits, XD_DTYPE_F32, POISON_XP, POISON_XU);
+    block.ids = ids;
+    block.next = next;
+    poison_path(s, path);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(s->ctx, path, &desc, &writer), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_document(writer, NULL, 0), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_append(writer, &block), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_commit(writer), XD_OK);
+    FILE *file = fopen(path, "rb");
+    const size_t size = file ? fread(o->bytes, 1, sizeof o->bytes, file) : 0;
+    if (file) fclose(file);
+    remove(path);
+    CHECK_EQ_INT(xd_teacher_cache_open_memory(s->ctx, o->bytes, size, NULL, &o->cache), XD_OK);
 }
 
 static inline bool poison_xtoken_objects_build(poison_scene *s) {
-    int32_t ids[POISON_XV * 2];
-    float weights[POISON_XV * 2];
-    const xd_projection_rows rows = { ids, weights, POISON_XV, 2 };
+    int32_t ids[POISON_WIDE * 2];
+    float weights[POISON_WIDE * 2];
+    const int size = (int)poison_xtoken_size(s);
+    const xd_projection_rows rows = { ids, weights, size, 2 };
     poison_xtoken_objects *o = (poison_xtoken_objects *)calloc(1, sizeof *o);
     s->objects = o;
     s->compound = true;
-    for (int v = 0; v < POISON_XV; v++) {
+    for (int v = 0; v < size; v++) {
         const bool exact = v % 3 == 0;
         ids[2 * v] = (int32_t)(v * 5 % POISON_XU);
         ids[2 * v + 1] = exact ? -1 : (int32_t)((v * 5 + 3) % POISON_XU);
@@ -118,10 +177,11 @@ static inline bool poison_xtoken_objects_build(poison_scene *s) {
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
     CHECK_EQ_INT(
-        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, POISON_XV, &o->vocab),
+        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &o->vocab),
         XD_OK);
-    CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, POISON_XV, POISON_XU, &o->projection), XD_OK);
+    CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, size, POISON_XU, &o->projection), XD_OK);
     CHECK_EQ_INT(xd_exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
+    if (poison_xtoken_variants[s->variant].kind == XD_XTOKEN_CACHED) poison_xtoken_cache(s, o);
     return true;
 }
 
@@ -130,6 +190,7 @@ static inline void poison_release_xtoken(poison_scene *s) {
     xd_vocab_destroy(o->vocab);
     xd_projection_destroy(s->ctx, &o->projection);
     xd_exact_map_destroy(s->ctx, &o->map);
+    xd_teacher_cache_close(o->cache);
     free(o);
 }
 
@@ -159,13 +220,18 @@ static inline void poison_xtoken_teacher(poison_scene *s, poison_xtoken *p, int 
     t->labels = xd_ids_of(p->teacher_labels, XD_DTYPE_I64);
     t->denominator_value = 7.0;
     t->weight = 1.0 + 0.5 * index;
-    if (v->known) {
+    if (v->kind == XD_XTOKEN_CACHED) {
+        t->logits.rows = rows;
+        t->cached.cache = o->cache;
+        t->cached.positions = p->positions;
+        t->cached.projection = &o->projection;
+    } else if (v->known) {
         t->logits.rows = rows;
         t->likelihood.target_log_probs =
             (const float *)poison_xtoken_list(s, "target_log_probs", rows, p->teacher_unit, -3.0, 1.0)->data;
     } else {
-        poison_part *logits =
-            poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows, same ? POISON_XV : POISON_XU);
+        poison_part *logits = poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows,
+                                            same ? poison_xtoken_size(s) : POISON_XU);
         poison_fill(logits,
                     2 + (uint64_t)index + (s->layout == POISON_ROWS_SPLIT ? 100 * (uint64_t)s->rank : 0), 0.0,
                     3.0);
@@ -202,13 +268,14 @@ static inline void poison_xtoken_results(poison_scene *s, poison_xtoken *p) {
 
 static inline bool poison_xtoken_build(poison_scene *s) {
     const poison_xtoken_variant *v = poison_xtoken_variants + s->variant;
+    if (v->split && s->layout != POISON_ROWS_SPLIT) return false;
     poison_xtoken *p = (poison_xtoken *)(s->own = poison_take(s, sizeof *p));
     xd_xtoken_desc *d = &p->desc;
     if (!poison_xtoken_objects_build(s)) return false;
     poison_xtoken_units(s, p);
     *d = xd_xtoken_defaults();
     poison_part *student = poison_shard(s, "student", POISON_IN, XD_DTYPE_F32, POISON_XB * POISON_XS,
-                                        poison_columns(s), POISON_XV);
+                                        poison_columns(s), poison_xtoken_size(s));
     student->unit = p->student_unit;
     poison_fill(student, s->layout == POISON_ROWS_SPLIT ? 1 + 100 * (uint64_t)s->rank : 1, 0.0, 3.0);
     d->student = poison_rows(student);
@@ -218,13 +285,14 @@ static inline bool poison_xtoken_build(poison_scene *s) {
         poison_matrix(s, "sample_weight", POISON_IN | POISON_ONE, XD_DTYPE_F32, 1, POISON_XB);
     poison_fill(sample, 8, 1.0, 0.25);
     d->sample_weight = (const float *)sample->data;
-    d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
+    if (!v->bare) d->common.labels = xd_ids_of(p->labels, XD_DTYPE_I64);
     d->common.mask = p->mask;
     d->common.row_weight =
         (const float *)poison_xtoken_list(s, "row_weight", POISON_XB * POISON_XS, p->student_unit, 1.0, 0.5)
             ->data;
     d->common.denominator_value = 9.0;
     d->common.comm = s->data;
+    if (v->split) d->sequence_comm = s->world;
     d->common.scale = &p->scale;
     p->scale = 0.75;
     d->mode = v->mode;
@@ -251,7 +319,8 @@ static inline bool poison_xtoken_build(poison_scene *s) {
     s->status = &p->status;
     p->reported = true;
     s->reported = &p->reported;
-    s->wide = v->few;
+    s->wide = v->few || (v->kind == XD_XTOKEN_SAME && v->mode != XD_XTOKEN_AVERAGED_LOGITS &&
+                         d->columns < poison_xtoken_size(s)); /* J is a choice */
     s->weighed = v->score != XD_XTOKEN_SCORE_NONE || v->mode == XD_XTOKEN_SELECT;
     return true;
 }
@@ -269,20 +338,22 @@ static inline int poison_xtoken_found_way(const poison_scene *s, const poison_pa
 }
 
 /* 0: the chunk and its rows do not count, nor are they scored. 1: its sequence has no weight. For comparison: 3: as 0, but
- * scored. 2, 4: the chunk of one teacher does not count and is not scored. */
+ * scored. 2, 4: the chunk of one teacher does not count and is not scored. Of a chunk on several ranks the rows of rank 1 alone
+ * have the value, and no cross entropy or score when only that is left out. */
 static inline void poison_xtoken_leave_out(poison_scene *s, int way) {
     const poison_xtoken_variant *v = poison_xtoken_variants + s->variant;
     poison_xtoken *p = (poison_xtoken *)s->own;
     const int64_t teacher_rows = v->kind == XD_XTOKEN_SAME ? POISON_XS : POISON_XT;
-    if (s->layout == POISON_ROWS_SPLIT && s->rank != 1) return;
+    if (s->layout == POISON_ROWS_SPLIT && s->rank != 1 && !v->split) return;
     const bool of[2] = { way != 4, way != 2 }; /* teachers */
+    const bool mine = s->layout != POISON_ROWS_SPLIT || s->rank == 1;
     for (int i = 0; i < 2; i++)
         if (way != 1 && v->kind != XD_XTOKEN_SAME && of[i]) p->chunk_mask[i][s->unit] = 0;
     if (way == 1) ((float *)p->desc.sample_weight)[0] = 0.0f;
     for (int r = 0; r < POISON_XS; r++)
-        if (way == 1 || (way != 2 && way != 4 && p->student_unit[r] == s->unit)) p->mask[r] = 0;
+        if (way == 1 || (way != 2 && way != 4 && p->student_unit[r] == s->unit && mine)) p->mask[r] = 0;
     for (int r = 0; r < teacher_rows && way != 3; r++) {
-        if (way != 1 && p->teacher_unit[r] != s->unit) continue;
+        if (way != 1 && (p->teacher_unit[r] != s->unit || !mine)) continue;
         for (int i = 0; i < p->desc.teacher_count; i++) {
             if (!of[i]) continue;
             if (p->teachers[i].label_weight) ((float *)p->teachers[i].label_weight)[r] = 0.0f;
@@ -307,8 +378,6 @@ static inline poison_verdict poison_expect_xtoken(const poison_scene *s, const p
     if (!strcmp(part->name, "target_log_probs"))
         return isnan(value) || value > 1.0 ? POISON_FOUND : POISON_EITHER;
     if (fabs(value) <= 500.0) return POISON_FINE;
-    if (s->wide && isnan(value) && strstr(part->name, "teacher"))
-        return POISON_EITHER; /* never chosen: not read */
     return finite || value < 0.0 ? POISON_EITHER : POISON_FOUND;
 }
 

@@ -119,9 +119,11 @@ static void xdi_rows_show(const xd_row_args *a, int64_t r) {
 /* Weighted sums over this rank's rows, the findings, the number of rows that count. */
 static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
     double hard = 0.0, soft = 0.0;
-    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
+    xd_total fixed_hard, fixed_soft;
     (void)launch;
     memset(a->record, 0, XD_RECORD_WORDS * sizeof *a->record);
+    memset(&fixed_hard, 0, sizeof fixed_hard);
+    memset(&fixed_soft, 0, sizeof fixed_soft);
     for (int64_t r = 0; r < a->positions.count; r++) {
         const double weight = xdi_rows_weight(a, r), scale = weight * *a->factor;
         xdi_rows_show(a, r);
@@ -137,31 +139,35 @@ static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a)
         hard += weight * v.hard;
         soft += weight * v.soft;
         if (a->fixed &&
-            (!xd_fixed_add(&fixed_hard, weight * v.hard) || !xd_fixed_add(&fixed_soft, weight * v.soft)))
+            (!xd_total_put(&fixed_hard, weight * v.hard) || !xd_total_put(&fixed_soft, weight * v.soft)))
             xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
     }
-    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard : (void *)&hard,
-           a->fixed ? sizeof fixed_hard : sizeof hard);
-    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft : (void *)&soft,
-           a->fixed ? sizeof fixed_soft : sizeof soft);
+    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard.rest : (void *)&hard,
+           a->fixed ? sizeof fixed_hard.rest : sizeof hard);
+    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft.rest : (void *)&soft,
+           a->fixed ? sizeof fixed_soft.rest : sizeof soft);
+    a->record[XD_RECORD_HARD_EIGHTS] = fixed_hard.eights;
+    a->record[XD_RECORD_SOFT_EIGHTS] = fixed_soft.eights;
     return XD_OK;
 }
 
 /* Sum of one loss over the ranks' records, in rank order or as limbs. */
-static double xdi_rows_total(const xd_row_args *a, int which) {
+static double xdi_rows_total(const xd_row_args *a, int which, int eights) {
     double sum = 0.0, part;
-    xd_fixed fixed = { 0, 0 };
+    xd_total fixed;
+    memset(&fixed, 0, sizeof fixed);
     for (int i = 0; i < a->ranks; i++) {
         const int64_t *word = a->records + i * XD_RECORD_WORDS + which;
         if (a->fixed) {
-            fixed.high += word[0];
-            fixed.low += word[1];
+            fixed.rest.high += word[0];
+            fixed.rest.low += word[1];
+            fixed.eights += word[eights - which];
         } else {
             memcpy(&part, word, sizeof part);
             sum += part;
         }
     }
-    return a->fixed ? xd_fixed_value(fixed) : sum;
+    return a->fixed ? xd_total_read(fixed) : sum;
 }
 
 static int64_t xdi_rows_total_count(const xd_row_args *a, int which) {
@@ -189,8 +195,8 @@ static void xdi_rows_status(const xd_row_args *a, bool nothing, xd_status *statu
 static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args *a) {
     const double factor = isfinite(*a->factor) ? *a->factor : 0.0; /* else every row is a finding */
     xd_loss_values *out = a->values;
-    out->hard = xdi_rows_total(a, XD_RECORD_HARD) * factor;
-    out->soft = xdi_rows_total(a, XD_RECORD_SOFT) * factor;
+    out->hard = xdi_rows_total(a, XD_RECORD_HARD, XD_RECORD_HARD_EIGHTS) * factor;
+    out->soft = xdi_rows_total(a, XD_RECORD_SOFT, XD_RECORD_SOFT_EIGHTS) * factor;
     out->loss = a->hard_weight * out->hard + a->soft_weight * out->soft;
     out->counted = xdi_rows_total_count(a, XD_RECORD_COUNTED);
     xdi_rows_status(a, a->denominator && a->denominator->inverse == 0.0, launch->status);
@@ -198,6 +204,56 @@ static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args 
 }
 
 /* ---- columns ---- */
+
+enum { XDI_VOTERS_BLOCK = 64 };
+
+/* The bits of a bf16 are those of the f32's upper half. A block at a time, because compilers make vectors of a loop whose
+ * length they know. */
+static bool xdi_rows_block_votes(const uint32_t *bits) {
+    uint32_t bad = 0;
+    for (int i = 0; i < XDI_VOTERS_BLOCK; i++)
+        bad |= (uint32_t)((bits[i] & 0x7fffffffu) > 0x7f800000u) | (uint32_t)(bits[i] == 0x7f800000u);
+    return bad == 0;
+}
+
+static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
+    const int64_t at = r * (x->stride ? x->stride : x->cols);
+    for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
+        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
+        if (x->dtype == XD_DTYPE_F32)
+            memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));
+        else if (x->dtype == XD_DTYPE_BF16)
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = (uint32_t)((const uint16_t *)x->data)[at + c + i] << 16;
+        else
+            for (int64_t i = 0; i < count; i++)
+                bits[i] = xdi_loss_load(x, r, c + i) < (double)INFINITY ? 0 : 0x7f800000u;
+        if (!xdi_rows_block_votes(bits)) return false;
+    }
+    return true;
+}
+
+typedef struct xdi_rows_voters {
+    const xd_rows *logits;
+    const uint8_t *mask;
+    int64_t columns;
+    uint8_t *voters;
+} xdi_rows_voters;
+
+static void xdi_cpu_rows_voters_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    const xdi_rows_voters *v = (const xdi_rows_voters *)args;
+    (void)launch, (void)slot;
+    for (int64_t r = begin; r < end; r++)
+        v->voters[r] = (uint8_t)((!v->mask || v->mask[r]) && xdi_rows_votes(v->logits, r, v->columns));
+}
+
+static xd_result xdi_cpu_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                     int64_t columns, uint8_t *voters) {
+    const xdi_rows_voters v = { logits, mask, columns, voters };
+    return xdi_spread_rows(launch, logits->rows, columns, xdi_cpu_rows_voters_rows, &v);
+}
 
 static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                             const uint8_t *mask, int64_t columns, float *maxima) {
@@ -257,9 +313,9 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count,         xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,
-        xdi_cpu_rows_scales,        xdi_cpu_rows_sum,         xdi_cpu_rows_finish,
-        xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,    xdi_cpu_rows_keep,
+        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
     };
     return &kernels;
 }

@@ -120,7 +120,9 @@ static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_
         for (int64_t j = 0; j < a->ids_count; j++) {
             const int64_t id = xd_id_at(a->ids, r * a->ids_stride + j);
             const bool owned = id >= a->vocab.begin && id < a->vocab.end;
-            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            double *part = &a->parts[r * a->ids_count + j];
+            *part = owned ? xdi_loss_load(&a->logits, r, id - a->vocab.begin) : 0.0;
+            if (owned && a->finite && !a->finite[r]) *part = (double)NAN;
         }
     return XD_OK;
 }

@@ -45,7 +45,7 @@ XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
 }
 
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->largest = 0.0;
     c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
     for (int64_t j = 0; j < k; j++) {
@@ -167,7 +167,7 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(sum) && isfinite(value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, value + a->merged[0]) ? 1.0 : 0.0;
     return XD_OK;
 }
 

@@ -36,7 +36,8 @@ static void xdi_cpu_xtoken_target_places(const xd_launch *launch, const void *ar
     (void)launch, (void)slot;
     for (int64_t i = xdi_xtoken_first_row(x, begin); i < last; i++) {
         const int64_t row = x->rows[i];
-        const double lse = xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
+        const double lse =
+            x->finite && !x->finite[row] ? (double)NAN : xdi_cpu_xtoken_row_lse(x, row, a->ids, a->k);
         for (int64_t j = 0; j < a->k; j++)
             xdi_cells_add(a->fixed, a->cells, x->places[i] * a->k + j,
                           xdi_loss_load(&x->logits, row, a->ids[j]) / x->temperature - lse);

@@ -35,17 +35,22 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xt
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
 }
 
+/* Does the row hold a number that is NaN or infinity, perhaps in a column that nobody picks, or on another shard? */
+static bool xdi_cpu_xtoken_is_bad(const xd_xtoken_rows *x, int64_t row) {
+    return (x->finite && !x->finite[row]) || (x->lse && !(x->lse[row] < (double)INFINITY));
+}
+
 static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
     const xd_xtoken_rows *x = &a->x;
     (void)launch, (void)slot;
     for (int64_t i = begin * a->k; i < end * a->k; i++) {
-        const int64_t v = a->ids[i % a->k] - x->first;
+        const int64_t v = a->ids[i % a->k] - x->first, row = x->rows[i / a->k];
         const double before = a->add ? a->out[i] : 0.0;
-        a->out[i] = v >= 0 && v < x->columns
-                        ? before + a->scale * xdi_loss_load(&x->logits, x->rows[i / a->k], v)
-                        : -INFINITY;
+        a->out[i] = v >= 0 && v < x->columns ? before + a->scale * xdi_loss_load(&x->logits, row, v)
+                                             : (double)-INFINITY;
+        if (xdi_cpu_xtoken_is_bad(x, row)) a->out[i] = (double)NAN;
     }
 }
 
@@ -88,7 +93,7 @@ static void xdi_cpu_xtoken_compare_rows(const xd_launch *launch, const void *arg
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
-        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
+        a->chunks[i].largest = xd_xtoken_chunk_takes(&a->chunks[i], a->chunks[i].value) ? 1.0 : 0.0;
     }
 }
 

@@ -7,6 +7,7 @@
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef uint32_t __attribute__((vector_size(16))) xdi_v4_words; /* which wrap around, for any bits */
 typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
 enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 7 };
 
@@ -55,7 +56,7 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
     return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
-    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
+    return (xdi_v4)(((xdi_v4_words)t << 23) + 0x3f800000u);
 }
 /* Without a table f is up to 1/2; one term less would be wrong by 2.4e-7, all in one direction. */
 XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
@@ -76,8 +77,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
     return xdi_v4_fma(p, f, terms[6]);
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
-    *mantissa = (xdi_v4)(bits - (exponent << 23));
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    const xdi_v4_bits exponent = (xdi_v4_bits)(bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
+    *mantissa = (xdi_v4)(bits - ((xdi_v4_words)exponent << 23));
     const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
     return result;
 }
@@ -126,8 +128,8 @@ XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
     return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
 }
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v;
-    return bits + 0x7fff + ((bits >> 16) & 1);
+    const xdi_v4_words bits = (xdi_v4_words)v;
+    return (xdi_v4_bits)(bits + 0x7fffu + ((bits >> 16) & 1u));
 }
 XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
     const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;

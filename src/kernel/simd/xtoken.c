@@ -509,7 +509,7 @@ static void xdi_simd_target_places(const xd_launch *launch, const void *args, in
         const double lse = xdi_simd_xtoken_lse(xdi_simd_tiles(launch), &rows, 0, a->k, tau);
         xd_xtoken_target_args one = *a;
         one.x = xdi_simd_xtoken_one(&a->x, i);
-        if (isnan(lse))
+        if (isnan(lse) || (a->x.finite && !a->x.finite[a->x.rows[i]]))
             xd_xtoken_kernels_cpu()->target(launch, &one);
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
@@ -593,7 +593,7 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */

@@ -1724,8 +1724,8 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
                                    int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. Also
- * collective over comm. */
+ * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. A
+ * weight that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
 
@@ -5344,7 +5344,7 @@ typedef struct xd_row_kernels {
     xd_result (*count)(const xd_launch *launch, const xd_positions *positions, int64_t *part);
     /* a part summed over ranks becomes the denominator; they may share memory */
     xd_result (*denominator)(const xd_launch *launch, const int64_t *part, xd_denominator *out);
-    /* hit.value / counted.value; 0 when nothing counted */
+    /* hit.value / counted.value; 0 when nothing counted, NaN when a weight was refused */
     xd_result (*ratio)(const xd_launch *launch, const xd_denominator *hit, const xd_denominator *counted,
                        double *out);
     /* positions, scale, denominator -> row_scale, factor */
@@ -10977,7 +10977,7 @@ static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t
 static xd_result xdi_cpu_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
                                     const xd_denominator *counted, double *out) {
     (void)launch;
-    *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    *out = counted->refused ? (double)NAN : counted->value > 0.0 ? hit->value / counted->value : 0.0;
     return XD_OK;
 }
 
@@ -46140,4 +46140,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 df7883ca932ce52306803ba45e44057b6d8f8483bc0d24bbda98f3b238ad1cc5 */
+/* xdistill sha256 929259442200f15f58791de46b11701433ecf7778509b49414ba5d1e6fc8d7a4 */

@@ -87,6 +87,9 @@ static int chosen(const poison_family **out) {
     return count;
 }
 
+#if !defined( \
+    POISON_BACKEND) /* tests/cuda/test_cuda_poison.cpp has the table from here and tests of its own */
+
 XD_TEST(poison_in_any_input_is_told_and_stays_in_its_unit) {
     const char *all = getenv("XDISTILL_POISON");
     const poison_family *run[sizeof families / sizeof *families];
@@ -96,3 +99,5 @@ XD_TEST(poison_in_any_input_is_told_and_stays_in_its_unit) {
 }
 
 XD_TEST_MAIN()
+
+#endif

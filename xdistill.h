@@ -1758,8 +1758,8 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
                                    int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. Also
- * collective over comm. */
+ * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. A
+ * weight that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
 
@@ -5729,7 +5729,7 @@ typedef struct xd_row_kernels {
     xd_result (*count)(const xd_launch *launch, const xd_positions *positions, int64_t *part);
     /* a part summed over ranks becomes the denominator; they may share memory */
     xd_result (*denominator)(const xd_launch *launch, const int64_t *part, xd_denominator *out);
-    /* hit.value / counted.value; 0 when nothing counted */
+    /* hit.value / counted.value; 0 when nothing counted, NaN when a weight was refused */
     xd_result (*ratio)(const xd_launch *launch, const xd_denominator *hit, const xd_denominator *counted,
                        double *out);
     /* positions, scale, denominator -> row_scale, factor */
@@ -11459,7 +11459,7 @@ static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t
 static xd_result xdi_cpu_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
                                     const xd_denominator *counted, double *out) {
     (void)launch;
-    *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    *out = counted->refused ? (double)NAN : counted->value > 0.0 ? hit->value / counted->value : 0.0;
     return XD_OK;
 }
 
@@ -48241,4 +48241,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a3b3a1c38cea2e067611df77aa3cd7d57647213f01d1f87bd4f0323821e8f7f2 */
+/* xdistill sha256 abc55cb3e5350cdac0d4070e39cd55c3f06043c97b89f570be335377b45816c1 */

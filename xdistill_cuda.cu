@@ -2610,6 +2610,12 @@ static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row
         xdi_cuda_narrow(value, &xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
 }
 
+/* 1 / tau or log2(e) / tau. Where tau is so small that f32 cannot hold it, about the largest f32: with infinity the largest
+ * element, whose difference is 0, would have the power NaN. */
+static __device__ inline float xdi_cuda_factor(double factor) {
+    return (float)fmin(factor, 3.4e38);
+}
+
 /* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
 static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
     return exp2f(__fmul_rn(difference, factor));
@@ -2877,9 +2883,9 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.max = (float)max; /* logits are f32: exact */
     w.teacher_max = (float)teacher_max;
     w.at_arg = (float)at_arg;
-    w.per_tau = (float)(1.0 / a.temperature);
+    w.per_tau = xdi_cuda_factor(1.0 / a.temperature);
     w.hard_factor = (float)XDI_CUDA_LOG2E;
-    w.soft_factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     w.hard = xdi_cuda_loss_has_hard(a);
     w.soft = xdi_cuda_loss_has_soft(a);
     w.uniform = a.uniform_weight != 0.0;
@@ -4118,7 +4124,8 @@ static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_
 
 static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, const xd_denominator *counted,
                                                   double *out) {
-    if (threadIdx.x == 0) *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    if (threadIdx.x == 0)
+        *out = counted->refused ? (double)NAN : counted->value > 0.0 ? hit->value / counted->value : 0.0;
 }
 
 static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
@@ -4541,8 +4548,8 @@ static __device__ inline xdi_cuda_mft_scales xdi_cuda_mft_scales_of(const xd_mft
     xdi_cuda_mft_scales s;
     s.max = (float)row.max;
     s.teacher_max = (float)row.teacher_max;
-    s.per_tau = (float)(1.0 / a.temperature);
-    s.factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    s.per_tau = xdi_cuda_factor(1.0 / a.temperature);
+    s.factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     s.q_share = (float)q_share;
     s.weight = (float)a.weight;
     s.log_gap = (float)(log(rest) + row.soft_log - row.teacher_log);
@@ -4850,7 +4857,7 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     if (r >= a.logits.rows) return;
     const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
          c += XDI_CUDA_EIGHT * TEAM) {
@@ -5171,8 +5178,8 @@ template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
     const int64_t columns = a.vocab.end - a.vocab.begin, *skipped = a.order + r * a.k;
-    const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float max = (float)a.maxima[r], per_tau = xdi_cuda_factor(1.0 / a.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
         int64_t next = xdi_cuda_lower_bound(skipped, inside, c);
@@ -5524,8 +5531,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
     const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
     const double scale = a.weight * a.row_scale[r] / a.temperature;
     const xdi_cuda_topk_line w = { (float)row.max,
-                                   (float)(1.0 / a.temperature),
-                                   (float)(XDI_CUDA_LOG2E / a.temperature),
+                                   xdi_cuda_factor(1.0 / a.temperature),
+                                   xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature),
                                    (float)exp(-row.log),
                                    (float)row.log,
                                    (float)(scale * row.outside),
@@ -6486,7 +6493,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_c
     const int64_t row = a.x.rows[blockIdx.x];
     const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.x.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
@@ -7289,7 +7296,7 @@ struct xdi_cuda_uld_power {
     __device__ xdi_cuda_uld_power(const xd_uld_rows &side, int64_t row, double times) {
         const double *part = side.parts + row * XD_SOFTMAX_PARTS;
         max = (float)part[XD_SOFTMAX_MAX];
-        factor = (float)(XDI_CUDA_LOG2E / side.temperature);
+        factor = xdi_cuda_factor(XDI_CUDA_LOG2E / side.temperature);
         scale = times / part[XD_SOFTMAX_SUM];
     }
     __device__ double operator()(float logit) const {
@@ -7847,4 +7854,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 9ac12a05355c194826540ec6843912332bfc0f7e6bfd5c6af6e00a4c52844273 */
+/* xdistill sha256 4af29fd2ddfb3af8af435d762afbe5b2f95aadfc606b6a28d850a7556482d742 */

@@ -102,6 +102,9 @@ static const poison_family *const wide[] = {
     &poison_family_vocab_topk, &poison_family_topk_columns, &poison_family_topk_gather,
 };
 
+#if !defined( \
+    POISON_BACKEND) /* tests/cuda/test_cuda_poison.cpp has the table from here and tests of its own */
+
 XD_TEST(poison_in_any_input_is_told_and_stays_in_its_unit) {
     const char *all = getenv("XDISTILL_POISON");
     const long given = !all ? 41 : !strcmp(all, "all") ? 1 : atol(all), stride = given > 0 ? given : 1;
@@ -113,3 +116,5 @@ XD_TEST(poison_in_any_input_is_told_and_stays_in_its_unit) {
 }
 
 XD_TEST_MAIN()
+
+#endif

@@ -213,7 +213,7 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 
 # What every line carries. A verdict "ok" counts for the same commit, sources and device.
 describe() {
     commit=${GPU_CHECK_COMMIT:-$(git describe --always --dirty --abbrev=12 2>/dev/null || cat COMMIT 2>/dev/null || echo unknown)}
-    sources=$(find src tests/cuda tests/golden tests/helpers bench xdistill* -type f ! -path 'bench/results/*' |
+    sources=$(find src tests/cuda tests/golden tests/helpers tests/test_poison.c bench xdistill* -type f ! -path 'bench/results/*' |
         LC_ALL=C sort | xargs cat | cksum)
     if [ "$emulate" ]; then
         device=emulation toolkit=$($cxx --version | head -n 1)

@@ -87,9 +87,9 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.max = (float)max; /* logits are f32: exact */
     w.teacher_max = (float)teacher_max;
     w.at_arg = (float)at_arg;
-    w.per_tau = (float)(1.0 / a.temperature);
+    w.per_tau = xdi_cuda_factor(1.0 / a.temperature);
     w.hard_factor = (float)XDI_CUDA_LOG2E;
-    w.soft_factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     w.hard = xdi_cuda_loss_has_hard(a);
     w.soft = xdi_cuda_loss_has_soft(a);
     w.uniform = a.uniform_weight != 0.0;

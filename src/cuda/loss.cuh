@@ -151,6 +151,12 @@ static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row
         xdi_cuda_narrow(value, &xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
 }
 
+/* 1 / tau or log2(e) / tau. Where tau is so small that f32 cannot hold it, about the largest f32: with infinity the largest
+ * element, whose difference is 0, would have the power NaN. */
+static __device__ inline float xdi_cuda_factor(double factor) {
+    return (float)fmin(factor, 3.4e38);
+}
+
 /* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
 static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
     return exp2f(__fmul_rn(difference, factor));

@@ -57,7 +57,8 @@ static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_
 
 static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, const xd_denominator *counted,
                                                   double *out) {
-    if (threadIdx.x == 0) *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    if (threadIdx.x == 0)
+        *out = counted->refused ? (double)NAN : counted->value > 0.0 ? hit->value / counted->value : 0.0;
 }
 
 static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,

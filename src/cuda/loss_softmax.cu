@@ -10,7 +10,7 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     if (r >= a.logits.rows) return;
     const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
          c += XDI_CUDA_EIGHT * TEAM) {

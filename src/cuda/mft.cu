@@ -69,8 +69,8 @@ static __device__ inline xdi_cuda_mft_scales xdi_cuda_mft_scales_of(const xd_mft
     xdi_cuda_mft_scales s;
     s.max = (float)row.max;
     s.teacher_max = (float)row.teacher_max;
-    s.per_tau = (float)(1.0 / a.temperature);
-    s.factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    s.per_tau = xdi_cuda_factor(1.0 / a.temperature);
+    s.factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     s.q_share = (float)q_share;
     s.weight = (float)a.weight;
     s.log_gap = (float)(log(rest) + row.soft_log - row.teacher_log);

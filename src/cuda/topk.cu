@@ -54,8 +54,8 @@ template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
     const int64_t columns = a.vocab.end - a.vocab.begin, *skipped = a.order + r * a.k;
-    const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
-    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    const float max = (float)a.maxima[r], per_tau = xdi_cuda_factor(1.0 / a.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
         int64_t next = xdi_cuda_lower_bound(skipped, inside, c);
@@ -407,8 +407,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_co
     const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
     const double scale = a.weight * a.row_scale[r] / a.temperature;
     const xdi_cuda_topk_line w = { (float)row.max,
-                                   (float)(1.0 / a.temperature),
-                                   (float)(XDI_CUDA_LOG2E / a.temperature),
+                                   xdi_cuda_factor(1.0 / a.temperature),
+                                   xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature),
                                    (float)exp(-row.log),
                                    (float)row.log,
                                    (float)(scale * row.outside),

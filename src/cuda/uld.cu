@@ -11,7 +11,7 @@ struct xdi_cuda_uld_power {
     __device__ xdi_cuda_uld_power(const xd_uld_rows &side, int64_t row, double times) {
         const double *part = side.parts + row * XD_SOFTMAX_PARTS;
         max = (float)part[XD_SOFTMAX_MAX];
-        factor = (float)(XDI_CUDA_LOG2E / side.temperature);
+        factor = xdi_cuda_factor(XDI_CUDA_LOG2E / side.temperature);
         scale = times / part[XD_SOFTMAX_SUM];
     }
     __device__ double operator()(float logit) const {

@@ -11,7 +11,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_c
     const int64_t row = a.x.rows[blockIdx.x];
     const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
     const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = (float)(XDI_CUDA_LOG2E / a.x.temperature);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
     xdi_cuda_sums<1, false> mine;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {

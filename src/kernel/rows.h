@@ -58,7 +58,7 @@ typedef struct xd_row_kernels {
     xd_result (*count)(const xd_launch *launch, const xd_positions *positions, int64_t *part);
     /* a part summed over ranks becomes the denominator; they may share memory */
     xd_result (*denominator)(const xd_launch *launch, const int64_t *part, xd_denominator *out);
-    /* hit.value / counted.value; 0 when nothing counted */
+    /* hit.value / counted.value; 0 when nothing counted, NaN when a weight was refused */
     xd_result (*ratio)(const xd_launch *launch, const xd_denominator *hit, const xd_denominator *counted,
                        double *out);
     /* positions, scale, denominator -> row_scale, factor */

@@ -45,8 +45,8 @@ XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
                                    int64_t ids_stride, float *values);
 
 /* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. Also
- * collective over comm. */
+ * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. A
+ * weight that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
 

@@ -18,6 +18,8 @@
  *   ALONE      of a call that reports nothing: other units are what they were, this one's results may be anything
  *
  * Every rank runs all cases in the same order and compares its own results; then the ranks compare theirs.
+ *
+ * A program sets poison_all.backend where contexts compute on a device instead of the CPU's levels (tests/cuda).
  * */
 #ifndef XD_POISON_H
 #define XD_POISON_H
@@ -198,6 +200,19 @@ static inline poison_part *poison_totals(poison_scene *s, const xd_loss_values *
                       XD_DTYPE_I64);
 }
 
+/* ---- where contexts compute ---- */
+
+/* A device. Scenes stay in host memory: the back end brings them to the device for the length of each call. */
+typedef struct poison_backend {
+    const char *name;
+    bool (*serves)(const poison_family *family);
+    void (*begin)(
+        poison_scene *s); /* this rank's context computes there until `end`; called on the rank's thread */
+    void (*end)(poison_scene *s);
+    /* What is asked on the device, where the family asks for `verdict`. */
+    poison_verdict (*expect)(const poison_scene *s, bool reported, poison_verdict verdict);
+} poison_backend;
+
 /* ---- what was found ---- */
 
 /* Violations of one kind, over all levels, modes and ranks. */
@@ -207,14 +222,15 @@ typedef struct poison_kind {
 } poison_kind;
 
 static struct {
-    pthread_mutex_t lock;
     pthread_barrier_t barrier;
     poison_kind kinds[POISON_KINDS];
     int kind_count;
     long calls, cases, violations;
     poison_scene *scenes[POISON_RANKS];
     const char *level, *mode;
-} poison_all = { .lock = PTHREAD_MUTEX_INITIALIZER };
+    const poison_backend *backend; /* NULL: the CPU */
+} poison_all;
+static pthread_mutex_t poison_lock = PTHREAD_MUTEX_INITIALIZER; /* of the violations */
 
 /* The case at hand, of one rank. */
 typedef struct poison_case {
@@ -230,7 +246,7 @@ static inline void poison_violation(const poison_scene *s, const poison_case *at
     char key[160];
     snprintf(key, sizeof key, "%s[%d] %s%s: %s%s%s", s->family->name, s->variant, at->part->name,
              at->way < 0 ? "" : ", left out", what, where ? " " : "", where ? where->name : "");
-    pthread_mutex_lock(&poison_all.lock);
+    pthread_mutex_lock(&poison_lock);
     int i = 0;
     while (i < poison_all.kind_count && strcmp(poison_all.kinds[i].key, key)) i++;
     if (i < POISON_KINDS) {
@@ -246,7 +262,7 @@ static inline void poison_violation(const poison_scene *s, const poison_case *at
         kind->count++;
     }
     poison_all.violations++;
-    pthread_mutex_unlock(&poison_all.lock);
+    pthread_mutex_unlock(&poison_lock);
     xd_test_fail();
 }
 
@@ -431,7 +447,8 @@ static inline void poison_judge(const poison_scene *s, const poison_case *at, po
     case POISON_REFUSED:
         if (s->result != XD_ERROR_ARGUMENT && (s->layout != POISON_ROWS_SPLIT || s->result != XD_ERROR_PEER))
             poison_violation(s, at, "not refused", NULL, (double)s->result);
-        poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, 0, "refused, but it wrote");
+        poison_same(s, at, s->fresh, POISON_OUT | POISON_TOTAL, at->part->role & POISON_OUT ? 1 : 0,
+                    "refused, but it wrote");
         break;
     case POISON_NORM:
         if (*s->reported && (findings > 0) == (isfinite(at->value) != 0))
@@ -516,6 +533,11 @@ static inline int64_t poison_column(const poison_part *part, long turn) {
     return turn % 3 == 0 ? 0 : turn % 3 == 1 ? part->width - 1 : part->width / 2;
 }
 
+static inline poison_verdict poison_asked(const poison_scene *s, const poison_case *at,
+                                          poison_verdict verdict) {
+    return poison_all.backend ? poison_all.backend->expect(s, at->reported, verdict) : verdict;
+}
+
 /* One input: every value, counted and left out in every way; what is found also with no status to tell it. */
 static inline void poison_run_part(poison_scene *s, const poison_part *part, poison_sample *sample) {
     for (int v = 0; v < POISON_VALUES; v++) {
@@ -531,7 +553,7 @@ static inline void poison_run_part(poison_scene *s, const poison_part *part, poi
             poison_reference(s, -1);
             const int other = at.way < 0 ? poison_found_way(s, part) : at.way;
             if (s->family->ways && other >= 0) poison_reference(s, other);
-            poison_run_case(s, &at, verdict, poison_column(part, sample->next));
+            poison_run_case(s, &at, poison_asked(s, &at, verdict), poison_column(part, sample->next));
             if (s->rank == 0) poison_all.cases++;
         }
     }
@@ -591,7 +613,11 @@ static inline xd_result poison_rank(xd_comm *world, void *argument) {
     s.fresh = memory + POISON_BLOCK;
     s.clean = s.fresh + POISON_BLOCK;
     for (int i = 0; i < POISON_WAYS; i++) s.left_out[i] = s.clean + (size_t)(i + 1) * POISON_BLOCK;
-    for (int i = 0; i < job->count; i++) poison_run_family(&s, job->families[i], &sample);
+    const poison_backend *backend = poison_all.backend;
+    if (backend) backend->begin(&s);
+    for (int i = 0; i < job->count; i++)
+        if (!backend || backend->serves(job->families[i])) poison_run_family(&s, job->families[i], &sample);
+    if (backend) backend->end(&s);
     free(memory);
     return XD_OK;
 }
@@ -600,8 +626,9 @@ static inline xd_result poison_rank(xd_comm *world, void *argument) {
 static inline void poison_run_sized(const poison_family *const *families, int count, long stride,
                                     int64_t size) {
     static const char *const modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
+    const int last = poison_all.backend ? (int)XD_CPU_PLAIN : (int)XD_CPU_AVX512_BF16;
     long turn = 0;
-    for (int level = (int)XD_CPU_PLAIN; level <= (int)XD_CPU_AVX512_BF16; level++)
+    for (int level = (int)XD_CPU_PLAIN; level <= last; level++)
         for (int mode = 0; mode < 3; mode++)
             for (int ranks = 1; ranks <= POISON_RANKS; ranks += POISON_RANKS - 1) {
                 poison_job job = { families, count, stride, turn++ * 5, size };
@@ -611,7 +638,8 @@ static inline void poison_run_sized(const poison_family *const *families, int co
                 desc.cpu = (xd_cpu_level)level;
                 desc.reduction = (xd_reduction)mode;
                 desc.log_level = XD_LOG_NONE;
-                poison_all.level = xd_cpu_level_name((xd_cpu_level)level);
+                poison_all.level =
+                    poison_all.backend ? poison_all.backend->name : xd_cpu_level_name((xd_cpu_level)level);
                 poison_all.mode = modes[mode];
                 pthread_barrier_init(&poison_all.barrier, NULL, (unsigned)ranks);
                 CHECK_EQ_INT(xd_run_threads(ranks, &desc, poison_rank, &job, NULL), XD_OK);

@@ -46,7 +46,7 @@ static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t
 static xd_result xdi_cpu_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
                                     const xd_denominator *counted, double *out) {
     (void)launch;
-    *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    *out = counted->refused ? (double)NAN : counted->value > 0.0 ? hit->value / counted->value : 0.0;
     return XD_OK;
 }
 

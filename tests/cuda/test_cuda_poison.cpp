@@ -1,0 +1,80 @@
+/* Numbers that no training run should hold, in device memory: the table of tests/test_poison.c asks the same of a GPU as of
+ * the CPU. cuda_poison.h says how its calls get there, and names the families that have no device form.
+ *
+ * A sample runs: of losses across tokenizers every 2003rd case, of other losses every 499th, of the rest every 11th; in orders
+ * and streams other than the usual ones a fifth of that. XDISTILL_POISON=all runs all cases, and XDISTILL_POISON_ONLY=name
+ * those of the calls whose names contain it. */
+#include "cuda_test.h"
+
+#include <cmath>
+
+/* The largest element of a row differs from itself by 0, and 0 times an infinite 1 / tau would be NaN. */
+XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_finite) {
+    enum { ROWS = 3, COLS = 7 };
+    Gpu gpu;
+    Random random(3);
+    std::vector<float> x(ROWS * COLS), y(ROWS * COLS);
+    for (size_t i = 0; i < x.size(); i++) x[i] = 3.0f * random.unit(), y[i] = 3.0f * random.unit();
+    const std::vector<xd_loss_report> none(1);
+    const std::vector<int64_t> label(ROWS, 2);
+    Device student(x), teacher(y), gradient(x), report(none), labels(label);
+    xd_loss_report *at = report.at<xd_loss_report>();
+    xd_vocab *vocab = nullptr;
+    CHECK_EQ_INT(xd_vocab_create_even(gpu.ctx, nullptr, COLS, &vocab), XD_OK);
+    xd_mft_desc d = {};
+    d.loss.vocab = vocab;
+    d.loss.student = xd_rows_of(student.at(), XD_DTYPE_F32, ROWS, COLS);
+    d.loss.teacher = xd_rows_of(teacher.at(), XD_DTYPE_F32, ROWS, COLS);
+    d.loss.common.gradient = xd_rows_of(gradient.at(), XD_DTYPE_F32, ROWS, COLS);
+    d.loss.common.status = &at->status;
+    d.loss.soft_weight = 1.5;
+    d.loss.temperature = 1e-41;
+    d.loss.common.labels = xd_ids_of(labels.at(), XD_DTYPE_I64);
+    for (int minimal = 0; minimal < 2; minimal++) {
+        CHECK_EQ_INT(minimal ? xd_mft_loss(gpu.ctx, &d, &at->values) : xd_loss(gpu.ctx, &d.loss, &at->values), XD_OK);
+        gpu.wait();
+        for (float g : gradient.host<float>()) CHECK(std::isfinite(g));
+    }
+    xd_vocab_destroy(vocab);
+}
+
+#include "cuda_poison.h"
+
+#define POISON_BACKEND
+#include "../test_poison.c"
+
+XD_TEST(poison_each_family_of_the_table_runs_on_a_gpu_or_is_excused) {
+    for (const poison_family *family : families) {
+        if (gpu_serves(family) != gpu_excuses(family)) continue;
+        printf("%s: neither among the families of cuda_poison.h nor excused there, or both\n", family->name);
+        CHECK(false);
+    }
+}
+
+/* How many cases of a family stand for one that runs: kernels run slowly in the emulation, most of all those of long lists. */
+static long stride_of(const poison_family *family) {
+    const char *all = getenv("XDISTILL_POISON");
+    const long less = getenv("EMU_ORDER") || getenv("EMU_STREAMS") ? 5 : 1;
+    if (all && !strcmp(all, "all")) return 1;
+    if (!strncmp(family->name, "xd_xtoken", 9)) return 2003 * less;
+    return (strstr(family->name, "_loss") ? 499 : 11) * less;
+}
+
+/* Families of the same stride run together, so that a sample goes on from one to the next. */
+XD_TEST(poison_in_device_memory_is_told_and_stays_in_its_unit) {
+    const poison_family *run[sizeof families / sizeof *families], *some[sizeof families / sizeof *families];
+    const int count = chosen(run);
+    poison_all.backend = &gpu_backend;
+    for (int first = 0; first < count; first++) {
+        const long stride = stride_of(run[first]);
+        int together = 0;
+        bool done = false;
+        for (int i = 0; i < first; i++) done = done || stride_of(run[i]) == stride;
+        for (int i = first; i < count && !done; i++)
+            if (stride_of(run[i]) == stride) some[together++] = run[i];
+        if (together) poison_run(some, together, stride);
+    }
+    poison_report("poison on a GPU");
+}
+
+XD_CUDA_TEST_MAIN()

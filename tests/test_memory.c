@@ -243,7 +243,23 @@ static xd_result build_model(xd_ctx *ctx) {
     return result;
 }
 
-XD_TEST(a_model_survives_a_failure_of_each_of_its_allocations) {
+/* Buckets, and leaves in memory of the context. */
+static xd_result plan_buckets(xd_ctx *ctx) {
+    const xd_bucket_param params[] = { { .numel = 30 }, { .numel = 5 } };
+    const xd_bucket_plan_desc desc = { .params = params, .param_count = 2, .ranks = 2, .sharded = true };
+    const xd_leaf_stack_desc leaves = { .leaves = { .first = 0, .count = 3, .total = 3 }, .elements = 4 };
+    xd_bucket_plan *plan = NULL;
+    xd_leaf_stack *stack = NULL;
+    float *place = NULL;
+    xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
+    if (result == XD_OK) result = xd_leaf_stack_create_in(ctx, &leaves, &stack);
+    if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
+    xd_leaf_stack_destroy(stack);
+    xd_bucket_plan_destroy(plan);
+    return result;
+}
+
+static void fail_each_allocation(xd_result (*build)(xd_ctx *ctx), int64_t least) {
     heap h = { 0 };
     const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
     xd_ctx *ctx = NULL;
@@ -252,15 +268,20 @@ XD_TEST(a_model_survives_a_failure_of_each_of_its_allocations) {
     int64_t failures = 0;
     for (;; failures++) {
         h.fails_at = h.calls + failures + 1;
-        const xd_result result = build_model(ctx);
+        const xd_result result = build(ctx);
         CHECK_EQ_INT(h.live, live);
         if (result == XD_OK || failures > 100) break;
         CHECK(result == XD_ERROR_MEMORY);
     }
-    CHECK(failures >= 8);
+    CHECK(failures >= least);
     h.fails_at = 0;
-    CHECK(build_model(ctx) == XD_OK);
+    CHECK(build(ctx) == XD_OK);
     xd_ctx_destroy(ctx);
+}
+
+XD_TEST(models_buckets_and_leaves_survive_a_failure_of_each_of_their_allocations) {
+    fail_each_allocation(build_model, 8);
+    fail_each_allocation(plan_buckets, 2);
 }
 
 XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {

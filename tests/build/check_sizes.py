@@ -14,7 +14,7 @@ LEFT_OUT = {
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_canonical xd_comm_counters xd_copy xd_denominator
-xd_ema_match xd_ema_record xd_memory_bytes xd_weight_info xd_model_desc xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
+xd_ema_match xd_ema_record xd_memory_bytes xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
 xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
 xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
@@ -32,8 +32,12 @@ xd_sgd_defaults(param_count) xd_shift_desc.ignore_index xd_store_f64(index) xd_t
 xd_teacher_cache_desc.teacher_hash xd_tensor.device xd_tensor_bytes(rank) xd_tensor_view(rank)
 xd_tokenizer_desc.max_bytes xd_topology_coordinate(rank) xd_valid_chunks(count) xd_weights_files_at(file)
 xd_weights_gather_desc.max_shard_bytes xd_weights_gather_desc.staging_bytes xd_weights_writer_desc.max_shard_bytes"""
-# Numbers of a model's description: tests/test_model.c makes those wrong that can be.
-COUNTS_OF_MODELS = """xd_ema_bytes(count) xd_model_params(capacity) xd_model_weight_at(index) xd_weight_desc.group xd_weight_desc.ndim
+# Numbers of models, buckets and leaves: tests/test_model.c, test_buckets.c and test_comm.c make those wrong that can be.
+COUNTS_OF_MODELS = """xd_bucket_param.numel xd_bucket_plan_at(index) xd_bucket_plan_desc.bucket_count xd_bucket_plan_desc.bucket_size
+xd_bucket_plan_desc.chunk xd_bucket_plan_desc.instances xd_bucket_plan_desc.param_count xd_bucket_plan_desc.ranks
+xd_bucket_plan_desc.stage xd_bucket_plan_param(param) xd_bucket_plan_piece(param) xd_bucket_plan_piece(rank)
+xd_bucket_plan_shard(bucket) xd_bucket_plan_shard(rank) xd_ema_bytes(count) xd_leaf_stack_desc.elements
+xd_leaf_stack_desc.memory_bytes xd_model_params(capacity) xd_model_weight_at(index) xd_weight_desc.group xd_weight_desc.ndim
 xd_weight_desc.room xd_weight_desc.stored_rows xd_weight_set_tensor_parallel(dim) xd_weight_set_tensor_parallel(stride)
 xd_weight_traits.partition_dim xd_weight_traits.partition_stride"""
 # Counts that no test has made wrong yet.

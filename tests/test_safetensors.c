@@ -658,6 +658,70 @@ XD_TEST(an_index_that_does_not_fit_its_files_is_refused) {
     bench_end(&b);
 }
 
+/* ---- the same bytes as ever ---- */
+
+static uint32_t file_checksum(bench *b, const char *name) {
+    char *data = NULL;
+    size_t bytes = 0;
+    CHECK_EQ_INT(xd_file_load(b->ctx, bench_path(b, name), 0, &data, &bytes), XD_OK);
+    const uint32_t checksum = xd_crc32c(0, data, bytes);
+    xd_release(b->ctx, data);
+    return checksum;
+}
+
+enum { MANY = 200, MANY_NAME = 24 };
+
+/* Tensors of all dtypes, in an order that is none; names of which some begin alike. */
+typedef struct crowd {
+    char names[MANY][MANY_NAME];
+    int64_t shapes[MANY][3];
+    xd_safetensors_entry entries[MANY];
+} crowd;
+
+static void crowd_make(crowd *c) {
+    for (int i = 0; i < MANY; i++) {
+        const xd_dtype dtype = (xd_dtype)(1 + i * 7 % (int)XD_DTYPE_F64);
+        snprintf(c->names[i], MANY_NAME, "layers.%d.%s", i * 37 % MANY, i % 3 ? "weight" : "w");
+        for (int d = 0; d < 3; d++) c->shapes[i][d] = (i + d * 5) % 4;
+        const xd_safetensors_entry entry = { c->names[i], dtype, i % 4, c->shapes[i] };
+        c->entries[i] = entry;
+    }
+}
+
+static xd_result write_crowd(bench *b, const crowd *c, const char *name, size_t alignment) {
+    static const unsigned char data[216] = { 1, 2, 3 };
+    xd_safetensors_writer *w = NULL;
+    xd_safetensors_writer_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.entries = c->entries;
+    desc.entry_count = MANY;
+    desc.alignment = alignment;
+    XD_TRY(xd_safetensors_writer_create(b->ctx, bench_path(b, name), &desc, &w));
+    for (int i = 0; i < MANY; i++) CHECK_EQ_INT(xd_safetensors_writer_write(w, i, data), XD_OK);
+    return xd_safetensors_writer_commit(w);
+}
+
+/* The numbers are those of the files of 2026-11-24. Who changes one changes what every later reader compares with. */
+XD_TEST(files_have_the_bytes_that_they_always_had) {
+    bench b;
+    crowd *c = (crowd *)calloc(1, sizeof *c);
+    bench_start(&b);
+    crowd_make(c);
+    CHECK_EQ_INT(write_file(&b, "a", 0), XD_OK);
+    CHECK_EQ_INT(write_file(&b, "b", 4096), XD_OK);
+    CHECK_EQ_INT(write_crowd(&b, c, "c", 0), XD_OK);
+    CHECK_EQ_INT(write_crowd(&b, c, "d", 64), XD_OK);
+    CHECK_EQ_INT(file_checksum(&b, "a"), 0x042b6c6du);
+    CHECK_EQ_INT(file_checksum(&b, "b"), 0x379b3967u);
+    CHECK_EQ_INT(file_checksum(&b, "c"), 0x29303c28u);
+    CHECK_EQ_INT(file_checksum(&b, "d"), 0xf0ecd444u);
+    CHECK_EQ_INT(write_model(&b, 18), XD_OK);
+    CHECK_EQ_INT(file_checksum(&b, "model-00002-of-00003-save-1.safetensors"), 0x733f635du);
+    CHECK_EQ_INT(file_checksum(&b, "model.safetensors.index.json"), 0x689775dcu);
+    free(c);
+    bench_end(&b);
+}
+
 /* ---- faults ---- */
 
 static xd_result save_and_load(bench *b) {

@@ -60,6 +60,9 @@ XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
 XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
 
+/* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
+XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the

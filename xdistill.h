@@ -334,7 +334,9 @@ typedef enum xd_file_mode {
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
  * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
  * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
- * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ * replaceable, whatever lies under a name is replaced; without remove_directory, remove is asked to; without free_space a full
+ * disk is noticed when it is; without write_direct, all writing goes through the cache. New entries are added at the end of
+ * the table.
  *
  * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
@@ -367,6 +369,20 @@ typedef struct xd_files {
     /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
      * symbolic link, which renaming would replace instead of the file that it points to. */
     int (*replaceable)(void *user, const char *path);
+    /* Removes an empty directory and nothing else: ENOTEMPTY or EEXIST when there are names in it, ENOTDIR for what is no
+     * directory, also for a symbolic link to one. `remove` of POSIX removes empty directories too. */
+    int (*remove_directory)(void *user, const char *path);
+    /* Bytes that this user can still write on the file system of something that exists; quotas are not counted, and others may
+     * write meanwhile. ENOTSUP where the file system does not say. */
+    int (*free_space)(void *user, const char *path, uint64_t *bytes);
+    /* As write, past the page cache: all or error, for memory, offset and size without any alignment. Whole blocks go to the
+     * device; what shares its first and its last block with other writers goes through the cache. Nothing is copied when
+     * address and offset are equal modulo XD_FILE_ALIGNMENT; otherwise blocks go through aligned memory of the entry's own.
+     * *reason: 0, or an errno value: why blocks went through the cache after all: ENOSYS where the system has no such writing,
+     * EINVAL where the file system or its device refuses it, ENOMEM. One call on a handle at a time; each writer has its own.
+     * As for write, only sync makes the file durable. */
+    int (*write_direct)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                        int *reason);
 } xd_files;
 
 /* >>base/parallel */
@@ -4275,16 +4291,35 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
  * Errors: IO, MEMORY; then no file is left behind and an old file is untouched. */
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
 
+/* The names in a directory, sorted by their bytes, without "." and "..". *names has *count strings in one block of memory; free
+ * it with xd_release. Local. Errors: IO; MEMORY; UNSUPPORTED without `list`. */
+XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***names, int64_t *count);
+
 /* A file being written under its temporary name. */
 typedef struct xd_publish xd_publish;
 
 /* Starts a file under a temporary name in the directory of `path`. Local. Errors: IO, MEMORY. */
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
+/* Its temporary name, for xd_publish_join on other ranks. Valid as long as the object. */
+XD_API const char *xd_publish_path(const xd_publish *file);
+
+/* Opens a file that exists, to be written in place: one that another rank has started and given its length, of which
+ * each rank writes ranges of its own. xd_publish_commit syncs and closes it, and leaves its name to who started it, who commits
+ * after all others; xd_publish_abort closes it. Local. Errors: IO, MEMORY, UNSUPPORTED. */
+XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out);
+
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
 XD_API xd_result xd_publish_write(xd_publish *file, const void *data, size_t bytes, uint64_t offset);
 
-/* Sets the length, for instance to learn early that the disk is full. Errors: IO. */
+/* The same past the page cache, for much data that nobody here reads soon: see write_direct of xd_files.
+ *   reason   0, or the errno value that says why the cache was used, ENOSYS without write_direct; may be NULL
+ * Errors: IO. */
+XD_API xd_result xd_publish_write_direct(xd_publish *file, const void *data, size_t bytes, uint64_t offset,
+                                         int *reason);
+
+/* Sets the length. A file that grows beyond the free space of its file system is refused: that the disk is full is known before
+ * the first byte is written. The space is not reserved. Errors: IO, with both numbers; UNSUPPORTED. */
 XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
 
 /* Syncs, renames to the final name, syncs the directory, and frees the object, whatever the result.
@@ -7092,10 +7127,12 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
@@ -7309,6 +7346,89 @@ static int xdi_file_replaceable(void *user, const char *path) {
     return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
+static int xdi_file_remove_directory(void *user, const char *path) {
+    (void)user;
+    return rmdir(path) == 0 ? 0 : errno;
+}
+
+/* f_bavail leaves out what is kept for the superuser. A file system that has no blocks has no numbers. */
+static int xdi_file_free_space(void *user, const char *path, uint64_t *bytes) {
+    (void)user;
+    struct statvfs status;
+    if (statvfs(path, &status) != 0) return errno;
+    if (status.f_blocks == 0) return ENOTSUP;
+    const uint64_t block = status.f_frsize ? status.f_frsize : status.f_bsize;
+    *bytes = block > 0 && status.f_bavail > UINT64_MAX / block ? UINT64_MAX : status.f_bavail * block;
+    return 0;
+}
+
+/* ---- past the page cache ---- */
+
+enum { XDI_FILE_ROOM = 4 << 20 }; /* bytes of the aligned memory */
+
+/* A page of the cache is not shared by both ways of writing, so a block is a page where pages are larger. */
+static uint64_t xdi_file_block(void) {
+    const long page = sysconf(_SC_PAGESIZE);
+    return page > XD_FILE_ALIGNMENT ? (uint64_t)page : (uint64_t)XD_FILE_ALIGNMENT;
+}
+
+/* Writes whole blocks to a file that has the flag, through `room` unless that is NULL. The first refusal clears the flag: the
+ * rest goes through the cache. */
+static int xdi_file_write_blocks(int descriptor, const unsigned char *from, size_t bytes, uint64_t offset,
+                                 unsigned char *room, int *reason) {
+    while (bytes > 0) {
+        const size_t part = room && bytes > (size_t)XDI_FILE_ROOM ? (size_t)XDI_FILE_ROOM : bytes;
+        if (room) memcpy(room, from, part);
+        const ssize_t put = pwrite(descriptor, room ? room : from, part, (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && errno == EINVAL && *reason == 0) {
+            *reason = EINVAL;
+            xdi_file_set_direct(descriptor, false);
+            continue;
+        }
+        if (put < 0) return errno;
+        from += put;
+        offset += (uint64_t)put;
+        bytes -= (size_t)put;
+    }
+    return 0;
+}
+
+/* Sets the flag and takes the aligned memory that the blocks need. Returns why not, 0 when they can be written. */
+static int xdi_file_direct_begin(int descriptor, const unsigned char *from, size_t bytes, void **room) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (XDI_FILE_DIRECT == 0) return ENOSYS;
+    if (flags < 0 || fcntl(descriptor, F_SETFL, flags | XDI_FILE_DIRECT) != 0) return errno;
+    if ((uintptr_t)from % XD_FILE_ALIGNMENT == 0) return 0;
+    const size_t size = bytes < (size_t)XDI_FILE_ROOM ? bytes : (size_t)XDI_FILE_ROOM;
+    const int error = posix_memalign(room, XD_FILE_ALIGNMENT, size);
+    if (error != 0) *room = NULL;
+    return error;
+}
+
+static int xdi_file_write_direct(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                                 int *reason) {
+    const unsigned char *from = (const unsigned char *)buffer;
+    const uint64_t block = xdi_file_block(), before = (block - offset % block) % block;
+    const size_t head = before < bytes ? (size_t)before : bytes;
+    const size_t tail = (size_t)((bytes - head) % block), middle = bytes - head - tail;
+    void *room = NULL;
+    const int descriptor = (int)file, flags = fcntl(descriptor, F_GETFL);
+    *reason = 0;
+    if (bytes == 0) return 0;
+    if (middle > 0) *reason = xdi_file_direct_begin(descriptor, from + head, middle, &room);
+    if (*reason != 0) xdi_file_set_direct(descriptor, false);
+    int error =
+        xdi_file_write_blocks(descriptor, from + head, middle, offset + head, (unsigned char *)room, reason);
+    free(room);
+    xdi_file_set_direct(descriptor, false);
+    if (error == 0 && head > 0) error = xdi_file_write(user, file, from, head, offset);
+    if (error == 0 && tail > 0)
+        error = xdi_file_write(user, file, from + head + middle, tail, offset + head + middle);
+    if (flags >= 0 && (flags & XDI_FILE_DIRECT)) xdi_file_set_direct(descriptor, true);
+    return error;
+}
+
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
@@ -7329,6 +7449,9 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->list) files->list = xdi_file_list;
     if (!files->exchange) files->exchange = xdi_file_exchange;
     if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+    if (!files->remove_directory) files->remove_directory = xdi_file_remove_directory;
+    if (!files->free_space) files->free_space = xdi_file_free_space;
+    if (!files->write_direct) files->write_direct = xdi_file_write_direct;
 }
 
 XD_PRIVATE const char *xdi_open_error(int error) {
@@ -8264,7 +8387,7 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
 struct xd_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
-    bool open, locked, renamed;
+    bool open, locked, renamed, joined;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
@@ -8341,6 +8464,73 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
+/* ---- names in a directory ---- */
+
+typedef struct xdi_names {
+    xd_ctx *ctx;
+    char *text; /* NUL-terminated, one behind the other */
+    size_t bytes, capacity;
+    int64_t count;
+    bool full;
+} xdi_names;
+
+static void xdi_names_each(void *argument, const char *name) {
+    xdi_names *n = (xdi_names *)argument;
+    const size_t more = strlen(name) + 1;
+    if (n->full) return;
+    if (more > n->capacity - n->bytes) {
+        const size_t capacity = 2 * n->capacity + more + 1024;
+        char *text = (char *)xd_allocate(n->ctx, capacity);
+        n->full = text == NULL;
+        if (!text) return;
+        if (n->bytes) memcpy(text, n->text, n->bytes);
+        xd_release(n->ctx, n->text);
+        n->text = text;
+        n->capacity = capacity;
+    }
+    memcpy(n->text + n->bytes, name, more);
+    n->bytes += more;
+    n->count++;
+}
+
+static int xdi_names_order(const void *a, const void *b) {
+    return strcmp((const char *)a, (const char *)b);
+}
+
+/* The names in order, copied behind their pointers, in one block. */
+static const char **xdi_names_sorted(const xdi_names *n) {
+    const size_t count = (size_t)n->count, pointers = count * sizeof(char *);
+    const void **order = (const void **)xd_allocate(n->ctx, count * sizeof *order);
+    char *block = order ? (char *)xd_allocate(n->ctx, pointers + n->bytes) : NULL;
+    const char **names = (const char **)(void *)block;
+    if (block && n->bytes) memcpy(block + pointers, n->text, n->bytes);
+    for (size_t i = 0, at = pointers; block && i < count; at += strlen(block + at) + 1, i++)
+        order[i] = block + at;
+    if (block) xdi_sort(order, count, xdi_names_order);
+    for (size_t i = 0; block && i < count; i++) names[i] = (const char *)order[i];
+    xd_release(n->ctx, order);
+    return names;
+}
+
+XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***names, int64_t *count) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->list, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no list",
+               directory);
+    xdi_names n;
+    memset(&n, 0, sizeof n);
+    n.ctx = ctx;
+    const int error = files->list(files->user, directory, xdi_names_each, &n);
+    const char **sorted = error == 0 && !n.full ? xdi_names_sorted(&n) : NULL;
+    xd_release(ctx, n.text);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: list: %s", directory, strerror(error));
+    XD_REQUIRE(ctx, sorted, XD_ERROR_MEMORY, "%s: no room for its %lld names", directory, (long long)n.count);
+    *names = sorted;
+    *count = n.count;
+    return XD_OK;
+}
+
+/* ---- writing ---- */
+
 /* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
 static int xdi_publish_lock(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
@@ -8395,6 +8585,29 @@ XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **o
     return xdi_publish_start(ctx, path, true, out);
 }
 
+XD_API const char *xd_publish_path(const xd_publish *p) {
+    return p->temporary;
+}
+
+XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->write, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no write", path);
+    const size_t length = strlen(path);
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + length + 1);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    p->ctx = ctx;
+    p->path = p->temporary = (char *)(p + 1);
+    memcpy(p->path, path, length + 1);
+    const int error = files->open(files->user, path, XD_FILE_EXISTING, &p->file);
+    p->open = p->joined = error == 0;
+    if (error == 0) {
+        *out = p;
+        return XD_OK;
+    }
+    xd_release(ctx, p);
+    return XD_FAIL(ctx, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+}
+
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
@@ -8403,10 +8616,35 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
     return XD_OK;
 }
 
+XD_API xd_result xd_publish_write_direct(xd_publish *p, const void *data, size_t bytes, uint64_t offset,
+                                         int *reason) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    int why = ENOSYS;
+    const int error = files->write_direct
+                          ? files->write_direct(files->user, p->file, data, bytes, offset, &why)
+                          : files->write(files->user, p->file, data, bytes, offset);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: direct write of %llu bytes at %llu: %s", p->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    if (reason) *reason = why;
+    return XD_OK;
+}
+
+/* A file that grows needs room, which its new length does not take yet. Not knowing is no reason to refuse. */
+static xd_result xdi_publish_check_space(xd_publish *p, uint64_t bytes) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    uint64_t size = 0, room = 0;
+    if (!files->free_space || files->size(files->user, p->file, &size) != 0 || bytes <= size) return XD_OK;
+    if (files->free_space(files->user, p->temporary, &room) != 0) return XD_OK;
+    XD_REQUIRE(p->ctx, bytes - size <= room, XD_ERROR_IO, "%s: %llu bytes more are needed, %llu are free",
+               p->path, (unsigned long long)(bytes - size), (unsigned long long)room);
+    return XD_OK;
+}
+
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
                p->path);
+    XD_TRY(xdi_publish_check_space(p, bytes));
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -8449,8 +8687,8 @@ XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_result result = xdi_publish_close(p);
-    if (result == XD_OK) result = xdi_publish_rename(p);
-    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
+    if (result == XD_OK && !p->joined) result = xdi_publish_rename(p);
+    if (result == XD_OK && !p->joined) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -8459,7 +8697,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && !p->joined && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }
@@ -8508,12 +8746,19 @@ static void xdi_tree_each(void *argument, const char *name) {
     t->path[length] = '\0';
 }
 
-/* Looks into a directory only when remove says that it is one with names in it: never through a symbolic link. */
+/* An empty directory, or whatever else has the name. */
+static int xdi_tree_remove_one(const xdi_tree *t) {
+    const xd_files *files = t->files;
+    const int error = files->remove_directory ? files->remove_directory(files->user, t->path) : ENOTDIR;
+    return error == ENOTDIR ? files->remove(files->user, t->path) : error;
+}
+
+/* Looks into a directory only when its removal says that it is one with names in it: never through a symbolic link. */
 static void xdi_tree_remove(xdi_tree *t) {
-    int error = t->files->remove(t->files->user, t->path);
+    int error = xdi_tree_remove_one(t);
     if ((error == ENOTEMPTY || error == EEXIST) && t->files->list && t->depth < XDI_TREE_DEPTH) {
         error = t->files->list(t->files->user, t->path, xdi_tree_each, t);
-        if (error == 0) error = t->files->remove(t->files->user, t->path);
+        if (error == 0) error = xdi_tree_remove_one(t);
     }
     if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
 }
@@ -46410,4 +46655,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4eb90e9d60edeb1725cb850d40948db676222244cd06613f05d2bbc72206f44e */
+/* xdistill sha256 7d2751868e184a4773ccdfae1845e41b8373bfe77b0850ae411287322652a4d4 */

@@ -18,7 +18,7 @@ typedef struct bench {
     bool fail_files; /* file calls instead of allocations */
     bool no_map;
     bool unsure; /* the sync of a directory failed: files are complete, but perhaps not for ever */
-    uint64_t bytes_read;
+    uint64_t bytes_read, free_space;
     xd_files real;
 } bench;
 
@@ -103,6 +103,12 @@ static int bench_sync_directory(void *user, const char *path) {
     return fails(b, true) ? 5 : 0;
 }
 
+static int bench_free_space(void *user, const char *path, uint64_t *bytes) {
+    (void)path;
+    *bytes = ((bench *)user)->free_space;
+    return 0;
+}
+
 static int bench_remove(void *user, const char *path) {
     return ((bench *)user)->real.remove(NULL, path);
 }
@@ -113,6 +119,7 @@ static void bench_start(bench *b) {
     memset(b, 0, sizeof *b);
     memset(&desc, 0, sizeof desc);
     b->fail_at = -1;
+    b->free_space = UINT64_MAX;
     strcpy(b->directory, "/tmp/xdistill-test-XXXXXX");
     CHECK(mkdtemp(b->directory) != NULL);
     CHECK_EQ_INT(xd_ctx_create(NULL, &plain), XD_OK);
@@ -133,6 +140,7 @@ static void bench_start(bench *b) {
     desc.files.rename = bench_rename;
     desc.files.remove = bench_remove;
     desc.files.sync_directory = bench_sync_directory;
+    desc.files.free_space = bench_free_space;
     desc.files.user = b;
     CHECK_EQ_INT(xd_ctx_create(&desc, &b->ctx), XD_OK);
 }
@@ -600,6 +608,25 @@ XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
     check_bad_plan(&b, &desc, "alignment 12 is no power of two from 8 on");
     desc.alignment = (size_t)1 << 30;
     check_bad_plan(&b, &desc, "a header of 1073741816 bytes, allowed are 100000000");
+    bench_end(&b);
+}
+
+XD_TEST(a_file_that_does_not_fit_is_refused_before_it_is_written) {
+    bench b;
+    bench_start(&b);
+    CHECK_EQ_INT(write_file(&b, "f", 0), XD_OK);
+    char *data = NULL;
+    size_t bytes = 0;
+    CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
+    xd_release(b.ctx, data);
+    b.free_space = bytes - 1;
+    CHECK_EQ_INT(write_file(&b, "g", 0), XD_ERROR_IO);
+    char expected[80];
+    snprintf(expected, sizeof expected, "%d bytes more are needed, %d are free", (int)bytes, (int)bytes - 1);
+    CHECK(strstr(xd_last_error(b.ctx)->message, expected) != NULL);
+    CHECK_EQ_INT(bench_files(&b, false), 1); /* the old one */
+    b.free_space = bytes;
+    CHECK_EQ_INT(write_file(&b, "g", 0), XD_OK);
     bench_end(&b);
 }
 

@@ -368,6 +368,29 @@ XD_TEST(only_an_empty_directory_is_removed_as_one) {
     folder_close(&f);
 }
 
+XD_TEST(two_names_are_exchanged_in_one_step_or_not_at_all) {
+    folder f;
+    char other[64], *text = NULL;
+    size_t bytes = 0;
+    folder_open(&f);
+    snprintf(other, sizeof other, "%s/other", f.name);
+    CHECK_EQ_INT(xd_file_save(f.ctx, f.path, "one", 3), XD_OK);
+    const int missing = f.files->exchange(NULL, f.path, other);
+    CHECK(missing == ENOENT || missing == ENOSYS || missing == EINVAL); /* the last two: not offered here */
+    CHECK_EQ_INT(try_open(&f, XD_FILE_READ), 0);
+    CHECK_EQ_INT(xd_file_save(f.ctx, other, "other", 5), XD_OK);
+    const int error = f.files->exchange(NULL, f.path, other);
+    CHECK_EQ_INT(error, missing == ENOENT ? 0 : missing);
+    CHECK_EQ_INT(xd_file_load(f.ctx, f.path, 0, &text, &bytes), XD_OK);
+    CHECK_EQ_STR(text, error == 0 ? "other" : "one");
+    xd_release(f.ctx, text);
+    CHECK_EQ_INT(xd_file_load(f.ctx, other, 0, &text, &bytes), XD_OK);
+    CHECK_EQ_STR(text, error == 0 ? "one" : "other");
+    xd_release(f.ctx, text);
+    CHECK_EQ_INT(f.files->remove(NULL, other), 0);
+    folder_close(&f);
+}
+
 XD_TEST(free_space_is_that_of_the_file_system) {
     folder f;
     uint64_t bytes = UINT64_MAX;
@@ -376,10 +399,14 @@ XD_TEST(free_space_is_that_of_the_file_system) {
     CHECK_EQ_INT(f.files->free_space(NULL, f.path, &bytes), ENOENT);
     CHECK_EQ_INT(bytes, UINT64_MAX);
     CHECK_EQ_INT(xd_file_save(f.ctx, f.path, "a", 1), XD_OK);
-    CHECK_EQ_INT(f.files->free_space(NULL, f.path, &bytes), 0);
-    CHECK(statvfs(f.path, &status) == 0); /* others write meanwhile, so it may have changed */
-    CHECK(bytes <= (uint64_t)status.f_blocks * status.f_frsize);
-    CHECK_EQ_INT(bytes % status.f_frsize, 0);
+    CHECK(statvfs(f.path, &status) == 0);
+    if (status.f_blocks == 0) { /* a ramfs has no numbers */
+        CHECK_EQ_INT(f.files->free_space(NULL, f.path, &bytes), ENOTSUP);
+    } else { /* others write meanwhile, so the number may have changed */
+        CHECK_EQ_INT(f.files->free_space(NULL, f.path, &bytes), 0);
+        CHECK(bytes <= (uint64_t)status.f_blocks * status.f_frsize);
+        CHECK_EQ_INT(bytes % status.f_frsize, 0);
+    }
     folder_close(&f);
 }
 

@@ -340,7 +340,9 @@ typedef enum xd_file_mode {
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
  * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
  * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
- * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ * replaceable, whatever lies under a name is replaced; without remove_directory, remove is asked to; without free_space a full
+ * disk is noticed when it is; without write_direct, all writing goes through the cache. New entries are added at the end of
+ * the table.
  *
  * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
@@ -373,6 +375,20 @@ typedef struct xd_files {
     /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
      * symbolic link, which renaming would replace instead of the file that it points to. */
     int (*replaceable)(void *user, const char *path);
+    /* Removes an empty directory and nothing else: ENOTEMPTY or EEXIST when there are names in it, ENOTDIR for what is no
+     * directory, also for a symbolic link to one. `remove` of POSIX removes empty directories too. */
+    int (*remove_directory)(void *user, const char *path);
+    /* Bytes that this user can still write on the file system of something that exists; quotas are not counted, and others may
+     * write meanwhile. ENOTSUP where the file system does not say. */
+    int (*free_space)(void *user, const char *path, uint64_t *bytes);
+    /* As write, past the page cache: all or error, for memory, offset and size without any alignment. Whole blocks go to the
+     * device; what shares its first and its last block with other writers goes through the cache. Nothing is copied when
+     * address and offset are equal modulo XD_FILE_ALIGNMENT; otherwise blocks go through aligned memory of the entry's own.
+     * *reason: 0, or an errno value: why blocks went through the cache after all: ENOSYS where the system has no such writing,
+     * EINVAL where the file system or its device refuses it, ENOMEM. One call on a handle at a time; each writer has its own.
+     * As for write, only sync makes the file durable. */
+    int (*write_direct)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                        int *reason);
 } xd_files;
 
 /* >>base/parallel */
@@ -3652,7 +3668,7 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, co
 
 /* One tensor of a file to be written. */
 typedef struct xd_safetensors_entry {
-    const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
+    const char *name; /* required; UTF-8, 1 byte to 64 KiB, not "__metadata__" */
     xd_dtype dtype;   /* required */
     int ndim;
     const int64_t *shape; /* [ndim] */
@@ -3660,7 +3676,7 @@ typedef struct xd_safetensors_entry {
 
 /* One pair of the metadata of a file to be written. */
 typedef struct xd_safetensors_pair {
-    const char *key, *value; /* UTF-8 */
+    const char *key, *value; /* UTF-8; keys are not repeated */
 } xd_safetensors_pair;
 
 /* Everything that decides the layout of a file. */
@@ -3672,12 +3688,30 @@ typedef struct xd_safetensors_writer_desc {
     size_t alignment; /* of the data area, a power of two, at least 8; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
+/* Where everything of a file lies. */
+typedef struct xd_safetensors_layout {
+    const unsigned char *header; /* the first bytes of the file: length, JSON text, spaces */
+    uint64_t header_bytes;       /* the data area begins here */
+    uint64_t file_bytes;         /* of the whole file */
+    const uint64_t
+        *begin; /* [entry_count], in the order of desc.entries: where a tensor begins in the file */
+    const uint64_t
+        *bytes; /* [entry_count]; a tensor's bytes lie there in one piece, last dimension fastest */
+} xd_safetensors_layout;
+
+/* Plans a file: its header and the place of every byte, as xd_safetensors_writer_create writes it. Touches no file and depends
+ * on nothing but the desc, so ranks with the same desc know the same places without communication, and each can write
+ * its part. *out is one block of memory; free it with xd_release. Local; O(n log n).
+ * Errors: ARGUMENT for names that are empty, repeated, "__metadata__", longer than 64 KiB or not UTF-8, for bad dtypes,
+ * sizes and metadata, and for a header beyond 100,000,000 bytes; MEMORY. */
+XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
+                                     xd_safetensors_layout **out);
+
 /* A file being written under a temporary name. */
 typedef struct xd_safetensors_writer xd_safetensors_writer;
 
-/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
- * on nothing but the desc. Local.
- * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
+/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. Local.
+ * Errors: as xd_safetensors_plan; IO. */
 XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out);
@@ -4613,16 +4647,35 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
  * Errors: IO, MEMORY; then no file is left behind and an old file is untouched. */
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
 
+/* The names in a directory, sorted by their bytes, without "." and "..". *names has *count strings in one block of memory; free
+ * it with xd_release. Local. Errors: IO; MEMORY; UNSUPPORTED without `list`. */
+XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***names, int64_t *count);
+
 /* A file being written under its temporary name. */
 typedef struct xd_publish xd_publish;
 
 /* Starts a file under a temporary name in the directory of `path`. Local. Errors: IO, MEMORY. */
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out);
 
+/* Its temporary name, for xd_publish_join on other ranks. Valid as long as the object. */
+XD_API const char *xd_publish_path(const xd_publish *file);
+
+/* Opens a file that exists, to be written in place: one that another rank has started and given its length, of which
+ * each rank writes ranges of its own. xd_publish_commit syncs and closes it, and leaves its name to who started it, who commits
+ * after all others; xd_publish_abort closes it. Local. Errors: IO, MEMORY, UNSUPPORTED. */
+XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out);
+
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
 XD_API xd_result xd_publish_write(xd_publish *file, const void *data, size_t bytes, uint64_t offset);
 
-/* Sets the length, for instance to learn early that the disk is full. Errors: IO. */
+/* The same past the page cache, for much data that nobody here reads soon: see write_direct of xd_files.
+ *   reason   0, or the errno value that says why the cache was used, ENOSYS without write_direct; may be NULL
+ * Errors: IO. */
+XD_API xd_result xd_publish_write_direct(xd_publish *file, const void *data, size_t bytes, uint64_t offset,
+                                         int *reason);
+
+/* Sets the length. A file that grows beyond the free space of its file system is refused: that the disk is full is known before
+ * the first byte is written. The space is not reserved. Errors: IO, with both numbers; UNSUPPORTED. */
 XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
 
 /* Syncs, renames to the final name, syncs the directory, and frees the object, whatever the result.
@@ -4759,8 +4812,18 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w);
 /* >>base/crc */
 
 /* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last
- * result to continue: crc(crc(0, a), b) is that of a followed by b. Pure; the same on every machine. */
+ * result to continue: crc(crc(0, a), b) is that of a followed by b. Uses the processor's instruction for it, where there
+ * is one. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
+
+/* The checksum of a followed by b, from that of each (begun with 0) and the length of b in bytes: so ranks or threads that hold
+ * parts of a file compute the checksum of the whole, each from its own bytes. About 31 steps for any length. Pure. */
+XD_API uint32_t xd_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
+
+/* xd_crc32c by the code of one CPU level, for tests and benchmarks: bits are equal on all. PLAIN is the polynomial division,
+ * PORTABLE eight bytes a step by tables or, where the compiler's target has it, the instruction of ARM; from AVX2 on it is the
+ * instruction of x86. BEST is xd_crc32c; a level that the machine lacks is computed as PORTABLE. Pure. */
+XD_API uint32_t xd_crc32c_level(xd_cpu_level level, uint32_t crc, const void *data, size_t bytes);
 
 /* >>kernel/copy */
 
@@ -7245,6 +7308,9 @@ XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
 XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
 
+/* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
+XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
@@ -7252,9 +7318,6 @@ XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc)
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
-
-/* json.c: whether all of a text is UTF-8. */
-XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes);
 
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
@@ -7532,10 +7595,12 @@ XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
@@ -7749,6 +7814,89 @@ static int xdi_file_replaceable(void *user, const char *path) {
     return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
+static int xdi_file_remove_directory(void *user, const char *path) {
+    (void)user;
+    return rmdir(path) == 0 ? 0 : errno;
+}
+
+/* f_bavail leaves out what is kept for the superuser. A file system that has no blocks has no numbers. */
+static int xdi_file_free_space(void *user, const char *path, uint64_t *bytes) {
+    (void)user;
+    struct statvfs status;
+    if (statvfs(path, &status) != 0) return errno;
+    if (status.f_blocks == 0) return ENOTSUP;
+    const uint64_t block = status.f_frsize ? status.f_frsize : status.f_bsize;
+    *bytes = block > 0 && status.f_bavail > UINT64_MAX / block ? UINT64_MAX : status.f_bavail * block;
+    return 0;
+}
+
+/* ---- past the page cache ---- */
+
+enum { XDI_FILE_ROOM = 4 << 20 }; /* bytes of the aligned memory */
+
+/* A page of the cache is not shared by both ways of writing, so a block is a page where pages are larger. */
+static uint64_t xdi_file_block(void) {
+    const long page = sysconf(_SC_PAGESIZE);
+    return page > XD_FILE_ALIGNMENT ? (uint64_t)page : (uint64_t)XD_FILE_ALIGNMENT;
+}
+
+/* Writes whole blocks to a file that has the flag, through `room` unless that is NULL. The first refusal clears the flag: the
+ * rest goes through the cache. */
+static int xdi_file_write_blocks(int descriptor, const unsigned char *from, size_t bytes, uint64_t offset,
+                                 unsigned char *room, int *reason) {
+    while (bytes > 0) {
+        const size_t part = room && bytes > (size_t)XDI_FILE_ROOM ? (size_t)XDI_FILE_ROOM : bytes;
+        if (room) memcpy(room, from, part);
+        const ssize_t put = pwrite(descriptor, room ? room : from, part, (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && errno == EINVAL && *reason == 0) {
+            *reason = EINVAL;
+            xdi_file_set_direct(descriptor, false);
+            continue;
+        }
+        if (put < 0) return errno;
+        from += put;
+        offset += (uint64_t)put;
+        bytes -= (size_t)put;
+    }
+    return 0;
+}
+
+/* Sets the flag and takes the aligned memory that the blocks need. Returns why not, 0 when they can be written. */
+static int xdi_file_direct_begin(int descriptor, const unsigned char *from, size_t bytes, void **room) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (XDI_FILE_DIRECT == 0) return ENOSYS;
+    if (flags < 0 || fcntl(descriptor, F_SETFL, flags | XDI_FILE_DIRECT) != 0) return errno;
+    if ((uintptr_t)from % XD_FILE_ALIGNMENT == 0) return 0;
+    const size_t size = bytes < (size_t)XDI_FILE_ROOM ? bytes : (size_t)XDI_FILE_ROOM;
+    const int error = posix_memalign(room, XD_FILE_ALIGNMENT, size);
+    if (error != 0) *room = NULL;
+    return error;
+}
+
+static int xdi_file_write_direct(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                                 int *reason) {
+    const unsigned char *from = (const unsigned char *)buffer;
+    const uint64_t block = xdi_file_block(), before = (block - offset % block) % block;
+    const size_t head = before < bytes ? (size_t)before : bytes;
+    const size_t tail = (size_t)((bytes - head) % block), middle = bytes - head - tail;
+    void *room = NULL;
+    const int descriptor = (int)file, flags = fcntl(descriptor, F_GETFL);
+    *reason = 0;
+    if (bytes == 0) return 0;
+    if (middle > 0) *reason = xdi_file_direct_begin(descriptor, from + head, middle, &room);
+    if (*reason != 0) xdi_file_set_direct(descriptor, false);
+    int error =
+        xdi_file_write_blocks(descriptor, from + head, middle, offset + head, (unsigned char *)room, reason);
+    free(room);
+    xdi_file_set_direct(descriptor, false);
+    if (error == 0 && head > 0) error = xdi_file_write(user, file, from, head, offset);
+    if (error == 0 && tail > 0)
+        error = xdi_file_write(user, file, from + head + middle, tail, offset + head + middle);
+    if (flags >= 0 && (flags & XDI_FILE_DIRECT)) xdi_file_set_direct(descriptor, true);
+    return error;
+}
+
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
@@ -7769,6 +7917,9 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->list) files->list = xdi_file_list;
     if (!files->exchange) files->exchange = xdi_file_exchange;
     if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+    if (!files->remove_directory) files->remove_directory = xdi_file_remove_directory;
+    if (!files->free_space) files->free_space = xdi_file_free_space;
+    if (!files->write_direct) files->write_direct = xdi_file_write_direct;
 }
 
 XD_PRIVATE const char *xdi_open_error(int error) {
@@ -8704,7 +8855,7 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
 struct xd_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
-    bool open, locked, renamed;
+    bool open, locked, renamed, joined;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
@@ -8781,6 +8932,73 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
+/* ---- names in a directory ---- */
+
+typedef struct xdi_names {
+    xd_ctx *ctx;
+    char *text; /* NUL-terminated, one behind the other */
+    size_t bytes, capacity;
+    int64_t count;
+    bool full;
+} xdi_names;
+
+static void xdi_names_each(void *argument, const char *name) {
+    xdi_names *n = (xdi_names *)argument;
+    const size_t more = strlen(name) + 1;
+    if (n->full) return;
+    if (more > n->capacity - n->bytes) {
+        const size_t capacity = 2 * n->capacity + more + 1024;
+        char *text = (char *)xd_allocate(n->ctx, capacity);
+        n->full = text == NULL;
+        if (!text) return;
+        if (n->bytes) memcpy(text, n->text, n->bytes);
+        xd_release(n->ctx, n->text);
+        n->text = text;
+        n->capacity = capacity;
+    }
+    memcpy(n->text + n->bytes, name, more);
+    n->bytes += more;
+    n->count++;
+}
+
+static int xdi_names_order(const void *a, const void *b) {
+    return strcmp((const char *)a, (const char *)b);
+}
+
+/* The names in order, copied behind their pointers, in one block. */
+static const char **xdi_names_sorted(const xdi_names *n) {
+    const size_t count = (size_t)n->count, pointers = count * sizeof(char *);
+    const void **order = (const void **)xd_allocate(n->ctx, count * sizeof *order);
+    char *block = order ? (char *)xd_allocate(n->ctx, pointers + n->bytes) : NULL;
+    const char **names = (const char **)(void *)block;
+    if (block && n->bytes) memcpy(block + pointers, n->text, n->bytes);
+    for (size_t i = 0, at = pointers; block && i < count; at += strlen(block + at) + 1, i++)
+        order[i] = block + at;
+    if (block) xdi_sort(order, count, xdi_names_order);
+    for (size_t i = 0; block && i < count; i++) names[i] = (const char *)order[i];
+    xd_release(n->ctx, order);
+    return names;
+}
+
+XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***names, int64_t *count) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->list, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no list",
+               directory);
+    xdi_names n;
+    memset(&n, 0, sizeof n);
+    n.ctx = ctx;
+    const int error = files->list(files->user, directory, xdi_names_each, &n);
+    const char **sorted = error == 0 && !n.full ? xdi_names_sorted(&n) : NULL;
+    xd_release(ctx, n.text);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: list: %s", directory, strerror(error));
+    XD_REQUIRE(ctx, sorted, XD_ERROR_MEMORY, "%s: no room for its %lld names", directory, (long long)n.count);
+    *names = sorted;
+    *count = n.count;
+    return XD_OK;
+}
+
+/* ---- writing ---- */
+
 /* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
 static int xdi_publish_lock(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
@@ -8835,6 +9053,29 @@ XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **o
     return xdi_publish_start(ctx, path, true, out);
 }
 
+XD_API const char *xd_publish_path(const xd_publish *p) {
+    return p->temporary;
+}
+
+XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->write, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no write", path);
+    const size_t length = strlen(path);
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + length + 1);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    p->ctx = ctx;
+    p->path = p->temporary = (char *)(p + 1);
+    memcpy(p->path, path, length + 1);
+    const int error = files->open(files->user, path, XD_FILE_EXISTING, &p->file);
+    p->open = p->joined = error == 0;
+    if (error == 0) {
+        *out = p;
+        return XD_OK;
+    }
+    xd_release(ctx, p);
+    return XD_FAIL(ctx, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+}
+
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
@@ -8843,10 +9084,35 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
     return XD_OK;
 }
 
+XD_API xd_result xd_publish_write_direct(xd_publish *p, const void *data, size_t bytes, uint64_t offset,
+                                         int *reason) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    int why = ENOSYS;
+    const int error = files->write_direct
+                          ? files->write_direct(files->user, p->file, data, bytes, offset, &why)
+                          : files->write(files->user, p->file, data, bytes, offset);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: direct write of %llu bytes at %llu: %s", p->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    if (reason) *reason = why;
+    return XD_OK;
+}
+
+/* A file that grows needs room, which its new length does not take yet. Not knowing is no reason to refuse. */
+static xd_result xdi_publish_check_space(xd_publish *p, uint64_t bytes) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    uint64_t size = 0, room = 0;
+    if (!files->free_space || files->size(files->user, p->file, &size) != 0 || bytes <= size) return XD_OK;
+    if (files->free_space(files->user, p->temporary, &room) != 0) return XD_OK;
+    XD_REQUIRE(p->ctx, bytes - size <= room, XD_ERROR_IO, "%s: %llu bytes more are needed, %llu are free",
+               p->path, (unsigned long long)(bytes - size), (unsigned long long)room);
+    return XD_OK;
+}
+
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
                p->path);
+    XD_TRY(xdi_publish_check_space(p, bytes));
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -8889,8 +9155,8 @@ XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_result result = xdi_publish_close(p);
-    if (result == XD_OK) result = xdi_publish_rename(p);
-    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
+    if (result == XD_OK && !p->joined) result = xdi_publish_rename(p);
+    if (result == XD_OK && !p->joined) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -8899,7 +9165,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && !p->joined && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }
@@ -8948,12 +9214,19 @@ static void xdi_tree_each(void *argument, const char *name) {
     t->path[length] = '\0';
 }
 
-/* Looks into a directory only when remove says that it is one with names in it: never through a symbolic link. */
+/* An empty directory, or whatever else has the name. */
+static int xdi_tree_remove_one(const xdi_tree *t) {
+    const xd_files *files = t->files;
+    const int error = files->remove_directory ? files->remove_directory(files->user, t->path) : ENOTDIR;
+    return error == ENOTDIR ? files->remove(files->user, t->path) : error;
+}
+
+/* Looks into a directory only when its removal says that it is one with names in it: never through a symbolic link. */
 static void xdi_tree_remove(xdi_tree *t) {
-    int error = t->files->remove(t->files->user, t->path);
+    int error = xdi_tree_remove_one(t);
     if ((error == ENOTEMPTY || error == EEXIST) && t->files->list && t->depth < XDI_TREE_DEPTH) {
         error = t->files->list(t->files->user, t->path, xdi_tree_each, t);
-        if (error == 0) error = t->files->remove(t->files->user, t->path);
+        if (error == 0) error = xdi_tree_remove_one(t);
     }
     if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
 }
@@ -9226,11 +9499,11 @@ static size_t xdi_json_utf8(const unsigned char *s, size_t bytes) {
     return length;
 }
 
-XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes) {
-    size_t length = 1;
-    for (size_t i = 0; i < bytes && length > 0; i += length)
-        length = xdi_json_utf8((const unsigned char *)text + i, bytes - i);
-    return length > 0;
+XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes) {
+    const unsigned char *s = (const unsigned char *)text;
+    size_t at = 0;
+    for (size_t length; at < bytes && (length = xdi_json_utf8(s + at, bytes - at)) > 0;) at += length;
+    return at;
 }
 
 static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
@@ -9846,41 +10119,184 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w) {
 
 /* >>base/crc.c */
 
-/* CRC-32C. */
+/* CRC-32C: the remainder of the data, as a polynomial over the field of two elements, divided by XDI_CRC_POLYNOMIAL. The
+ * registers hold polynomials with their bits reversed: bit 31 is the coefficient of 1, and a shift to the right multiplies
+ * by x. */
 
-/* The polynomial 0x1EDC6F41 with its bits reversed. */
+#include <string.h>
+
+#if defined(XDI_X86)
+#    include <nmmintrin.h>
+#    define XDI_CRC_INSTRUCTION __attribute__((target("sse4.2")))
+#    define XDI_CRC_8(crc, bytes) _mm_crc32_u64(crc, bytes)
+#    define XDI_CRC_1(crc, byte) _mm_crc32_u8(crc, byte)
+typedef uint64_t xdi_crc_register;
+#elif defined(__ARM_FEATURE_CRC32) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#    include <arm_acle.h>
+#    define XDI_CRC_INSTRUCTION
+#    define XDI_CRC_8(crc, bytes) __crc32cd(crc, bytes)
+#    define XDI_CRC_1(crc, byte) __crc32cb(crc, byte)
+typedef uint32_t xdi_crc_register;
+#endif
+
+/* 0x1EDC6F41 with its bits reversed. */
 #define XDI_CRC_POLYNOMIAL 0x82f63b78u
 
-enum { XDI_CRC_LONG = 4096 }; /* bytes that are worth building the tables for */
+static uint32_t xdi_crc_times_x(uint32_t a) {
+    return a >> 1 ^ (XDI_CRC_POLYNOMIAL & (0u - (a & 1)));
+}
 
 /* Eight steps of the division: the effect of the low byte of crc on the other bytes. */
 static uint32_t xdi_crc_byte(uint32_t crc) {
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? XDI_CRC_POLYNOMIAL : 0);
+    for (int bit = 0; bit < 8; bit++) crc = xdi_crc_times_x(crc);
     return crc;
 }
 
-/* Four bytes per step: table k has the effect of a byte at a distance of k bytes. The tables are on the stack, so
- * that threads share no initialisation. Returns the number of bytes processed. */
-static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
-    uint32_t table[4][256], c = *crc;
-    for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);
-    for (int k = 1; k < 4; k++)
-        for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
-    const size_t whole = bytes - bytes % 4;
-    for (size_t i = 0; i < whole; i += 4) {
-        c ^= (uint32_t)p[i] | (uint32_t)p[i + 1] << 8 | (uint32_t)p[i + 2] << 16 | (uint32_t)p[i + 3] << 24;
-        c = table[3][c & 255] ^ table[2][c >> 8 & 255] ^ table[1][c >> 16 & 255] ^ table[0][c >> 24];
+static uint32_t xdi_crc_plain(uint32_t c, const unsigned char *p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) c = c >> 8 ^ xdi_crc_byte((c ^ p[i]) & 255);
+    return c;
+}
+
+/* ---- the effect of zeros: multiplication by a power of x ---- */
+
+static uint32_t xdi_crc_multiply(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        product ^= b & (0u - (a >> bit & 1));
+        b = xdi_crc_times_x(b);
     }
-    *crc = c;
-    return whole;
+    return product;
+}
+
+/* x to the power of 2^n modulo the polynomial. That is x + 1 times a primitive one of degree 31, so x has the order 2^31 - 1
+ * and the list begins again with n = 31. */
+static uint32_t xdi_crc_power(int n) {
+    enum { PERIOD = 31 };
+    static const uint32_t powers[PERIOD] = {
+        0x40000000u, 0x20000000u, 0x08000000u, 0x00800000u, 0x00008000u, 0x82f63b78u, 0x6ea2d55cu,
+        0x18b8ea18u, 0x510ac59au, 0xb82be955u, 0xb8fdb1e7u, 0x88e56f72u, 0x74c360a4u, 0xe4172b16u,
+        0x0d65762au, 0x35d73a62u, 0x28461564u, 0xbf455269u, 0xe2ea32dcu, 0xfe7740e6u, 0xf946610bu,
+        0x3c204f8fu, 0x538586e3u, 0x59726915u, 0x734d5309u, 0xbc1ac763u, 0x7d0722ccu, 0xd289cabeu,
+        0xe94ca9bcu, 0x05b74f3fu, 0xa51e1f42u,
+    };
+    return powers[n % PERIOD];
+}
+
+XD_API uint32_t xd_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
+    for (int n = 3; length_b > 0; n++, length_b >>= 1) /* eight bits a byte */
+        if (length_b & 1) crc_a = xdi_crc_multiply(xdi_crc_power(n), crc_a);
+    return crc_a ^ crc_b;
+}
+
+/* ---- at memory speed ---- */
+
+#if defined(XDI_CRC_INSTRUCTION)
+
+static uint64_t xdi_crc_load(const unsigned char *p) {
+    uint64_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+/* Three streams of 2^shift bytes each: the instruction needs three cycles, but one can begin in every cycle. The first two
+ * are moved on by the bytes behind them. Returns the number of bytes processed. */
+XDI_CRC_INSTRUCTION static size_t xdi_crc_streams(uint32_t *crc, const unsigned char *p, size_t bytes,
+                                                  int shift) {
+    const size_t step = (size_t)1 << shift;
+    const uint32_t far = xdi_crc_power(shift + 4), near = xdi_crc_power(shift + 3);
+    size_t at = 0;
+    for (; bytes - at >= 3 * step; at += 3 * step) {
+        const unsigned char *q = p + at;
+        xdi_crc_register a = *crc, b = 0, c = 0;
+        for (size_t i = 0; i < step; i += 8) {
+            a = XDI_CRC_8(a, xdi_crc_load(q + i));
+            b = XDI_CRC_8(b, xdi_crc_load(q + step + i));
+            c = XDI_CRC_8(c, xdi_crc_load(q + 2 * step + i));
+        }
+        *crc = xdi_crc_multiply(far, (uint32_t)a) ^ xdi_crc_multiply(near, (uint32_t)b) ^ (uint32_t)c;
+    }
+    return at;
+}
+
+XDI_CRC_INSTRUCTION static uint32_t xdi_crc_instruction(uint32_t c, const unsigned char *p, size_t bytes) {
+    static const int shifts[] = { 14, 11, 9 }; /* where the multiplications cost little; then one stream */
+    size_t at = 0;
+    for (int i = 0; i < 3; i++)
+        if (bytes - at >= (size_t)3 << shifts[i]) at += xdi_crc_streams(&c, p + at, bytes - at, shifts[i]);
+    xdi_crc_register one = c;
+    for (; bytes - at >= 8; at += 8) one = XDI_CRC_8(one, xdi_crc_load(p + at));
+    c = (uint32_t)one;
+    for (; at < bytes; at++) c = XDI_CRC_1(c, p[at]);
+    return c;
+}
+
+#endif
+
+#if !defined(XDI_CRC_INSTRUCTION) || defined(XDI_X86)
+
+/* Table k has the effect of a byte at a distance of k bytes. */
+static void xdi_crc_tables(uint32_t table[8][256]) {
+    table[0][0] = 0;
+    table[0][128] = XDI_CRC_POLYNOMIAL;
+    for (int i = 64; i > 0; i /= 2) table[0][i] = xdi_crc_times_x(table[0][2 * i]);
+    for (int i = 2; i < 256; i *= 2) /* the effects of bits add */
+        for (int k = 1; k < i; k++) table[0][i + k] = table[0][i] ^ table[0][k];
+    for (int k = 1; k < 8; k++)
+        for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
+}
+
+static uint32_t xdi_crc_load_u32(const unsigned char *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+/* The tables are on the stack, so that threads share no initialisation. */
+static uint32_t xdi_crc_portable(uint32_t c, const unsigned char *p, size_t bytes) {
+    enum { LONG = 256 }; /* bytes that are worth building the tables for */
+    uint32_t table[8][256];
+    if (bytes < LONG) return xdi_crc_plain(c, p, bytes);
+    xdi_crc_tables(table);
+    const size_t whole = bytes - bytes % 8;
+    for (size_t i = 0; i < whole; i += 8) {
+        const uint32_t low = c ^ xdi_crc_load_u32(p + i), high = xdi_crc_load_u32(p + i + 4);
+        c = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^ table[4][low >> 24] ^
+            table[3][high & 255] ^ table[2][high >> 8 & 255] ^ table[1][high >> 16 & 255] ^
+            table[0][high >> 24];
+    }
+    return xdi_crc_plain(c, p + whole, bytes - whole);
+}
+
+#endif
+
+/* ---- by level ---- */
+
+typedef uint32_t (*xdi_crc_code)(uint32_t c, const unsigned char *p, size_t bytes);
+
+#if defined(XDI_X86)
+/* An x86 processor without AVX2 may have the instruction too. */
+static xdi_crc_code xdi_crc_best(xd_cpu_level level) {
+    __builtin_cpu_init();
+    const bool has = __builtin_cpu_supports("sse4.2") && (level == XD_CPU_BEST || xd_cpu_supports(level));
+    return has && (level == XD_CPU_BEST || level >= XD_CPU_AVX2) ? xdi_crc_instruction : xdi_crc_portable;
+}
+#elif defined(XDI_CRC_INSTRUCTION)
+static xdi_crc_code xdi_crc_best(xd_cpu_level level) {
+    (void)level;
+    return xdi_crc_instruction;
+}
+#else
+static xdi_crc_code xdi_crc_best(xd_cpu_level level) {
+    (void)level;
+    return xdi_crc_portable;
+}
+#endif
+
+XD_API uint32_t xd_crc32c_level(xd_cpu_level level, uint32_t crc, const void *data, size_t bytes) {
+    const xdi_crc_code code = level == XD_CPU_PLAIN ? xdi_crc_plain : xdi_crc_best(level);
+    return ~code(~crc, (const unsigned char *)data, bytes);
 }
 
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)data;
-    uint32_t c = ~crc;
-    size_t at = bytes >= XDI_CRC_LONG ? xdi_crc_words(&c, p, bytes) : 0;
-    for (; at < bytes; at++) c = c >> 8 ^ xdi_crc_byte((c ^ p[at]) & 255);
-    return ~c;
+    return xd_crc32c_level(XD_CPU_BEST, crc, data, bytes);
 }
 
 
@@ -25961,11 +26377,12 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 
 /* >>io/internal */
 
-/* safetensors.c: what a writer checks about one tensor; *bytes is its size. */
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes);
-
-/* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
-XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
+/* safetensors.c: what a plan checks about tensor `index`; *bytes is its size. And that no two have the same name, with memory for
+ * `count` pointers. */
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
+                                                 uint64_t *bytes);
+XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
+                                                   int64_t count, const void **order);
 
 /* safetensors.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
  * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
@@ -26020,16 +26437,16 @@ static uint64_t xdi_safetensors_load_u64(const unsigned char *p) {
     return value;
 }
 
-/* Bytes of a tensor; false when a size is negative or the product overflows. */
-static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes) {
+/* Bytes of a tensor. Returns the dimension whose size is negative or makes the product overflow, -1 when none does. */
+static int xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes) {
     uint64_t total = xd_dtype_size(dtype);
     for (int i = 0; i < ndim; i++) {
         const uint64_t size = (uint64_t)shape[i];
-        if (shape[i] < 0 || (size > 0 && total > (uint64_t)INT64_MAX / size)) return false;
+        if (shape[i] < 0 || (size > 0 && total > (uint64_t)INT64_MAX / size)) return i;
         total *= size;
     }
     *bytes = total;
-    return true;
+    return -1;
 }
 
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
@@ -26076,8 +26493,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
-               "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes) < 0,
+               XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
     XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
@@ -26469,60 +26886,129 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const
     return result;
 }
 
-/* ---- writing ---- */
+/* ---- the plan of a file ---- */
 
-typedef struct xdi_safetensors_plan_item {
-    const xd_safetensors_entry *entry; /* valid while planning only */
-    uint64_t begin, end;               /* in the data area */
-    uint64_t written;                  /* bytes so far */
-} xdi_safetensors_plan_item;
+/* The header fits behind them in 63 bits. */
+#define XDI_SAFETENSORS_DATA ((uint64_t)INT64_MAX - 8 - XDI_SAFETENSORS_LIMIT)
 
-struct xd_safetensors_writer {
-    xd_ctx *ctx;
-    xd_publish *file;
-    xdi_safetensors_plan_item *items; /* [count], the caller's order */
-    int64_t count;
-    uint64_t data; /* where the data area starts */
-    bool locked;   /* the temporary file has a lock of its own */
-};
-
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
-                                                 uint64_t *bytes) {
-    XD_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
-               "a tensor needs a name other than __metadata__");
-    const size_t length = strlen(e->name);
-    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
+static xd_result xdi_safetensors_check_name(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index) {
+    XD_REQUIRE(ctx, e->name && e->name[0], XD_ERROR_ARGUMENT, "tensor %lld has no name", (long long)index);
+    XD_REQUIRE(ctx, strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
+               "tensor %lld is named %s, which is the name of something else", (long long)index,
+               XDI_SAFETENSORS_METADATA);
+    const size_t length = strlen(e->name), valid = xdi_json_valid_bytes(e->name, length);
+    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
+               "the name of tensor %lld has %llu bytes, allowed are %d", (long long)index,
                (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(ctx, valid == length, XD_ERROR_ARGUMENT,
+               "the name of tensor %lld is not UTF-8 from byte %llu on", (long long)index,
+               (unsigned long long)valid);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
+                                                 uint64_t *bytes) {
+    XD_TRY(xdi_safetensors_check_name(ctx, e, index));
     XD_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
     XD_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
                (int)XDI_SAFETENSORS_DIMS);
-    XD_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
-               "the size of tensor \"%.80s\" is negative or overflows", e->name);
+    XD_REQUIRE(ctx, e->ndim == 0 || e->shape, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions but no shape", e->name, e->ndim);
+    const int bad = xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes);
+    XD_REQUIRE(ctx, bad < 0, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": size %lld of dimension %d is negative or brings it beyond 2^63 bytes",
+               e->name, (long long)e->shape[bad], bad);
     return XD_OK;
+}
+
+static int xdi_safetensors_by_name(const void *a, const void *b) {
+    return strcmp(((const xd_safetensors_entry *)a)->name, ((const xd_safetensors_entry *)b)->name);
+}
+
+XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
+                                                   int64_t count, const void **order) {
+    for (int64_t i = 0; i < count; i++) order[i] = &entries[i];
+    xdi_sort(order, (size_t)count, xdi_safetensors_by_name);
+    for (int64_t i = 1; i < count; i++) {
+        const int64_t one = (const xd_safetensors_entry *)order[i - 1] - entries;
+        const int64_t other = (const xd_safetensors_entry *)order[i] - entries;
+        XD_REQUIRE(ctx, strcmp(entries[one].name, entries[other].name) != 0, XD_ERROR_ARGUMENT,
+                   "tensors %lld and %lld are both named \"%.80s\"", (long long)(one < other ? one : other),
+                   (long long)(one < other ? other : one), entries[one].name);
+    }
+    return XD_OK;
+}
+
+/* A file being planned. */
+typedef struct xdi_safetensors_draft {
+    const xd_safetensors_writer_desc *desc;
+    const void **order;      /* [entry_count] entries, or pairs of the metadata */
+    uint64_t *begin, *bytes; /* [entry_count], by the caller's index; begin in the data area */
+    uint64_t data_bytes;
+    xd_json_writer header;
+} xdi_safetensors_draft;
+
+static int xdi_safetensors_by_key(const void *a, const void *b) {
+    return strcmp(((const xd_safetensors_pair *)a)->key, ((const xd_safetensors_pair *)b)->key);
+}
+
+static xd_result xdi_safetensors_check_pairs(xd_ctx *ctx, const xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
+    for (int64_t i = 0; i < d->metadata_count; i++) {
+        const xd_safetensors_pair *pair = &d->metadata[i];
+        XD_REQUIRE(ctx, pair->key && pair->value, XD_ERROR_ARGUMENT, "pair %lld of the metadata has no %s",
+                   (long long)i, pair->key ? "value" : "key");
+        XD_REQUIRE(ctx, strcmp(pair->key, "format") != 0, XD_ERROR_ARGUMENT,
+                   "pair %lld of the metadata is \"format\", which every file has already", (long long)i);
+        const bool key = xdi_json_valid_bytes(pair->key, strlen(pair->key)) == strlen(pair->key);
+        XD_REQUIRE(ctx, key && xdi_json_valid_bytes(pair->value, strlen(pair->value)) == strlen(pair->value),
+                   XD_ERROR_ARGUMENT, "the %s of pair %lld of the metadata is not UTF-8",
+                   key ? "value" : "key", (long long)i);
+        p->order[i] = pair;
+    }
+    xdi_sort(p->order, (size_t)d->metadata_count, xdi_safetensors_by_key);
+    for (int64_t i = 1; i < d->metadata_count; i++)
+        XD_REQUIRE(ctx, xdi_safetensors_by_key(p->order[i - 1], p->order[i]) != 0, XD_ERROR_ARGUMENT,
+                   "the metadata has the key \"%.80s\" twice",
+                   ((const xd_safetensors_pair *)p->order[i])->key);
+    return XD_OK;
+}
+
+static xd_result xdi_safetensors_check_plan(xd_ctx *ctx, xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
+    for (int64_t i = 0; i < d->entry_count; i++) {
+        XD_TRY(xdi_safetensors_check_entry(ctx, &d->entries[i], i, &p->bytes[i]));
+        XD_REQUIRE(ctx, p->bytes[i] <= XDI_SAFETENSORS_DATA - p->data_bytes, XD_ERROR_ARGUMENT,
+                   "tensor \"%.80s\" has %llu bytes, the ones before it %llu: a file has less than 2^63",
+                   d->entries[i].name, (unsigned long long)p->bytes[i], (unsigned long long)p->data_bytes);
+        p->data_bytes += p->bytes[i];
+    }
+    XD_TRY(xdi_safetensors_check_repeats(ctx, d->entries, d->entry_count, p->order));
+    return xdi_safetensors_check_pairs(ctx, p);
 }
 
 /* Wide elements first, so that every tensor is aligned to its own width; then by name. */
 static int xdi_safetensors_by_rank(const void *a, const void *b) {
-    const xd_safetensors_entry *x = ((const xdi_safetensors_plan_item *)a)->entry;
-    const xd_safetensors_entry *y = ((const xdi_safetensors_plan_item *)b)->entry;
+    const xd_safetensors_entry *x = (const xd_safetensors_entry *)a, *y = (const xd_safetensors_entry *)b;
     if (x->dtype != y->dtype) return x->dtype > y->dtype ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
-static void xdi_safetensors_write_entry(xd_json_writer *w, const xdi_safetensors_plan_item *item) {
-    xd_json_write_key(w, item->entry->name);
+static void xdi_safetensors_write_entry(xd_json_writer *w, const xd_safetensors_entry *e, uint64_t begin,
+                                        uint64_t end) {
+    xd_json_write_key(w, e->name);
     xd_json_write_object(w);
     xd_json_write_key(w, "dtype");
-    xd_json_write_string(w, xd_dtype_name(item->entry->dtype));
+    xd_json_write_string(w, xd_dtype_name(e->dtype));
     xd_json_write_key(w, "shape");
     xd_json_write_array(w);
-    for (int i = 0; i < item->entry->ndim; i++) xd_json_write_int64(w, item->entry->shape[i]);
+    for (int i = 0; i < e->ndim; i++) xd_json_write_int64(w, e->shape[i]);
     xd_json_write_end(w);
     xd_json_write_key(w, "data_offsets");
     xd_json_write_array(w);
-    xd_json_write_uint64(w, item->begin);
-    xd_json_write_uint64(w, item->end);
+    xd_json_write_uint64(w, begin);
+    xd_json_write_uint64(w, end);
     xd_json_write_end(w);
     xd_json_write_end(w);
 }
@@ -26540,109 +27026,122 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
 }
 
 /* Assigns an offset to every tensor and builds the header's text. */
-static void xdi_safetensors_layout(xd_json_writer *w, const xd_safetensors_writer_desc *d,
-                                   xdi_safetensors_plan_item *items, const void **order) {
+static void xdi_safetensors_place(xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
     uint64_t end = 0;
-    for (int64_t i = 0; i < d->entry_count; i++) order[i] = &items[i];
-    xdi_sort(order, (size_t)d->entry_count, xdi_safetensors_by_rank);
-    xd_json_write_object(w);
-    xdi_safetensors_write_metadata(w, d);
+    for (int64_t i = 0; i < d->entry_count; i++) p->order[i] = &d->entries[i];
+    xdi_sort(p->order, (size_t)d->entry_count, xdi_safetensors_by_rank);
+    xd_json_write_object(&p->header);
+    xdi_safetensors_write_metadata(&p->header, d);
     for (int64_t i = 0; i < d->entry_count; i++) {
-        xdi_safetensors_plan_item *item = &items[(const xdi_safetensors_plan_item *)order[i] - items];
-        item->begin = end;
-        item->end = end += item->end; /* end held the tensor's bytes until now */
-        xdi_safetensors_write_entry(w, item);
+        const int64_t index = (const xd_safetensors_entry *)p->order[i] - d->entries;
+        p->begin[index] = end;
+        end += p->bytes[index];
+        xdi_safetensors_write_entry(&p->header, &d->entries[index], p->begin[index], end);
     }
-    xd_json_write_end(w);
+    xd_json_write_end(&p->header);
 }
 
-/* Writes length, header and padding, and gives the file its final size. */
-static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *text, size_t bytes,
-                                       size_t alignment, uint64_t data_bytes) {
-    char spaces[64];
-    unsigned char prefix[8];
+/* The result, in one block: the struct, the arrays, the header. */
+static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_safetensors_layout **out) {
+    const size_t alignment = p->desc->alignment ? p->desc->alignment : 8,
+                 count = (size_t)p->desc->entry_count;
+    const char *text;
+    size_t bytes;
+    XD_TRY(xd_json_writer_text(&p->header, &text, &bytes));
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
-    XD_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
                (int)XDI_SAFETENSORS_LIMIT);
-    writer->data = 8 + padded;
-    for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
-    memset(spaces, ' ', sizeof spaces);
-    XD_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
-    XD_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
-    XD_TRY(xd_publish_write(writer->file, text, bytes, 8));
-    for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
-        const uint64_t rest = writer->data - at;
-        XD_TRY(
-            xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
-    }
+    const size_t header_bytes = 8 + (size_t)padded;
+    xd_safetensors_layout *layout = (xd_safetensors_layout *)xd_allocate(
+        ctx, sizeof *layout + 2 * count * sizeof(uint64_t) + header_bytes);
+    XD_REQUIRE(ctx, layout, XD_ERROR_MEMORY, "no room for a header of %llu bytes",
+               (unsigned long long)padded);
+    uint64_t *begin = (uint64_t *)(layout + 1), *sizes = begin + count;
+    unsigned char *header = (unsigned char *)(sizes + count);
+    for (size_t i = 0; i < count; i++) begin[i] = header_bytes + p->begin[i];
+    if (count) memcpy(sizes, p->bytes, count * sizeof *sizes);
+    for (int i = 0; i < 8; i++) header[i] = (unsigned char)(padded >> (8 * i));
+    memcpy(header + 8, text, bytes);
+    memset(header + 8 + bytes, ' ', header_bytes - 8 - bytes);
+    layout->header = header;
+    layout->header_bytes = header_bytes;
+    layout->file_bytes = header_bytes + p->data_bytes;
+    layout->begin = begin;
+    layout->bytes = sizes;
+    *out = layout;
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const xd_safetensors_writer_desc *d,
-                                           xd_json_writer *header, const void **order, uint64_t *data_bytes) {
-    *data_bytes = 0;
-    for (int64_t i = 0; i < d->entry_count; i++) {
-        uint64_t bytes = 0;
-        XD_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
-        XD_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
-                   "the file would exceed 2^63 bytes");
-        writer->items[i].entry = &d->entries[i];
-        writer->items[i].end = bytes;
-        *data_bytes += bytes;
-    }
-    xdi_safetensors_layout(header, d, writer->items, order);
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
-    xd_json *root = NULL;
-    const xd_result result = xd_json_load_memory(ctx, NULL, text, bytes, &root);
-    xd_json_destroy(ctx, root);
-    XD_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
-               "the header does not read back: %s", xd_last_error(ctx)->message);
-    return XD_OK;
-}
-
-static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char *path,
-                                       const xd_safetensors_writer_desc *d, xd_json_writer *header,
-                                       const void **order) {
-    const char *text = NULL;
-    size_t bytes = 0;
-    uint64_t data_bytes;
+static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_writer_desc *d) {
     const size_t alignment = d->alignment ? d->alignment : 8;
-    XD_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->entry_count >= 0 && d->entry_count <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+               "%lld tensors, allowed are %d", (long long)d->entry_count, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XD_REQUIRE(ctx, d->metadata_count >= 0 && d->metadata_count <= XDI_SAFETENSORS_LIMIT / 6,
+               XD_ERROR_ARGUMENT, "%lld pairs of metadata, allowed are %d", (long long)d->metadata_count,
+               (int)XDI_SAFETENSORS_LIMIT / 6);
+    XD_REQUIRE(ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
                "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
-    XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
-    XD_TRY(xd_json_writer_text(header, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XD_TRY(xdi_publish_start(writer->ctx, path, writer->locked, &writer->file));
-    return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
+    return XD_OK;
+}
+
+XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
+                                     xd_safetensors_layout **out) {
+    xdi_safetensors_draft p;
+    XD_TRY(xdi_safetensors_check_counts(ctx, desc));
+    const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
+    memset(&p, 0, sizeof p);
+    p.desc = desc;
+    p.order = (const void **)xd_allocate(ctx, (count > pairs ? count : pairs) * sizeof *p.order);
+    p.begin = (uint64_t *)xd_allocate(ctx, 2 * count * sizeof *p.begin);
+    p.header = xd_json_writer_create(ctx);
+    xd_result result = XD_OK;
+    if (!p.order || !p.begin)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)count);
+    p.bytes = p.begin ? p.begin + count : NULL;
+    if (result == XD_OK) result = xdi_safetensors_check_plan(ctx, &p);
+    if (result == XD_OK) {
+        xdi_safetensors_place(&p);
+        result = xdi_safetensors_pack(ctx, &p, out);
+    }
+    xd_json_writer_destroy(&p.header);
+    xd_release(ctx, p.begin);
+    xd_release(ctx, p.order);
+    return result;
+}
+
+/* ---- writing ---- */
+
+struct xd_safetensors_writer {
+    xd_ctx *ctx;
+    xd_publish *file;
+    xd_safetensors_layout *layout;
+    uint64_t *written; /* [count] bytes so far, after the struct in the same allocation */
+    int64_t count;
+};
+
+/* Gives the file its final size and writes the header. */
+static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *path,
+                                       const xd_safetensors_writer_desc *desc, bool locked) {
+    XD_TRY(xd_safetensors_plan(writer->ctx, desc, &writer->layout));
+    XD_TRY(xdi_publish_start(writer->ctx, path, locked, &writer->file));
+    XD_TRY(xd_publish_resize(writer->file, writer->layout->file_bytes));
+    return xd_publish_write(writer->file, writer->layout->header, (size_t)writer->layout->header_bytes, 0);
 }
 
 XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
-    const int64_t n = desc->entry_count;
-    XD_REQUIRE(ctx, desc->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
-               (long long)desc->metadata_count);
-    XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
-               "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
-    xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
+    XD_TRY(xdi_safetensors_check_counts(ctx, desc));
+    const size_t count = (size_t)desc->entry_count;
+    xd_safetensors_writer *writer =
+        (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer + count * sizeof *writer->written);
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
-    writer->count = n;
-    writer->locked = locked;
-    writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
-    const void **order = (const void **)xd_allocate(ctx, (size_t)n * sizeof *order);
-    xd_json_writer header = xd_json_writer_create(ctx);
-    xd_result result;
-    if (!writer->items || !order)
-        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
-    else
-        result = xdi_safetensors_build(writer, path, desc, &header, order);
-    xd_json_writer_destroy(&header);
-    xd_release(ctx, order);
+    writer->count = desc->entry_count;
+    writer->written = (uint64_t *)(writer + 1);
+    const xd_result result = xdi_safetensors_start(writer, path, desc, locked);
     if (result == XD_OK)
         *out = writer;
     else
@@ -26660,29 +27159,27 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
                                                    uint64_t first_byte, size_t bytes, const void *data) {
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
-    xdi_safetensors_plan_item *item = &writer->items[index];
-    const uint64_t length = item->end - item->begin;
+    const uint64_t length = writer->layout->bytes[index];
     XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
-    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
-    item->written += bytes;
+    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->layout->begin[index] + first_byte));
+    writer->written[index] += bytes;
     return XD_OK;
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
     const bool known = index >= 0 && index < writer->count;
-    const uint64_t bytes = known ? writer->items[index].end - writer->items[index].begin : 0;
+    const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
 static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
-    for (int64_t i = 0; i < writer->count; i++) {
-        const xdi_safetensors_plan_item *item = &writer->items[i];
-        XD_REQUIRE(writer->ctx, item->written == item->end - item->begin, XD_ERROR_STATE,
-                   "%llu of the %llu bytes of tensor %lld are written", (unsigned long long)item->written,
-                   (unsigned long long)(item->end - item->begin), (long long)i);
-    }
+    for (int64_t i = 0; i < writer->count; i++)
+        XD_REQUIRE(writer->ctx, writer->written[i] == writer->layout->bytes[i], XD_ERROR_STATE,
+                   "%llu of the %llu bytes of tensor %lld are written",
+                   (unsigned long long)writer->written[i], (unsigned long long)writer->layout->bytes[i],
+                   (long long)i);
     return XD_OK;
 }
 
@@ -26708,7 +27205,7 @@ XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
-    xd_release(writer->ctx, writer->items);
+    xd_release(writer->ctx, writer->layout);
     xd_release(writer->ctx, writer);
 }
 
@@ -27181,7 +27678,7 @@ static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer
     w->shards = 1;
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
-        XD_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
+        XD_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], i, &bytes));
         if (i > w->first[w->shards - 1] && (bytes > limit || filled > limit - bytes)) {
             w->first[w->shards++] = i;
             filled = 0;
@@ -27191,6 +27688,15 @@ static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer
     }
     w->first[w->shards] = d->entry_count;
     return XD_OK;
+}
+
+/* A plan checks the names of one file; here a name may be in two. */
+static xd_result xdi_weights_check_repeats(xd_weights_writer *w, const xd_weights_writer_desc *d) {
+    const void **order = (const void **)xd_allocate(w->ctx, (size_t)d->entry_count * sizeof *order);
+    XD_REQUIRE(w->ctx, order, XD_ERROR_MEMORY, "no room to sort %lld tensors", (long long)d->entry_count);
+    const xd_result result = xdi_safetensors_check_repeats(w->ctx, d->entries, d->entry_count, order);
+    xd_release(w->ctx, order);
+    return result;
 }
 
 static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_writer_desc *d) {
@@ -27261,14 +27767,11 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     w->first = (int64_t *)xd_allocate(w->ctx, ((size_t)d->entry_count + 2) * sizeof *w->first);
     XD_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
     XD_TRY(xdi_weights_split(w, d));
+    XD_TRY(xdi_weights_check_repeats(w, d));
     XD_TRY(xdi_lock_take(w->ctx, w->lock_path, &w->lock));
     XD_TRY(xdi_weights_read_older(w));
     xdi_weights_sweep(w);
-    const char *text;
-    size_t bytes;
     xdi_weights_write_index(w, d);
-    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     return xdi_weights_start_files(w, d);
@@ -27618,7 +28121,7 @@ static void xdi_model_enter(xd_model *model, const char *name, xd_block *block, 
 static xd_result xdi_model_check_name(xd_ctx *ctx, const char *parent, const char *name) {
     XD_REQUIRE(ctx, name && name[0], XD_ERROR_ARGUMENT, "what is added to \"%.80s\" has no name", parent);
     const size_t bytes = strlen(name);
-    XD_REQUIRE(ctx, xdi_text_is_utf8(name, bytes), XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
+    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
                parent);
     XD_REQUIRE(ctx, name[0] != '.' && name[bytes - 1] != '.' && !strstr(name, ".."), XD_ERROR_ARGUMENT,
                "the name \"%.80s\" has an empty component", name);
@@ -48241,4 +48744,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 abc55cb3e5350cdac0d4070e39cd55c3f06043c97b89f570be335377b45816c1 */
+/* xdistill sha256 fdd71552c073b6e3a6a4e52b47bad0ed158bb1e3d37154be08392b175721aaea */

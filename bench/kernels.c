@@ -1,4 +1,4 @@
-/* Losses, optimizer, average and norm on one core, each compared with a naive reference or with its default mode.
+/* Losses, optimizer, average, norm and checksum on one core, each compared with a naive reference or with its default mode.
  *
  *     make bench      or      build/bench/kernels [-J FILE]
  *
@@ -560,6 +560,54 @@ static void bench_norm(void) {
     close_param(&plain);
 }
 
+/* ---- checksum ---- */
+
+enum { CHECKED = 1 << 26 };
+
+typedef struct crc_case {
+    xd_cpu_level level;
+    unsigned char *data, *copy; /* [CHECKED] */
+    uint32_t crc;
+} crc_case;
+
+static void run_crc(void *state) {
+    crc_case *c = (crc_case *)state;
+    c->crc = xd_crc32c_level(c->level, 0, c->data, CHECKED);
+}
+
+static void run_copy(void *state) {
+    crc_case *c = (crc_case *)state;
+    memcpy(c->copy, c->data, CHECKED);
+}
+
+/* Levels that differ: the processor's instruction, and tables. */
+static void bench_crc(void) {
+    static const xd_cpu_level levels[] = { XD_CPU_BEST, XD_CPU_PORTABLE };
+    crc_case c = { .level = XD_CPU_PLAIN,
+                   .data = (unsigned char *)allocate(CHECKED),
+                   .copy = (unsigned char *)allocate(CHECKED) };
+    for (size_t i = 0; i < CHECKED; i++) c.data[i] = (unsigned char)(i * 2654435761u >> 24);
+    run_crc(&c);
+    const uint32_t plain = c.crc;
+    for (int i = 0; i < 2; i++) {
+        bench_row row = { .op = "crc32c",
+                          .shape = "\"bytes\":67108864",
+                          .dtype = "u8",
+                          .bytes = CHECKED,
+                          .ceiling = machine.read,
+                          .ceiling_name = "read" };
+        const bench_arm ours = { .name = "xdistill", .state = &c, .run = run_crc };
+        const bench_arm copy = { .name = "memcpy", .state = &c, .run = run_copy };
+        c.level = levels[i];
+        row.variant = levels[i] == XD_CPU_BEST ? "against memcpy" : "tables against memcpy";
+        run_crc(&c);
+        row.error = c.crc == plain ? 0.0 : 1.0;
+        report(&row, &ours, &copy);
+    }
+    free(c.data);
+    free(c.copy);
+}
+
 int main(int argc, char **argv) {
     json = bench_open_json(argc, argv);
     machine = bench_measure_machine((size_t)128 << 20);
@@ -579,6 +627,7 @@ int main(int argc, char **argv) {
     bench_adamw();
     bench_adamw_ema();
     bench_norm();
+    bench_crc();
     bench_invariant_loss(CROSS_ENTROPY);
     bench_invariant_loss(KL);
     printf("# wrong results: %d\n", wrong);

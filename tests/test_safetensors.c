@@ -18,7 +18,7 @@ typedef struct bench {
     bool fail_files; /* file calls instead of allocations */
     bool no_map;
     bool unsure; /* the sync of a directory failed: files are complete, but perhaps not for ever */
-    uint64_t bytes_read;
+    uint64_t bytes_read, free_space;
     xd_files real;
 } bench;
 
@@ -103,6 +103,12 @@ static int bench_sync_directory(void *user, const char *path) {
     return fails(b, true) ? 5 : 0;
 }
 
+static int bench_free_space(void *user, const char *path, uint64_t *bytes) {
+    (void)path;
+    *bytes = ((bench *)user)->free_space;
+    return 0;
+}
+
 static int bench_remove(void *user, const char *path) {
     return ((bench *)user)->real.remove(NULL, path);
 }
@@ -113,6 +119,7 @@ static void bench_start(bench *b) {
     memset(b, 0, sizeof *b);
     memset(&desc, 0, sizeof desc);
     b->fail_at = -1;
+    b->free_space = UINT64_MAX;
     strcpy(b->directory, "/tmp/xdistill-test-XXXXXX");
     CHECK(mkdtemp(b->directory) != NULL);
     CHECK_EQ_INT(xd_ctx_create(NULL, &plain), XD_OK);
@@ -133,6 +140,7 @@ static void bench_start(bench *b) {
     desc.files.rename = bench_rename;
     desc.files.remove = bench_remove;
     desc.files.sync_directory = bench_sync_directory;
+    desc.files.free_space = bench_free_space;
     desc.files.user = b;
     CHECK_EQ_INT(xd_ctx_create(&desc, &b->ctx), XD_OK);
 }
@@ -506,34 +514,119 @@ XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
     bench_end(&b);
 }
 
-XD_TEST(bad_plans_are_refused_before_a_file_exists) {
-    static const int64_t negative[] = { -1 }, huge[] = { (int64_t)1 << 62, 4 };
-    static const xd_safetensors_entry bad[] = {
-        { NULL, XD_DTYPE_U8, 0, NULL },  { "__metadata__", XD_DTYPE_U8, 0, NULL },
-        { "a", XD_DTYPE_NONE, 0, NULL }, { "a", XD_DTYPE_U8, 1, negative },
-        { "a", XD_DTYPE_U8, 2, huge },   { "a", XD_DTYPE_U8, 65, huge },
-        { "\xff", XD_DTYPE_U8, 0, NULL }
+/* A plan and a writer refuse alike, before there is a file. */
+static void check_bad_plan(bench *b, const xd_safetensors_writer_desc *desc, const char *expected) {
+    xd_safetensors_layout *layout = NULL;
+    xd_safetensors_writer *w = NULL;
+    CHECK_EQ_INT(xd_safetensors_plan(b->ctx, desc, &layout), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(b->ctx)->message, expected);
+    CHECK_EQ_INT(xd_safetensors_writer_create(b->ctx, bench_path(b, "f"), desc, &w), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(b->ctx)->message, expected);
+    CHECK(w == NULL && layout == NULL);
+    CHECK_EQ_INT(bench_files(b, false), 0);
+}
+
+XD_TEST(bad_tensors_are_refused_before_a_file_exists) {
+    static const int64_t negative[] = { 3, -1 }, huge[] = { (int64_t)1 << 62, 4 }, most[] = { INT64_MAX };
+    static const struct {
+        xd_safetensors_entry entry;
+        const char *message;
+    } bad[] = {
+        { { NULL, XD_DTYPE_U8, 0, NULL }, "tensor 1 has no name" },
+        { { "", XD_DTYPE_U8, 0, NULL }, "tensor 1 has no name" },
+        { { "__metadata__", XD_DTYPE_U8, 0, NULL },
+          "tensor 1 is named __metadata__, which is the name of something else" },
+        { { "first", XD_DTYPE_U8, 0, NULL }, "tensors 0 and 1 are both named \"first\"" },
+        { { "abc\xc3", XD_DTYPE_U8, 0, NULL }, "the name of tensor 1 is not UTF-8 from byte 3 on" },
+        { { "\xc3\xa9\xff", XD_DTYPE_U8, 0, NULL }, "the name of tensor 1 is not UTF-8 from byte 2 on" },
+        { { "a", XD_DTYPE_NONE, 0, NULL }, "tensor \"a\" has no dtype" },
+        { { "a", XD_DTYPE_U8, 65, huge }, "tensor \"a\" has 65 dimensions, allowed are 64" },
+        { { "a", XD_DTYPE_U8, -1, huge }, "tensor \"a\" has -1 dimensions, allowed are 64" },
+        { { "a", XD_DTYPE_U8, 2, NULL }, "tensor \"a\" has 2 dimensions but no shape" },
+        { { "a", XD_DTYPE_U8, 2, negative },
+          "tensor \"a\": size -1 of dimension 1 is negative or brings it beyond 2^63 bytes" },
+        { { "a", XD_DTYPE_U8, 2, huge },
+          "tensor \"a\": size 4 of dimension 1 is negative or brings it beyond 2^63 bytes" },
+        { { "a", XD_DTYPE_I16, 1, most },
+          "tensor \"a\": size 9223372036854775807 of dimension 0 is negative or brings it beyond 2^63 "
+          "bytes" },
+        { { "a", XD_DTYPE_U8, 1, most },
+          "tensor \"a\" has 9223372036854775807 bytes, the ones before it 4: a file has less than 2^63" },
     };
-    const xd_safetensors_entry twice[] = { { "a", XD_DTYPE_U8, 0, NULL }, { "a", XD_DTYPE_I8, 0, NULL } };
     bench b;
     bench_start(&b);
-    xd_safetensors_writer *w = NULL;
     xd_safetensors_writer_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.entry_count = 1;
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        desc.entries = &bad[i];
-        CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
-    }
-    desc.entries = twice;
     desc.entry_count = 2;
-    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(b.ctx)->message, "stands twice"));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const xd_safetensors_entry both[] = { { "first", XD_DTYPE_F32, 0, NULL }, bad[i].entry };
+        desc.entries = both;
+        check_bad_plan(&b, &desc, bad[i].message);
+    }
+    char *name = (char *)malloc(65538);
+    memset(name, 'n', 65537);
+    name[65537] = '\0';
+    const xd_safetensors_entry named = { name, XD_DTYPE_U8, 0, NULL };
+    desc.entries = &named;
     desc.entry_count = 1;
+    check_bad_plan(&b, &desc, "the name of tensor 0 has 65537 bytes, allowed are 65536");
+    free(name);
+    bench_end(&b);
+}
+
+XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
+    static const struct {
+        xd_safetensors_pair pair;
+        const char *message;
+    } bad[] = {
+        { { NULL, "value" }, "pair 1 of the metadata has no key" },
+        { { "key", NULL }, "pair 1 of the metadata has no value" },
+        { { "first", "value" }, "the metadata has the key \"first\" twice" },
+        { { "format", "pt" }, "pair 1 of the metadata is \"format\", which every file has already" },
+        { { "\xff", "value" }, "the key of pair 1 of the metadata is not UTF-8" },
+        { { "key", "\xff" }, "the value of pair 1 of the metadata is not UTF-8" },
+    };
+    bench b;
+    bench_start(&b);
+    xd_safetensors_writer_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.metadata_count = 2;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const xd_safetensors_pair both[] = { { "first", "1" }, bad[i].pair };
+        desc.metadata = both;
+        check_bad_plan(&b, &desc, bad[i].message);
+    }
+    desc.metadata_count = -1;
+    check_bad_plan(&b, &desc, "-1 pairs of metadata, allowed are 16666666");
+    desc.metadata_count = 0;
+    desc.entry_count = -1;
+    check_bad_plan(&b, &desc, "-1 tensors, allowed are 3125000");
+    desc.entry_count = 3125001;
+    check_bad_plan(&b, &desc, "3125001 tensors, allowed are 3125000");
+    desc.entry_count = 0;
     desc.alignment = 12;
-    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_ERROR_ARGUMENT);
-    CHECK(w == NULL);
-    CHECK_EQ_INT(bench_files(&b, false), 0);
+    check_bad_plan(&b, &desc, "alignment 12 is no power of two from 8 on");
+    desc.alignment = (size_t)1 << 30;
+    check_bad_plan(&b, &desc, "a header of 1073741816 bytes, allowed are 100000000");
+    bench_end(&b);
+}
+
+XD_TEST(a_file_that_does_not_fit_is_refused_before_it_is_written) {
+    bench b;
+    bench_start(&b);
+    CHECK_EQ_INT(write_file(&b, "f", 0), XD_OK);
+    char *data = NULL;
+    size_t bytes = 0;
+    CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
+    xd_release(b.ctx, data);
+    b.free_space = bytes - 1;
+    CHECK_EQ_INT(write_file(&b, "g", 0), XD_ERROR_IO);
+    char expected[80];
+    snprintf(expected, sizeof expected, "%d bytes more are needed, %d are free", (int)bytes, (int)bytes - 1);
+    CHECK(strstr(xd_last_error(b.ctx)->message, expected) != NULL);
+    CHECK_EQ_INT(bench_files(&b, false), 1); /* the old one */
+    b.free_space = bytes;
+    CHECK_EQ_INT(write_file(&b, "g", 0), XD_OK);
     bench_end(&b);
 }
 
@@ -655,6 +748,167 @@ XD_TEST(an_index_that_does_not_fit_its_files_is_refused) {
     check_index(&b, "{\"weight_map\":{\"a\":\"one.safetensors\"}}", XD_ERROR_MISSING,
                 "holds no tensor \"a\"");
     check_index(&b, "{\"weight_map\":{\"empty\":\"one.safetensors\"}}", XD_ERROR_UNEXPECTED, "into no file");
+    bench_end(&b);
+}
+
+/* ---- the same bytes as ever ---- */
+
+static uint32_t file_checksum(bench *b, const char *name) {
+    char *data = NULL;
+    size_t bytes = 0;
+    CHECK_EQ_INT(xd_file_load(b->ctx, bench_path(b, name), 0, &data, &bytes), XD_OK);
+    const uint32_t checksum = xd_crc32c(0, data, bytes);
+    xd_release(b->ctx, data);
+    return checksum;
+}
+
+enum { MANY = 200, MANY_NAME = 24 };
+
+/* Tensors of all dtypes, in an order that is none; names of which some begin alike. */
+typedef struct crowd {
+    char names[MANY][MANY_NAME];
+    int64_t shapes[MANY][3];
+    xd_safetensors_entry entries[MANY];
+} crowd;
+
+static void crowd_make(crowd *c) {
+    for (int i = 0; i < MANY; i++) {
+        const xd_dtype dtype = (xd_dtype)(1 + i * 7 % (int)XD_DTYPE_F64);
+        snprintf(c->names[i], MANY_NAME, "layers.%d.%s", i * 37 % MANY, i % 3 ? "weight" : "w");
+        for (int d = 0; d < 3; d++) c->shapes[i][d] = (i + d * 5) % 4;
+        const xd_safetensors_entry entry = { c->names[i], dtype, i % 4, c->shapes[i] };
+        c->entries[i] = entry;
+    }
+}
+
+static xd_result write_crowd(bench *b, const crowd *c, const char *name, size_t alignment) {
+    static const unsigned char data[216] = { 1, 2, 3 };
+    xd_safetensors_writer *w = NULL;
+    xd_safetensors_writer_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.entries = c->entries;
+    desc.entry_count = MANY;
+    desc.alignment = alignment;
+    XD_TRY(xd_safetensors_writer_create(b->ctx, bench_path(b, name), &desc, &w));
+    for (int i = 0; i < MANY; i++) CHECK_EQ_INT(xd_safetensors_writer_write(w, i, data), XD_OK);
+    return xd_safetensors_writer_commit(w);
+}
+
+/* The numbers are those of the files of 2026-11-24. */
+XD_TEST(files_have_the_bytes_that_they_always_had) {
+    bench b;
+    crowd *c = (crowd *)calloc(1, sizeof *c);
+    bench_start(&b);
+    crowd_make(c);
+    CHECK_EQ_INT(write_file(&b, "a", 0), XD_OK);
+    CHECK_EQ_INT(write_file(&b, "b", 4096), XD_OK);
+    CHECK_EQ_INT(write_crowd(&b, c, "c", 0), XD_OK);
+    CHECK_EQ_INT(write_crowd(&b, c, "d", 64), XD_OK);
+    CHECK_EQ_INT(file_checksum(&b, "a"), 0x042b6c6du);
+    CHECK_EQ_INT(file_checksum(&b, "b"), 0x379b3967u);
+    CHECK_EQ_INT(file_checksum(&b, "c"), 0x29303c28u);
+    CHECK_EQ_INT(file_checksum(&b, "d"), 0xf0ecd444u);
+    CHECK_EQ_INT(write_model(&b, 18), XD_OK);
+    CHECK_EQ_INT(file_checksum(&b, "model-00002-of-00003-save-1.safetensors"), 0x733f635du);
+    CHECK_EQ_INT(file_checksum(&b, "model.safetensors.index.json"), 0x689775dcu);
+    free(c);
+    bench_end(&b);
+}
+
+XD_TEST(a_plan_is_the_file_before_it_is_written) {
+    static const size_t alignments[] = { 0, 64, 4096 };
+    bench b;
+    crowd *c = (crowd *)calloc(1, sizeof *c);
+    bench_start(&b);
+    crowd_make(c);
+    for (int n = 0; n < 3; n++) {
+        xd_safetensors_layout *layout = NULL;
+        xd_safetensors *file = NULL;
+        xd_safetensors_writer_desc desc;
+        char *data = NULL;
+        size_t bytes = 0;
+        memset(&desc, 0, sizeof desc);
+        desc.entries = c->entries;
+        desc.entry_count = MANY;
+        desc.alignment = alignments[n];
+        CHECK_EQ_INT(xd_safetensors_plan(b.ctx, &desc, &layout), XD_OK);
+        CHECK_EQ_INT(bench_files(&b, false), 0);
+        CHECK_EQ_INT(write_crowd(&b, c, "f", alignments[n]), XD_OK);
+        CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
+        CHECK_EQ_INT(layout->file_bytes, bytes);
+        CHECK_EQ_INT(layout->header_bytes % (alignments[n] ? alignments[n] : 8), 0);
+        CHECK(memcmp(data, layout->header, (size_t)layout->header_bytes) == 0);
+        CHECK_EQ_INT(xd_safetensors_open(b.ctx, bench_path(&b, "f"), NULL, &file), XD_OK);
+        for (int i = 0; i < MANY; i++) {
+            const xd_safetensors_info *info =
+                xd_safetensors_at(file, xd_safetensors_find(file, c->entries[i].name));
+            CHECK_EQ_INT(layout->begin[i], layout->header_bytes + info->begin);
+            CHECK_EQ_INT(layout->bytes[i], info->end - info->begin);
+        }
+        xd_safetensors_close(file);
+        xd_release(b.ctx, data);
+        xd_release(b.ctx, layout);
+        bench_files(&b, true);
+    }
+    free(c);
+    bench_end(&b);
+}
+
+XD_TEST(a_plan_does_not_depend_on_the_order_of_the_tensors) {
+    bench b;
+    crowd *c = (crowd *)calloc(1, sizeof *c);
+    xd_safetensors_entry turned[MANY];
+    xd_safetensors_layout *one = NULL, *other = NULL;
+    xd_safetensors_writer_desc desc;
+    bench_start(&b);
+    crowd_make(c);
+    for (int i = 0; i < MANY; i++) turned[i] = c->entries[MANY - 1 - i];
+    memset(&desc, 0, sizeof desc);
+    desc.entries = c->entries;
+    desc.entry_count = MANY;
+    CHECK_EQ_INT(xd_safetensors_plan(b.ctx, &desc, &one), XD_OK);
+    desc.entries = turned;
+    CHECK_EQ_INT(xd_safetensors_plan(b.ctx, &desc, &other), XD_OK);
+    CHECK_EQ_INT(one->header_bytes, other->header_bytes);
+    CHECK_EQ_INT(one->file_bytes, other->file_bytes);
+    CHECK(memcmp(one->header, other->header, (size_t)one->header_bytes) == 0);
+    for (int i = 0; i < MANY; i++) CHECK_EQ_INT(one->begin[i], other->begin[MANY - 1 - i]);
+    xd_release(b.ctx, one);
+    xd_release(b.ctx, other);
+    free(c);
+    bench_end(&b);
+}
+
+XD_TEST(a_plan_of_nothing_is_an_empty_file) {
+    bench b;
+    xd_safetensors_layout *layout = NULL;
+    xd_safetensors_writer_desc desc;
+    bench_start(&b);
+    memset(&desc, 0, sizeof desc);
+    CHECK_EQ_INT(xd_safetensors_plan(b.ctx, &desc, &layout), XD_OK);
+    CHECK_EQ_INT(layout->header_bytes, 40);
+    CHECK_EQ_INT(layout->file_bytes, 40);
+    CHECK(memcmp(layout->header + 8, "{\"__metadata__\":{\"format\":\"pt\"}} ", 32) == 0);
+    xd_release(b.ctx, layout);
+    bench_end(&b);
+}
+
+XD_TEST(a_name_in_two_shards_is_refused) {
+    static const xd_safetensors_entry twice[] = { { "a", XD_DTYPE_U8, 0, NULL },
+                                                  { "b", XD_DTYPE_U8, 0, NULL },
+                                                  { "a", XD_DTYPE_F32, 0, NULL } };
+    bench b;
+    xd_weights_writer *w = NULL;
+    xd_weights_writer_desc desc;
+    bench_start(&b);
+    memset(&desc, 0, sizeof desc);
+    desc.entries = twice;
+    desc.entry_count = 3;
+    desc.max_shard_bytes = 1;
+    CHECK_EQ_INT(xd_weights_writer_create(b.ctx, b.directory, &desc, &w), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(b.ctx)->message, "tensors 0 and 2 are both named \"a\"");
+    CHECK(w == NULL);
+    CHECK_EQ_INT(bench_files(&b, false), 0);
     bench_end(&b);
 }
 

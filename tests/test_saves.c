@@ -121,6 +121,16 @@ static int press_replaceable(void *user, const char *path) {
     return press_call(p, CALL_OTHER) ? EIO : p->real.replaceable(NULL, path);
 }
 
+static int press_remove_directory(void *user, const char *path) {
+    press *p = (press *)user;
+    return press_call(p, CALL_REMOVE) ? EIO : p->real.remove_directory(NULL, path);
+}
+
+static int press_free_space(void *user, const char *path, uint64_t *bytes) {
+    press *p = (press *)user;
+    return press_call(p, CALL_OTHER) ? EIO : p->real.free_space(NULL, path, bytes);
+}
+
 static void press_warn(void *user, xd_log_level level, const char *line) {
     press *p = (press *)user;
     if (level != XD_LOG_WARN) return;
@@ -154,6 +164,8 @@ static void press_start(press *p) {
     desc.files.exchange = press_exchange;
     desc.files.make_directory = press_make_directory;
     desc.files.replaceable = press_replaceable;
+    desc.files.remove_directory = press_remove_directory;
+    desc.files.free_space = press_free_space;
     desc.files.user = p;
     CHECK_EQ_INT(xd_ctx_create(&desc, &p->ctx), XD_OK);
 }

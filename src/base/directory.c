@@ -44,12 +44,19 @@ static void xdi_tree_each(void *argument, const char *name) {
     t->path[length] = '\0';
 }
 
-/* Looks into a directory only when remove says that it is one with names in it: never through a symbolic link. */
+/* An empty directory, or whatever else has the name. */
+static int xdi_tree_remove_one(const xdi_tree *t) {
+    const xd_files *files = t->files;
+    const int error = files->remove_directory ? files->remove_directory(files->user, t->path) : ENOTDIR;
+    return error == ENOTDIR ? files->remove(files->user, t->path) : error;
+}
+
+/* Looks into a directory only when its removal says that it is one with names in it: never through a symbolic link. */
 static void xdi_tree_remove(xdi_tree *t) {
-    int error = t->files->remove(t->files->user, t->path);
+    int error = xdi_tree_remove_one(t);
     if ((error == ENOTEMPTY || error == EEXIST) && t->files->list && t->depth < XDI_TREE_DEPTH) {
         error = t->files->list(t->files->user, t->path, xdi_tree_each, t);
-        if (error == 0) error = t->files->remove(t->files->user, t->path);
+        if (error == 0) error = xdi_tree_remove_one(t);
     }
     if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
 }

@@ -7,10 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
@@ -224,6 +226,89 @@ static int xdi_file_replaceable(void *user, const char *path) {
     return S_ISLNK(status.st_mode) ? ELOOP : xdi_file_kind(&status);
 }
 
+static int xdi_file_remove_directory(void *user, const char *path) {
+    (void)user;
+    return rmdir(path) == 0 ? 0 : errno;
+}
+
+/* f_bavail leaves out what is kept for the superuser. A file system that has no blocks has no numbers. */
+static int xdi_file_free_space(void *user, const char *path, uint64_t *bytes) {
+    (void)user;
+    struct statvfs status;
+    if (statvfs(path, &status) != 0) return errno;
+    if (status.f_blocks == 0) return ENOTSUP;
+    const uint64_t block = status.f_frsize ? status.f_frsize : status.f_bsize;
+    *bytes = block > 0 && status.f_bavail > UINT64_MAX / block ? UINT64_MAX : status.f_bavail * block;
+    return 0;
+}
+
+/* ---- past the page cache ---- */
+
+enum { XDI_FILE_ROOM = 4 << 20 }; /* bytes of the aligned memory */
+
+/* A page of the cache is not shared by both ways of writing, so a block is a page where pages are larger. */
+static uint64_t xdi_file_block(void) {
+    const long page = sysconf(_SC_PAGESIZE);
+    return page > XD_FILE_ALIGNMENT ? (uint64_t)page : (uint64_t)XD_FILE_ALIGNMENT;
+}
+
+/* Writes whole blocks to a file that has the flag, through `room` unless that is NULL. The first refusal clears the flag: the
+ * rest goes through the cache. */
+static int xdi_file_write_blocks(int descriptor, const unsigned char *from, size_t bytes, uint64_t offset,
+                                 unsigned char *room, int *reason) {
+    while (bytes > 0) {
+        const size_t part = room && bytes > (size_t)XDI_FILE_ROOM ? (size_t)XDI_FILE_ROOM : bytes;
+        if (room) memcpy(room, from, part);
+        const ssize_t put = pwrite(descriptor, room ? room : from, part, (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0 && errno == EINVAL && *reason == 0) {
+            *reason = EINVAL;
+            xdi_file_set_direct(descriptor, false);
+            continue;
+        }
+        if (put < 0) return errno;
+        from += put;
+        offset += (uint64_t)put;
+        bytes -= (size_t)put;
+    }
+    return 0;
+}
+
+/* Sets the flag and takes the aligned memory that the blocks need. Returns why not, 0 when they can be written. */
+static int xdi_file_direct_begin(int descriptor, const unsigned char *from, size_t bytes, void **room) {
+    const int flags = fcntl(descriptor, F_GETFL);
+    if (XDI_FILE_DIRECT == 0) return ENOSYS;
+    if (flags < 0 || fcntl(descriptor, F_SETFL, flags | XDI_FILE_DIRECT) != 0) return errno;
+    if ((uintptr_t)from % XD_FILE_ALIGNMENT == 0) return 0;
+    const size_t size = bytes < (size_t)XDI_FILE_ROOM ? bytes : (size_t)XDI_FILE_ROOM;
+    const int error = posix_memalign(room, XD_FILE_ALIGNMENT, size);
+    if (error != 0) *room = NULL;
+    return error;
+}
+
+static int xdi_file_write_direct(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                                 int *reason) {
+    const unsigned char *from = (const unsigned char *)buffer;
+    const uint64_t block = xdi_file_block(), before = (block - offset % block) % block;
+    const size_t head = before < bytes ? (size_t)before : bytes;
+    const size_t tail = (size_t)((bytes - head) % block), middle = bytes - head - tail;
+    void *room = NULL;
+    const int descriptor = (int)file, flags = fcntl(descriptor, F_GETFL);
+    *reason = 0;
+    if (bytes == 0) return 0;
+    if (middle > 0) *reason = xdi_file_direct_begin(descriptor, from + head, middle, &room);
+    if (*reason != 0) xdi_file_set_direct(descriptor, false);
+    int error =
+        xdi_file_write_blocks(descriptor, from + head, middle, offset + head, (unsigned char *)room, reason);
+    free(room);
+    xdi_file_set_direct(descriptor, false);
+    if (error == 0 && head > 0) error = xdi_file_write(user, file, from, head, offset);
+    if (error == 0 && tail > 0)
+        error = xdi_file_write(user, file, from + head + middle, tail, offset + head + middle);
+    if (flags >= 0 && (flags & XDI_FILE_DIRECT)) xdi_file_set_direct(descriptor, true);
+    return error;
+}
+
 /* Fills the empty entries of a table of POSIX files. Entries that the caller has set stay, as does the user pointer. */
 XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (files->open) return; /* the caller's own files */
@@ -244,6 +329,9 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
     if (!files->list) files->list = xdi_file_list;
     if (!files->exchange) files->exchange = xdi_file_exchange;
     if (!files->replaceable) files->replaceable = xdi_file_replaceable;
+    if (!files->remove_directory) files->remove_directory = xdi_file_remove_directory;
+    if (!files->free_space) files->free_space = xdi_file_free_space;
+    if (!files->write_direct) files->write_direct = xdi_file_write_direct;
 }
 
 XD_PRIVATE const char *xdi_open_error(int error) {

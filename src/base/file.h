@@ -27,7 +27,9 @@ typedef enum xd_file_mode {
  * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
  * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
  * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
- * replaceable, whatever lies under a name is replaced. New entries are added at the end of the table.
+ * replaceable, whatever lies under a name is replaced; without remove_directory, remove is asked to; without free_space a full
+ * disk is noticed when it is; without write_direct, all writing goes through the cache. New entries are added at the end of
+ * the table.
  *
  * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
 typedef struct xd_files {
@@ -60,6 +62,20 @@ typedef struct xd_files {
     /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
      * symbolic link, which renaming would replace instead of the file that it points to. */
     int (*replaceable)(void *user, const char *path);
+    /* Removes an empty directory and nothing else: ENOTEMPTY or EEXIST when there are names in it, ENOTDIR for what is no
+     * directory, also for a symbolic link to one. `remove` of POSIX removes empty directories too. */
+    int (*remove_directory)(void *user, const char *path);
+    /* Bytes that this user can still write on the file system of something that exists; quotas are not counted, and others may
+     * write meanwhile. ENOTSUP where the file system does not say. */
+    int (*free_space)(void *user, const char *path, uint64_t *bytes);
+    /* As write, past the page cache: all or error, for memory, offset and size without any alignment. Whole blocks go to the
+     * device; what shares its first and its last block with other writers goes through the cache. Nothing is copied when
+     * address and offset are equal modulo XD_FILE_ALIGNMENT; otherwise blocks go through aligned memory of the entry's own.
+     * *reason: 0, or an errno value: why blocks went through the cache after all: ENOSYS where the system has no such writing,
+     * EINVAL where the file system or its device refuses it, ENOMEM. One call on a handle at a time; each writer has its own.
+     * As for write, only sync makes the file durable. */
+    int (*write_direct)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
+                        int *reason);
 } xd_files;
 
 #endif

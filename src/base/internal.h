@@ -60,6 +60,9 @@ XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
 XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
 
+/* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
+XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
 /* context.c: a context followed by `room` zero bytes, for the tables that the kernel layer fills in (xd_ctx_create); the
@@ -67,9 +70,6 @@ XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc)
 XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx **out);
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
-
-/* json.c: whether all of a text is UTF-8. */
-XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes);
 
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);

@@ -119,11 +119,11 @@ static size_t xdi_json_utf8(const unsigned char *s, size_t bytes) {
     return length;
 }
 
-XD_PRIVATE bool xdi_text_is_utf8(const char *text, size_t bytes) {
-    size_t length = 1;
-    for (size_t i = 0; i < bytes && length > 0; i += length)
-        length = xdi_json_utf8((const unsigned char *)text + i, bytes - i);
-    return length > 0;
+XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes) {
+    const unsigned char *s = (const unsigned char *)text;
+    size_t at = 0;
+    for (size_t length; at < bytes && (length = xdi_json_utf8(s + at, bytes - at)) > 0;) at += length;
+    return at;
 }
 
 static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {

@@ -11,7 +11,7 @@
 struct xd_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
-    bool open, locked, renamed;
+    bool open, locked, renamed, joined;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
 };
@@ -88,6 +88,73 @@ XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, s
     return result;
 }
 
+/* ---- names in a directory ---- */
+
+typedef struct xdi_names {
+    xd_ctx *ctx;
+    char *text; /* NUL-terminated, one behind the other */
+    size_t bytes, capacity;
+    int64_t count;
+    bool full;
+} xdi_names;
+
+static void xdi_names_each(void *argument, const char *name) {
+    xdi_names *n = (xdi_names *)argument;
+    const size_t more = strlen(name) + 1;
+    if (n->full) return;
+    if (more > n->capacity - n->bytes) {
+        const size_t capacity = 2 * n->capacity + more + 1024;
+        char *text = (char *)xd_allocate(n->ctx, capacity);
+        n->full = text == NULL;
+        if (!text) return;
+        if (n->bytes) memcpy(text, n->text, n->bytes);
+        xd_release(n->ctx, n->text);
+        n->text = text;
+        n->capacity = capacity;
+    }
+    memcpy(n->text + n->bytes, name, more);
+    n->bytes += more;
+    n->count++;
+}
+
+static int xdi_names_order(const void *a, const void *b) {
+    return strcmp((const char *)a, (const char *)b);
+}
+
+/* The names in order, copied behind their pointers, in one block. */
+static const char **xdi_names_sorted(const xdi_names *n) {
+    const size_t count = (size_t)n->count, pointers = count * sizeof(char *);
+    const void **order = (const void **)xd_allocate(n->ctx, count * sizeof *order);
+    char *block = order ? (char *)xd_allocate(n->ctx, pointers + n->bytes) : NULL;
+    const char **names = (const char **)(void *)block;
+    if (block && n->bytes) memcpy(block + pointers, n->text, n->bytes);
+    for (size_t i = 0, at = pointers; block && i < count; at += strlen(block + at) + 1, i++)
+        order[i] = block + at;
+    if (block) xdi_sort(order, count, xdi_names_order);
+    for (size_t i = 0; block && i < count; i++) names[i] = (const char *)order[i];
+    xd_release(n->ctx, order);
+    return names;
+}
+
+XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***names, int64_t *count) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->list, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no list",
+               directory);
+    xdi_names n;
+    memset(&n, 0, sizeof n);
+    n.ctx = ctx;
+    const int error = files->list(files->user, directory, xdi_names_each, &n);
+    const char **sorted = error == 0 && !n.full ? xdi_names_sorted(&n) : NULL;
+    xd_release(ctx, n.text);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: list: %s", directory, strerror(error));
+    XD_REQUIRE(ctx, sorted, XD_ERROR_MEMORY, "%s: no room for its %lld names", directory, (long long)n.count);
+    *names = sorted;
+    *count = n.count;
+    return XD_OK;
+}
+
+/* ---- writing ---- */
+
 /* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
 static int xdi_publish_lock(xd_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
@@ -142,6 +209,29 @@ XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **o
     return xdi_publish_start(ctx, path, true, out);
 }
 
+XD_API const char *xd_publish_path(const xd_publish *p) {
+    return p->temporary;
+}
+
+XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    XD_REQUIRE(ctx, files->write, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no write", path);
+    const size_t length = strlen(path);
+    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + length + 1);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
+    p->ctx = ctx;
+    p->path = p->temporary = (char *)(p + 1);
+    memcpy(p->path, path, length + 1);
+    const int error = files->open(files->user, path, XD_FILE_EXISTING, &p->file);
+    p->open = p->joined = error == 0;
+    if (error == 0) {
+        *out = p;
+        return XD_OK;
+    }
+    xd_release(ctx, p);
+    return XD_FAIL(ctx, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+}
+
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
@@ -150,10 +240,35 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
     return XD_OK;
 }
 
+XD_API xd_result xd_publish_write_direct(xd_publish *p, const void *data, size_t bytes, uint64_t offset,
+                                         int *reason) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    int why = ENOSYS;
+    const int error = files->write_direct
+                          ? files->write_direct(files->user, p->file, data, bytes, offset, &why)
+                          : files->write(files->user, p->file, data, bytes, offset);
+    XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: direct write of %llu bytes at %llu: %s", p->path,
+               (unsigned long long)bytes, (unsigned long long)offset, strerror(error));
+    if (reason) *reason = why;
+    return XD_OK;
+}
+
+/* A file that grows needs room, which its new length does not take yet. Not knowing is no reason to refuse. */
+static xd_result xdi_publish_check_space(xd_publish *p, uint64_t bytes) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    uint64_t size = 0, room = 0;
+    if (!files->free_space || files->size(files->user, p->file, &size) != 0 || bytes <= size) return XD_OK;
+    if (files->free_space(files->user, p->temporary, &room) != 0) return XD_OK;
+    XD_REQUIRE(p->ctx, bytes - size <= room, XD_ERROR_IO, "%s: %llu bytes more are needed, %llu are free",
+               p->path, (unsigned long long)(bytes - size), (unsigned long long)room);
+    return XD_OK;
+}
+
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
                p->path);
+    XD_TRY(xdi_publish_check_space(p, bytes));
     const int error = files->resize(files->user, p->file, bytes);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
                (unsigned long long)bytes, strerror(error));
@@ -196,8 +311,8 @@ XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
 
 XD_API xd_result xd_publish_commit(xd_publish *p) {
     xd_result result = xdi_publish_close(p);
-    if (result == XD_OK) result = xdi_publish_rename(p);
-    if (result == XD_OK) result = xdi_publish_sync_folder(p->ctx, p->path);
+    if (result == XD_OK && !p->joined) result = xdi_publish_rename(p);
+    if (result == XD_OK && !p->joined) result = xdi_publish_sync_folder(p->ctx, p->path);
     xd_publish_abort(p);
     return result;
 }
@@ -206,7 +321,7 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (!p->renamed && files->remove) files->remove(files->user, p->temporary);
+    if (!p->renamed && !p->joined && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }

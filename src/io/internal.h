@@ -4,11 +4,12 @@
 #include "base/internal.h"
 #include "io/safetensors.h"
 
-/* safetensors.c: what a writer checks about one tensor; *bytes is its size. */
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes);
-
-/* safetensors.c: parses a text of the JSON writer again, which finds repeated names and keys in O(n log n). */
-XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes);
+/* safetensors.c: what a plan checks about tensor `index`; *bytes is its size. And that no two have the same name, with memory for
+ * `count` pointers. */
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
+                                                 uint64_t *bytes);
+XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
+                                                   int64_t count, const void **order);
 
 /* safetensors.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
  * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */

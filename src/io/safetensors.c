@@ -38,16 +38,16 @@ static uint64_t xdi_safetensors_load_u64(const unsigned char *p) {
     return value;
 }
 
-/* Bytes of a tensor; false when a size is negative or the product overflows. */
-static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes) {
+/* Bytes of a tensor. Returns the dimension whose size is negative or makes the product overflow, -1 when none does. */
+static int xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes) {
     uint64_t total = xd_dtype_size(dtype);
     for (int i = 0; i < ndim; i++) {
         const uint64_t size = (uint64_t)shape[i];
-        if (shape[i] < 0 || (size > 0 && total > (uint64_t)INT64_MAX / size)) return false;
+        if (shape[i] < 0 || (size > 0 && total > (uint64_t)INT64_MAX / size)) return i;
         total *= size;
     }
     *bytes = total;
-    return true;
+    return -1;
 }
 
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
@@ -94,8 +94,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
-               "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes) < 0,
+               XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
     XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
@@ -487,60 +487,129 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const
     return result;
 }
 
-/* ---- writing ---- */
+/* ---- the plan of a file ---- */
 
-typedef struct xdi_safetensors_plan_item {
-    const xd_safetensors_entry *entry; /* valid while planning only */
-    uint64_t begin, end;               /* in the data area */
-    uint64_t written;                  /* bytes so far */
-} xdi_safetensors_plan_item;
+/* The header fits behind them in 63 bits. */
+#define XDI_SAFETENSORS_DATA ((uint64_t)INT64_MAX - 8 - XDI_SAFETENSORS_LIMIT)
 
-struct xd_safetensors_writer {
-    xd_ctx *ctx;
-    xd_publish *file;
-    xdi_safetensors_plan_item *items; /* [count], the caller's order */
-    int64_t count;
-    uint64_t data; /* where the data area starts */
-    bool locked;   /* the temporary file has a lock of its own */
-};
-
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
-                                                 uint64_t *bytes) {
-    XD_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
-               "a tensor needs a name other than __metadata__");
-    const size_t length = strlen(e->name);
-    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
+static xd_result xdi_safetensors_check_name(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index) {
+    XD_REQUIRE(ctx, e->name && e->name[0], XD_ERROR_ARGUMENT, "tensor %lld has no name", (long long)index);
+    XD_REQUIRE(ctx, strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
+               "tensor %lld is named %s, which is the name of something else", (long long)index,
+               XDI_SAFETENSORS_METADATA);
+    const size_t length = strlen(e->name), valid = xdi_json_valid_bytes(e->name, length);
+    XD_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
+               "the name of tensor %lld has %llu bytes, allowed are %d", (long long)index,
                (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
+    XD_REQUIRE(ctx, valid == length, XD_ERROR_ARGUMENT,
+               "the name of tensor %lld is not UTF-8 from byte %llu on", (long long)index,
+               (unsigned long long)valid);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
+                                                 uint64_t *bytes) {
+    XD_TRY(xdi_safetensors_check_name(ctx, e, index));
     XD_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
     XD_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
                (int)XDI_SAFETENSORS_DIMS);
-    XD_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
-               "the size of tensor \"%.80s\" is negative or overflows", e->name);
+    XD_REQUIRE(ctx, e->ndim == 0 || e->shape, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions but no shape", e->name, e->ndim);
+    const int bad = xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes);
+    XD_REQUIRE(ctx, bad < 0, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": size %lld of dimension %d is negative or brings it beyond 2^63 bytes",
+               e->name, (long long)e->shape[bad], bad);
     return XD_OK;
+}
+
+static int xdi_safetensors_by_name(const void *a, const void *b) {
+    return strcmp(((const xd_safetensors_entry *)a)->name, ((const xd_safetensors_entry *)b)->name);
+}
+
+XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
+                                                   int64_t count, const void **order) {
+    for (int64_t i = 0; i < count; i++) order[i] = &entries[i];
+    xdi_sort(order, (size_t)count, xdi_safetensors_by_name);
+    for (int64_t i = 1; i < count; i++) {
+        const int64_t one = (const xd_safetensors_entry *)order[i - 1] - entries;
+        const int64_t other = (const xd_safetensors_entry *)order[i] - entries;
+        XD_REQUIRE(ctx, strcmp(entries[one].name, entries[other].name) != 0, XD_ERROR_ARGUMENT,
+                   "tensors %lld and %lld are both named \"%.80s\"", (long long)(one < other ? one : other),
+                   (long long)(one < other ? other : one), entries[one].name);
+    }
+    return XD_OK;
+}
+
+/* A file being planned. */
+typedef struct xdi_safetensors_draft {
+    const xd_safetensors_writer_desc *desc;
+    const void **order;      /* [entry_count] entries, or pairs of the metadata */
+    uint64_t *begin, *bytes; /* [entry_count], by the caller's index; begin in the data area */
+    uint64_t data_bytes;
+    xd_json_writer header;
+} xdi_safetensors_draft;
+
+static int xdi_safetensors_by_key(const void *a, const void *b) {
+    return strcmp(((const xd_safetensors_pair *)a)->key, ((const xd_safetensors_pair *)b)->key);
+}
+
+static xd_result xdi_safetensors_check_pairs(xd_ctx *ctx, const xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
+    for (int64_t i = 0; i < d->metadata_count; i++) {
+        const xd_safetensors_pair *pair = &d->metadata[i];
+        XD_REQUIRE(ctx, pair->key && pair->value, XD_ERROR_ARGUMENT, "pair %lld of the metadata has no %s",
+                   (long long)i, pair->key ? "value" : "key");
+        XD_REQUIRE(ctx, strcmp(pair->key, "format") != 0, XD_ERROR_ARGUMENT,
+                   "pair %lld of the metadata is \"format\", which every file has already", (long long)i);
+        const bool key = xdi_json_valid_bytes(pair->key, strlen(pair->key)) == strlen(pair->key);
+        XD_REQUIRE(ctx, key && xdi_json_valid_bytes(pair->value, strlen(pair->value)) == strlen(pair->value),
+                   XD_ERROR_ARGUMENT, "the %s of pair %lld of the metadata is not UTF-8",
+                   key ? "value" : "key", (long long)i);
+        p->order[i] = pair;
+    }
+    xdi_sort(p->order, (size_t)d->metadata_count, xdi_safetensors_by_key);
+    for (int64_t i = 1; i < d->metadata_count; i++)
+        XD_REQUIRE(ctx, xdi_safetensors_by_key(p->order[i - 1], p->order[i]) != 0, XD_ERROR_ARGUMENT,
+                   "the metadata has the key \"%.80s\" twice",
+                   ((const xd_safetensors_pair *)p->order[i])->key);
+    return XD_OK;
+}
+
+static xd_result xdi_safetensors_check_plan(xd_ctx *ctx, xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
+    for (int64_t i = 0; i < d->entry_count; i++) {
+        XD_TRY(xdi_safetensors_check_entry(ctx, &d->entries[i], i, &p->bytes[i]));
+        XD_REQUIRE(ctx, p->bytes[i] <= XDI_SAFETENSORS_DATA - p->data_bytes, XD_ERROR_ARGUMENT,
+                   "tensor \"%.80s\" has %llu bytes, the ones before it %llu: a file has less than 2^63",
+                   d->entries[i].name, (unsigned long long)p->bytes[i], (unsigned long long)p->data_bytes);
+        p->data_bytes += p->bytes[i];
+    }
+    XD_TRY(xdi_safetensors_check_repeats(ctx, d->entries, d->entry_count, p->order));
+    return xdi_safetensors_check_pairs(ctx, p);
 }
 
 /* Wide elements first, so that every tensor is aligned to its own width; then by name. */
 static int xdi_safetensors_by_rank(const void *a, const void *b) {
-    const xd_safetensors_entry *x = ((const xdi_safetensors_plan_item *)a)->entry;
-    const xd_safetensors_entry *y = ((const xdi_safetensors_plan_item *)b)->entry;
+    const xd_safetensors_entry *x = (const xd_safetensors_entry *)a, *y = (const xd_safetensors_entry *)b;
     if (x->dtype != y->dtype) return x->dtype > y->dtype ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
-static void xdi_safetensors_write_entry(xd_json_writer *w, const xdi_safetensors_plan_item *item) {
-    xd_json_write_key(w, item->entry->name);
+static void xdi_safetensors_write_entry(xd_json_writer *w, const xd_safetensors_entry *e, uint64_t begin,
+                                        uint64_t end) {
+    xd_json_write_key(w, e->name);
     xd_json_write_object(w);
     xd_json_write_key(w, "dtype");
-    xd_json_write_string(w, xd_dtype_name(item->entry->dtype));
+    xd_json_write_string(w, xd_dtype_name(e->dtype));
     xd_json_write_key(w, "shape");
     xd_json_write_array(w);
-    for (int i = 0; i < item->entry->ndim; i++) xd_json_write_int64(w, item->entry->shape[i]);
+    for (int i = 0; i < e->ndim; i++) xd_json_write_int64(w, e->shape[i]);
     xd_json_write_end(w);
     xd_json_write_key(w, "data_offsets");
     xd_json_write_array(w);
-    xd_json_write_uint64(w, item->begin);
-    xd_json_write_uint64(w, item->end);
+    xd_json_write_uint64(w, begin);
+    xd_json_write_uint64(w, end);
     xd_json_write_end(w);
     xd_json_write_end(w);
 }
@@ -558,109 +627,122 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
 }
 
 /* Assigns an offset to every tensor and builds the header's text. */
-static void xdi_safetensors_layout(xd_json_writer *w, const xd_safetensors_writer_desc *d,
-                                   xdi_safetensors_plan_item *items, const void **order) {
+static void xdi_safetensors_place(xdi_safetensors_draft *p) {
+    const xd_safetensors_writer_desc *d = p->desc;
     uint64_t end = 0;
-    for (int64_t i = 0; i < d->entry_count; i++) order[i] = &items[i];
-    xdi_sort(order, (size_t)d->entry_count, xdi_safetensors_by_rank);
-    xd_json_write_object(w);
-    xdi_safetensors_write_metadata(w, d);
+    for (int64_t i = 0; i < d->entry_count; i++) p->order[i] = &d->entries[i];
+    xdi_sort(p->order, (size_t)d->entry_count, xdi_safetensors_by_rank);
+    xd_json_write_object(&p->header);
+    xdi_safetensors_write_metadata(&p->header, d);
     for (int64_t i = 0; i < d->entry_count; i++) {
-        xdi_safetensors_plan_item *item = &items[(const xdi_safetensors_plan_item *)order[i] - items];
-        item->begin = end;
-        item->end = end += item->end; /* end held the tensor's bytes until now */
-        xdi_safetensors_write_entry(w, item);
+        const int64_t index = (const xd_safetensors_entry *)p->order[i] - d->entries;
+        p->begin[index] = end;
+        end += p->bytes[index];
+        xdi_safetensors_write_entry(&p->header, &d->entries[index], p->begin[index], end);
     }
-    xd_json_write_end(w);
+    xd_json_write_end(&p->header);
 }
 
-/* Writes length, header and padding, and gives the file its final size. */
-static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *text, size_t bytes,
-                                       size_t alignment, uint64_t data_bytes) {
-    char spaces[64];
-    unsigned char prefix[8];
+/* The result, in one block: the struct, the arrays, the header. */
+static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_safetensors_layout **out) {
+    const size_t alignment = p->desc->alignment ? p->desc->alignment : 8,
+                 count = (size_t)p->desc->entry_count;
+    const char *text;
+    size_t bytes;
+    XD_TRY(xd_json_writer_text(&p->header, &text, &bytes));
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
-    XD_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
                (int)XDI_SAFETENSORS_LIMIT);
-    writer->data = 8 + padded;
-    for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
-    memset(spaces, ' ', sizeof spaces);
-    XD_TRY(xd_publish_resize(writer->file, writer->data + data_bytes));
-    XD_TRY(xd_publish_write(writer->file, prefix, sizeof prefix, 0));
-    XD_TRY(xd_publish_write(writer->file, text, bytes, 8));
-    for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
-        const uint64_t rest = writer->data - at;
-        XD_TRY(
-            xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
-    }
+    const size_t header_bytes = 8 + (size_t)padded;
+    xd_safetensors_layout *layout = (xd_safetensors_layout *)xd_allocate(
+        ctx, sizeof *layout + 2 * count * sizeof(uint64_t) + header_bytes);
+    XD_REQUIRE(ctx, layout, XD_ERROR_MEMORY, "no room for a header of %llu bytes",
+               (unsigned long long)padded);
+    uint64_t *begin = (uint64_t *)(layout + 1), *sizes = begin + count;
+    unsigned char *header = (unsigned char *)(sizes + count);
+    for (size_t i = 0; i < count; i++) begin[i] = header_bytes + p->begin[i];
+    if (count) memcpy(sizes, p->bytes, count * sizeof *sizes);
+    for (int i = 0; i < 8; i++) header[i] = (unsigned char)(padded >> (8 * i));
+    memcpy(header + 8, text, bytes);
+    memset(header + 8 + bytes, ' ', header_bytes - 8 - bytes);
+    layout->header = header;
+    layout->header_bytes = header_bytes;
+    layout->file_bytes = header_bytes + p->data_bytes;
+    layout->begin = begin;
+    layout->bytes = sizes;
+    *out = layout;
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const xd_safetensors_writer_desc *d,
-                                           xd_json_writer *header, const void **order, uint64_t *data_bytes) {
-    *data_bytes = 0;
-    for (int64_t i = 0; i < d->entry_count; i++) {
-        uint64_t bytes = 0;
-        XD_TRY(xdi_safetensors_check_entry(writer->ctx, &d->entries[i], &bytes));
-        XD_REQUIRE(writer->ctx, bytes <= (uint64_t)INT64_MAX - *data_bytes, XD_ERROR_ARGUMENT,
-                   "the file would exceed 2^63 bytes");
-        writer->items[i].entry = &d->entries[i];
-        writer->items[i].end = bytes;
-        *data_bytes += bytes;
-    }
-    xdi_safetensors_layout(header, d, writer->items, order);
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
-    xd_json *root = NULL;
-    const xd_result result = xd_json_load_memory(ctx, NULL, text, bytes, &root);
-    xd_json_destroy(ctx, root);
-    XD_REQUIRE(ctx, result == XD_OK, result == XD_ERROR_FORMAT ? XD_ERROR_ARGUMENT : result,
-               "the header does not read back: %s", xd_last_error(ctx)->message);
-    return XD_OK;
-}
-
-static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char *path,
-                                       const xd_safetensors_writer_desc *d, xd_json_writer *header,
-                                       const void **order) {
-    const char *text = NULL;
-    size_t bytes = 0;
-    uint64_t data_bytes;
+static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_writer_desc *d) {
     const size_t alignment = d->alignment ? d->alignment : 8;
-    XD_REQUIRE(writer->ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, d->entry_count >= 0 && d->entry_count <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+               "%lld tensors, allowed are %d", (long long)d->entry_count, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XD_REQUIRE(ctx, d->metadata_count >= 0 && d->metadata_count <= XDI_SAFETENSORS_LIMIT / 6,
+               XD_ERROR_ARGUMENT, "%lld pairs of metadata, allowed are %d", (long long)d->metadata_count,
+               (int)XDI_SAFETENSORS_LIMIT / 6);
+    XD_REQUIRE(ctx, alignment >= 8 && (alignment & (alignment - 1)) == 0, XD_ERROR_ARGUMENT,
                "alignment %llu is no power of two from 8 on", (unsigned long long)alignment);
-    XD_TRY(xdi_safetensors_plan_file(writer, d, header, order, &data_bytes));
-    XD_TRY(xd_json_writer_text(header, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(writer->ctx, text, bytes));
-    XD_TRY(xdi_publish_start(writer->ctx, path, writer->locked, &writer->file));
-    return xdi_safetensors_start(writer, text, bytes, alignment, data_bytes);
+    return XD_OK;
+}
+
+XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
+                                     xd_safetensors_layout **out) {
+    xdi_safetensors_draft p;
+    XD_TRY(xdi_safetensors_check_counts(ctx, desc));
+    const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
+    memset(&p, 0, sizeof p);
+    p.desc = desc;
+    p.order = (const void **)xd_allocate(ctx, (count > pairs ? count : pairs) * sizeof *p.order);
+    p.begin = (uint64_t *)xd_allocate(ctx, 2 * count * sizeof *p.begin);
+    p.header = xd_json_writer_create(ctx);
+    xd_result result = XD_OK;
+    if (!p.order || !p.begin)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)count);
+    p.bytes = p.begin ? p.begin + count : NULL;
+    if (result == XD_OK) result = xdi_safetensors_check_plan(ctx, &p);
+    if (result == XD_OK) {
+        xdi_safetensors_place(&p);
+        result = xdi_safetensors_pack(ctx, &p, out);
+    }
+    xd_json_writer_destroy(&p.header);
+    xd_release(ctx, p.begin);
+    xd_release(ctx, p.order);
+    return result;
+}
+
+/* ---- writing ---- */
+
+struct xd_safetensors_writer {
+    xd_ctx *ctx;
+    xd_publish *file;
+    xd_safetensors_layout *layout;
+    uint64_t *written; /* [count] bytes so far, after the struct in the same allocation */
+    int64_t count;
+};
+
+/* Gives the file its final size and writes the header. */
+static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *path,
+                                       const xd_safetensors_writer_desc *desc, bool locked) {
+    XD_TRY(xd_safetensors_plan(writer->ctx, desc, &writer->layout));
+    XD_TRY(xdi_publish_start(writer->ctx, path, locked, &writer->file));
+    XD_TRY(xd_publish_resize(writer->file, writer->layout->file_bytes));
+    return xd_publish_write(writer->file, writer->layout->header, (size_t)writer->layout->header_bytes, 0);
 }
 
 XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
-    const int64_t n = desc->entry_count;
-    XD_REQUIRE(ctx, desc->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
-               (long long)desc->metadata_count);
-    XD_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
-               "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
-    xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
+    XD_TRY(xdi_safetensors_check_counts(ctx, desc));
+    const size_t count = (size_t)desc->entry_count;
+    xd_safetensors_writer *writer =
+        (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer + count * sizeof *writer->written);
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
-    writer->count = n;
-    writer->locked = locked;
-    writer->items = (xdi_safetensors_plan_item *)xd_allocate(ctx, (size_t)n * sizeof *writer->items);
-    const void **order = (const void **)xd_allocate(ctx, (size_t)n * sizeof *order);
-    xd_json_writer header = xd_json_writer_create(ctx);
-    xd_result result;
-    if (!writer->items || !order)
-        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room to plan %lld tensors", path, (long long)n);
-    else
-        result = xdi_safetensors_build(writer, path, desc, &header, order);
-    xd_json_writer_destroy(&header);
-    xd_release(ctx, order);
+    writer->count = desc->entry_count;
+    writer->written = (uint64_t *)(writer + 1);
+    const xd_result result = xdi_safetensors_start(writer, path, desc, locked);
     if (result == XD_OK)
         *out = writer;
     else
@@ -678,29 +760,27 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
                                                    uint64_t first_byte, size_t bytes, const void *data) {
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
-    xdi_safetensors_plan_item *item = &writer->items[index];
-    const uint64_t length = item->end - item->begin;
+    const uint64_t length = writer->layout->bytes[index];
     XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
-    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->data + item->begin + first_byte));
-    item->written += bytes;
+    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->layout->begin[index] + first_byte));
+    writer->written[index] += bytes;
     return XD_OK;
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
     const bool known = index >= 0 && index < writer->count;
-    const uint64_t bytes = known ? writer->items[index].end - writer->items[index].begin : 0;
+    const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
 static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
-    for (int64_t i = 0; i < writer->count; i++) {
-        const xdi_safetensors_plan_item *item = &writer->items[i];
-        XD_REQUIRE(writer->ctx, item->written == item->end - item->begin, XD_ERROR_STATE,
-                   "%llu of the %llu bytes of tensor %lld are written", (unsigned long long)item->written,
-                   (unsigned long long)(item->end - item->begin), (long long)i);
-    }
+    for (int64_t i = 0; i < writer->count; i++)
+        XD_REQUIRE(writer->ctx, writer->written[i] == writer->layout->bytes[i], XD_ERROR_STATE,
+                   "%llu of the %llu bytes of tensor %lld are written",
+                   (unsigned long long)writer->written[i], (unsigned long long)writer->layout->bytes[i],
+                   (long long)i);
     return XD_OK;
 }
 
@@ -726,6 +806,6 @@ XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
-    xd_release(writer->ctx, writer->items);
+    xd_release(writer->ctx, writer->layout);
     xd_release(writer->ctx, writer);
 }

@@ -79,7 +79,7 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, co
 
 /* One tensor of a file to be written. */
 typedef struct xd_safetensors_entry {
-    const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
+    const char *name; /* required; UTF-8, 1 byte to 64 KiB, not "__metadata__" */
     xd_dtype dtype;   /* required */
     int ndim;
     const int64_t *shape; /* [ndim] */
@@ -87,7 +87,7 @@ typedef struct xd_safetensors_entry {
 
 /* One pair of the metadata of a file to be written. */
 typedef struct xd_safetensors_pair {
-    const char *key, *value; /* UTF-8 */
+    const char *key, *value; /* UTF-8; keys are not repeated */
 } xd_safetensors_pair;
 
 /* Everything that decides the layout of a file. */
@@ -99,12 +99,30 @@ typedef struct xd_safetensors_writer_desc {
     size_t alignment; /* of the data area, a power of two, at least 8; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
+/* Where everything of a file lies. */
+typedef struct xd_safetensors_layout {
+    const unsigned char *header; /* the first bytes of the file: length, JSON text, spaces */
+    uint64_t header_bytes;       /* the data area begins here */
+    uint64_t file_bytes;         /* of the whole file */
+    const uint64_t
+        *begin; /* [entry_count], in the order of desc.entries: where a tensor begins in the file */
+    const uint64_t
+        *bytes; /* [entry_count]; a tensor's bytes lie there in one piece, last dimension fastest */
+} xd_safetensors_layout;
+
+/* Plans a file: its header and the place of every byte, as xd_safetensors_writer_create writes it. Touches no file and depends
+ * on nothing but the desc, so ranks with the same desc know the same places without communication, and each can write
+ * its part. *out is one block of memory; free it with xd_release. Local; O(n log n).
+ * Errors: ARGUMENT for names that are empty, repeated, "__metadata__", longer than 64 KiB or not UTF-8, for bad dtypes,
+ * sizes and metadata, and for a header beyond 100,000,000 bytes; MEMORY. */
+XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
+                                     xd_safetensors_layout **out);
+
 /* A file being written under a temporary name. */
 typedef struct xd_safetensors_writer xd_safetensors_writer;
 
-/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
- * on nothing but the desc. Local.
- * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
+/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. Local.
+ * Errors: as xd_safetensors_plan; IO. */
 XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out);

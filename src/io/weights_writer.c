@@ -233,7 +233,7 @@ static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer
     w->shards = 1;
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
-        XD_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
+        XD_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], i, &bytes));
         if (i > w->first[w->shards - 1] && (bytes > limit || filled > limit - bytes)) {
             w->first[w->shards++] = i;
             filled = 0;
@@ -243,6 +243,15 @@ static xd_result xdi_weights_split(xd_weights_writer *w, const xd_weights_writer
     }
     w->first[w->shards] = d->entry_count;
     return XD_OK;
+}
+
+/* A plan checks the names of one file; here a name may be in two. */
+static xd_result xdi_weights_check_repeats(xd_weights_writer *w, const xd_weights_writer_desc *d) {
+    const void **order = (const void **)xd_allocate(w->ctx, (size_t)d->entry_count * sizeof *order);
+    XD_REQUIRE(w->ctx, order, XD_ERROR_MEMORY, "no room to sort %lld tensors", (long long)d->entry_count);
+    const xd_result result = xdi_safetensors_check_repeats(w->ctx, d->entries, d->entry_count, order);
+    xd_release(w->ctx, order);
+    return result;
 }
 
 static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_writer_desc *d) {
@@ -313,14 +322,11 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     w->first = (int64_t *)xd_allocate(w->ctx, ((size_t)d->entry_count + 2) * sizeof *w->first);
     XD_REQUIRE(w->ctx, w->first, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)d->entry_count);
     XD_TRY(xdi_weights_split(w, d));
+    XD_TRY(xdi_weights_check_repeats(w, d));
     XD_TRY(xdi_lock_take(w->ctx, w->lock_path, &w->lock));
     XD_TRY(xdi_weights_read_older(w));
     xdi_weights_sweep(w);
-    const char *text;
-    size_t bytes;
     xdi_weights_write_index(w, d);
-    XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
-    XD_TRY(xdi_safetensors_check_header(w->ctx, text, bytes)); /* a name may be in two shards */
     w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     return xdi_weights_start_files(w, d);

@@ -50,7 +50,7 @@ static void xdi_model_enter(xd_model *model, const char *name, xd_block *block, 
 static xd_result xdi_model_check_name(xd_ctx *ctx, const char *parent, const char *name) {
     XD_REQUIRE(ctx, name && name[0], XD_ERROR_ARGUMENT, "what is added to \"%.80s\" has no name", parent);
     const size_t bytes = strlen(name);
-    XD_REQUIRE(ctx, xdi_text_is_utf8(name, bytes), XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
+    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
                parent);
     XD_REQUIRE(ctx, name[0] != '.' && name[bytes - 1] != '.' && !strstr(name, ".."), XD_ERROR_ARGUMENT,
                "the name \"%.80s\" has an empty component", name);

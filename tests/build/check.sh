@@ -367,9 +367,11 @@ step_aarch64() {
         $cc -DXDISTILL_IMPLEMENTED tests/golden/*.c "$dir/unit.o" -static -o "$dir/golden" -lm -lpthread &&
         $emulator "$dir/golden" "$vectors" && $emulator "$dir/golden" --invariant "$vectors" || return 1
     fi
-    for test in base loss topk classic equivalence xtoken ema adamw clip safetensors comm; do
+    for test in base crc files loss topk classic equivalence xtoken ema adamw clip safetensors comm; do
         $cc -DXDISTILL_IMPLEMENTED "tests/test_$test.c" "$dir/unit.o" -static -o "$dir/test_$test" -lm -lpthread || return 1
     done
+    # The instruction for checksums, which the compiler uses for processors that have it for sure.
+    $cc -march=armv8-a+crc -Isrc -DXDISTILL_IMPLEMENTED tests/test_crc.c src/base/cpu.c src/base/crc.c -static -o "$dir/test_crc_instruction" -lm || return 1
     TEST_SECONDS=300 TEST_WRAPPER=$emulator sh tests/build/run.sh "$dir" \
         $(ls "$dir"/test_* | grep -v '\.log$')
 }

@@ -259,6 +259,16 @@ static xd_result plan_buckets(xd_ctx *ctx) {
     return result;
 }
 
+static xd_result plan_file(xd_ctx *ctx) {
+    static const int64_t shape[] = { 3, 4 };
+    const xd_safetensors_entry entry = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = shape };
+    const xd_safetensors_writer_desc desc = { .entries = &entry, .entry_count = 1 };
+    xd_safetensors_layout *layout = NULL;
+    const xd_result result = xd_safetensors_plan(ctx, &desc, &layout);
+    xd_release(ctx, layout);
+    return result;
+}
+
 static void fail_each_allocation(xd_result (*build)(xd_ctx *ctx), int64_t least) {
     heap h = { 0 };
     const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
@@ -279,9 +289,10 @@ static void fail_each_allocation(xd_result (*build)(xd_ctx *ctx), int64_t least)
     xd_ctx_destroy(ctx);
 }
 
-XD_TEST(models_buckets_and_leaves_survive_a_failure_of_each_of_their_allocations) {
+XD_TEST(models_and_plans_survive_a_failure_of_each_of_their_allocations) {
     fail_each_allocation(build_model, 8);
     fail_each_allocation(plan_buckets, 2);
+    fail_each_allocation(plan_file, 3);
 }
 
 XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {

@@ -14,7 +14,7 @@ LEFT_OUT = {
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_canonical xd_comm_counters xd_copy xd_denominator
-xd_ema_match xd_ema_record xd_memory_bytes xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
+xd_ema_match xd_ema_record xd_memory_bytes xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
 xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
 xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()

@@ -115,6 +115,12 @@ static xd_result guarded_column_maxima(const xd_launch *launch, const xd_rows *l
     return leave(plain.rows.column_maxima(launch, logits, mask, columns, maxima));
 }
 
+static xd_result guarded_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                int64_t columns, uint8_t *voters) {
+    enter();
+    return leave(plain.rows.voters(launch, logits, mask, columns, voters));
+}
+
 static xd_result guarded_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
     enter();
     return leave(plain.rows.sort_ids(launch, ids, count));
@@ -146,6 +152,7 @@ static void make_tables(void) {
     guarded.rows.denominator = guarded_denominator;
     guarded.rows.ratio = guarded_ratio;
     guarded.rows.column_maxima = guarded_column_maxima;
+    guarded.rows.voters = guarded_voters;
     guarded.rows.sort_ids = guarded_sort_ids;
     guarded.softmax.hits = guarded_hits;
     guarded.optimizer.cast = guarded_cast;

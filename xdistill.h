@@ -28041,7 +28041,7 @@ struct xd_block {
     xd_model *model;
     xd_block *parent, *next, *first_child, *last_child; /* next: the parent's next child */
     xd_weight *first_weight, *last_weight;
-    char *name; /* full */
+    const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
     char *type; /* the desc's, copied */
 };
@@ -28121,8 +28121,8 @@ static void xdi_model_enter(xd_model *model, const char *name, xd_block *block, 
 static xd_result xdi_model_check_name(xd_ctx *ctx, const char *parent, const char *name) {
     XD_REQUIRE(ctx, name && name[0], XD_ERROR_ARGUMENT, "what is added to \"%.80s\" has no name", parent);
     const size_t bytes = strlen(name);
-    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
-               parent);
+    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT,
+               "a name in \"%.80s\" is not UTF-8", parent);
     XD_REQUIRE(ctx, name[0] != '.' && name[bytes - 1] != '.' && !strstr(name, ".."), XD_ERROR_ARGUMENT,
                "the name \"%.80s\" has an empty component", name);
     return XD_OK;
@@ -28167,14 +28167,13 @@ static xd_result xdi_model_begin_add(xd_block *parent, const char *name, char **
 /* ---- blocks ---- */
 
 XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out) {
-    static char nameless[] = "";
     xd_model *model = (xd_model *)xd_allocate(ctx, sizeof *model);
     XD_REQUIRE(ctx, model, XD_ERROR_MEMORY, "no room for a model");
     model->ctx = ctx;
     if (desc) model->desc = *desc;
     model->root.model = model;
-    model->root.name = nameless;
-    model->root.desc.name = nameless;
+    model->root.name = "";
+    model->root.desc.name = model->root.name;
     *out = model;
     return XD_OK;
 }
@@ -48744,4 +48743,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fdd71552c073b6e3a6a4e52b47bad0ed158bb1e3d37154be08392b175721aaea */
+/* xdistill sha256 fe4d58d9a48dee98fa89a3e931f18e3dda78d54a3a66aa517b2f97eb4357ad75 */

@@ -25,7 +25,7 @@ struct xd_block {
     xd_model *model;
     xd_block *parent, *next, *first_child, *last_child; /* next: the parent's next child */
     xd_weight *first_weight, *last_weight;
-    char *name; /* full */
+    const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
     char *type; /* the desc's, copied */
 };

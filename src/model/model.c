@@ -50,8 +50,8 @@ static void xdi_model_enter(xd_model *model, const char *name, xd_block *block, 
 static xd_result xdi_model_check_name(xd_ctx *ctx, const char *parent, const char *name) {
     XD_REQUIRE(ctx, name && name[0], XD_ERROR_ARGUMENT, "what is added to \"%.80s\" has no name", parent);
     const size_t bytes = strlen(name);
-    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT, "a name in \"%.80s\" is not UTF-8",
-               parent);
+    XD_REQUIRE(ctx, xdi_json_valid_bytes(name, bytes) == bytes, XD_ERROR_ARGUMENT,
+               "a name in \"%.80s\" is not UTF-8", parent);
     XD_REQUIRE(ctx, name[0] != '.' && name[bytes - 1] != '.' && !strstr(name, ".."), XD_ERROR_ARGUMENT,
                "the name \"%.80s\" has an empty component", name);
     return XD_OK;
@@ -96,14 +96,13 @@ static xd_result xdi_model_begin_add(xd_block *parent, const char *name, char **
 /* ---- blocks ---- */
 
 XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out) {
-    static char nameless[] = "";
     xd_model *model = (xd_model *)xd_allocate(ctx, sizeof *model);
     XD_REQUIRE(ctx, model, XD_ERROR_MEMORY, "no room for a model");
     model->ctx = ctx;
     if (desc) model->desc = *desc;
     model->root.model = model;
-    model->root.name = nameless;
-    model->root.desc.name = nameless;
+    model->root.name = "";
+    model->root.desc.name = model->root.name;
     *out = model;
     return XD_OK;
 }

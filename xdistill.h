@@ -1139,8 +1139,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
-/* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (different roots, overlapping, not ascending), MEMORY. */
+/* Puts slices of one root together, at least one, in ascending order of the root's axes. Local.
+ * Errors: ARGUMENT (a count below 1, different roots, overlapping, not ascending), MEMORY. */
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.
@@ -1224,7 +1224,8 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 /* Elements of the whole tensor. */
 XD_API int64_t xd_layout_numel(const xd_layout *layout);
 
-/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: MEMORY. */
+/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: ARGUMENT for
+ * a negative rank, MEMORY. */
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 
@@ -1300,7 +1301,7 @@ typedef struct xd_redistribution_step {
 
 /* How many steps the plan has, and step `index` of them. Local. */
 XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
-/* Step `index` of the plan. Local. */
+/* Step `step` of the plan; all zero for a number that no step has. Local. */
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
@@ -1322,7 +1323,8 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read buffers of the plan. send and recv hold send_count and recv_capacity
- * elements; a step that reduces uses recv as scratch. */
+ * elements; a step that reduces uses recv as scratch. Errors: ARGUMENT for a step that the plan lacks, and those of the
+ * context's device. */
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send);
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
@@ -1442,7 +1444,7 @@ typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
-    int64_t held;
+    int64_t held;             /* without comm any of them, in any number; with comm each is held by one rank */
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
@@ -1922,7 +1924,8 @@ typedef struct xd_decode_desc {
  *
  *   length   bytes of the whole result, also when it did not fit; then desc->out holds its beginning
  *
- * Local. Errors: DATA for an id that is a gap or out of range, with its index. */
+ * Local. Errors: DATA for an id that is a gap or out of range, with its index; ARGUMENT for a negative count, and for a
+ * capacity without out. */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
@@ -2305,7 +2308,8 @@ typedef struct xd_exact_map {
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
  * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict and for weights as xd_projection_rows_cut, MEMORY. */
+ * ARGUMENT for fewer than two columns when strict, for a teacher id that is not below teacher_size, and for weights as
+ * xd_projection_rows_cut, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
@@ -2346,7 +2350,8 @@ XD_API xd_projection_options xd_projection_defaults(void);
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
- * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, and for
+ * entries that are not those of the rows, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
@@ -3739,7 +3744,8 @@ typedef struct xd_weights_gather_desc {
 /* Saves a sharded model as a model directory that root writes, one slab of a tensor at a time, so that no rank ever
  * holds the whole model. Partial tensors are reduced.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
+ * Collective over the world. Errors: MISMATCH when root, tensor_count or staging_bytes differ between ranks, before a file is
+ * begun; those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
  * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
@@ -22804,6 +22810,7 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int total = 0;
+    XD_REQUIRE(ctx, count >= 1, XD_ERROR_ARGUMENT, "%d slices, at least 1 is needed", count);
     XD_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
         XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
@@ -23353,6 +23360,7 @@ XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_l
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
     xd_topology alone;
     xd_layout_desc d;
+    XD_REQUIRE(ctx, rank >= 0, XD_ERROR_ARGUMENT, "rank %d is negative", rank);
     memset(&alone, 0, sizeof alone);
     alone.axis_count = 1;
     alone.size[0] = 1;
@@ -23869,9 +23877,21 @@ XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
     return plan->step_count;
 }
 
+static bool xdi_redistribution_has(const xd_redistribution *plan, int step) {
+    return step >= 0 && step < plan->step_count;
+}
+
+static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, int step) {
+    XD_REQUIRE(plan->ctx, xdi_redistribution_has(plan, step), XD_ERROR_ARGUMENT, "step %d of %d", step,
+               plan->step_count);
+    return XD_OK;
+}
+
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
-    const xdi_redistribution_exchange *x = &plan->step[step];
     xd_redistribution_step s;
+    memset(&s, 0, sizeof s);
+    if (!xdi_redistribution_has(plan, step)) return s;
+    const xdi_redistribution_exchange *x = &plan->step[step];
     s.send_counts = x->send_counts;
     s.send_displacements = x->send_displacements;
     s.recv_counts = x->recv_counts;
@@ -23918,6 +23938,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
@@ -23944,6 +23965,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
@@ -26553,6 +26575,8 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
+    XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
+               XD_ERROR_ARGUMENT, "%lld pairs of metadata", (long long)desc->metadata_count);
     const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
     xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
@@ -26772,6 +26796,13 @@ static xd_result xdi_gather_run(xdi_gather *g) {
     return xd_agree(g->world, g->root ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
+/* What decides how many slabs each rank takes part in. */
+static uint64_t xdi_gather_hash(const xdi_gather *g) {
+    const uint64_t numbers[3] = { (uint64_t)g->desc->root, (uint64_t)g->desc->tensor_count,
+                                  (uint64_t)g->staging };
+    return xd_hash(0, numbers, sizeof numbers);
+}
+
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     xdi_gather g;
     memset(&g, 0, sizeof g);
@@ -26784,6 +26815,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     XD_TRY(xd_agree(world, valid ? XD_OK
                                  : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
+    XD_TRY(xd_agree_same(world, xdi_gather_hash(&g), "root, tensor_count and staging_bytes"));
     const xd_result result = xdi_gather_run(&g);
     xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);
@@ -30096,6 +30128,9 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
     const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
+    XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
+               "%lld ids%s, a capacity of %llu bytes", (long long)desc->count, desc->out ? "" : " without out",
+               (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
         const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
@@ -33114,6 +33149,16 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
+/* Words of whole sequences, their masks and the holders of each position; false when their bytes are too many. */
+static bool xdi_shift_words(const xd_shift_desc *d, int64_t *words) {
+    size_t ids = 0, count = 0, bytes = 0;
+    const bool fits = xdi_size_multiply((size_t)d->sequences, (size_t)d->length, &ids) &&
+                      xdi_size_multiply(ids, 2, &count) && count <= SIZE_MAX - (size_t)d->length - 1 &&
+                      xdi_size_multiply(count + (size_t)d->length + 1, sizeof(int64_t), &bytes);
+    *words = fits ? (int64_t)(count + (size_t)d->length) : 0;
+    return fits;
+}
+
 /* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
  * One exchange. */
 typedef struct xdi_shift_whole {
@@ -33143,7 +33188,6 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
 }
 
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
-    const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
     if (!desc->comm) {
@@ -33152,12 +33196,14 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
     }
     memset(&whole, 0, sizeof whole);
     if (result == XD_OK) {
-        whole.words = 2 * total + desc->length;
-        whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
+        if (xdi_shift_words(desc, &whole.words))
+            whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
         if (!whole.ids)
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld sequences of %lld ids",
+                             (long long)desc->sequences, (long long)desc->length);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
+    const int64_t total = result == XD_OK ? desc->sequences * desc->length : 0;
     if (result == XD_OK) {
         whole.mask = whole.ids + total;
         whole.holders = whole.mask + total;
@@ -35271,6 +35317,8 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
+        XD_REQUIRE(votes->ctx, n >= 0, XD_ERROR_ARGUMENT, "token %lld of %lld has %lld pieces", (long long)id,
+                   (long long)pass->count, (long long)n);
         if (xdi_votes_silent(pass, id)) continue;
         xd_piece_weights(n, weights);
         for (int64_t i = 0; i < n; i++) {
@@ -36020,11 +36068,19 @@ static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
     return best;
 }
 
-static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, int64_t teacher_size,
-                                bool relaxed) {
+/* Every id of the rows is one of the teacher's vocabulary. */
+static xd_result xdi_exact_check_ids(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size) {
+    for (int64_t i = 0; i < rows->rows * rows->k; i++)
+        XD_REQUIRE(ctx, rows->ids[i] < teacher_size, XD_ERROR_ARGUMENT,
+                   "row %lld has teacher id %d, the vocabulary %lld", (long long)(i / rows->k),
+                   (int)rows->ids[i], (long long)teacher_size);
+    return XD_OK;
+}
+
+static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, bool relaxed) {
     const int64_t best = xdi_exact_best(rows, r);
     const int32_t id = rows->ids[best];
-    if (id < 0 || id >= teacher_size) return false;
+    if (id < 0) return false;
     if (relaxed) return rows->weights[best] >= 0.6f;
     return rows->weights[best] == 1.0f && rows->ids[r * rows->k + 1] == -1;
 }
@@ -36034,7 +36090,7 @@ static void xdi_exact_owners(const xd_projection_rows *rows, int64_t teacher_siz
                              int32_t *owner) {
     for (int64_t t = 0; t < teacher_size; t++) owner[t] = -1;
     for (int64_t r = 0; r < rows->rows; r++) {
-        if (!xdi_exact_candidate(rows, r, teacher_size, relaxed)) continue;
+        if (!xdi_exact_candidate(rows, r, relaxed)) continue;
         const int64_t best = xdi_exact_best(rows, r);
         int32_t *mine = &owner[rows->ids[best]];
         if (*mine < 0 || (relaxed && rows->weights[best] > rows->weights[xdi_exact_best(rows, *mine)]))
@@ -36046,7 +36102,7 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
                            const int32_t *owner, xd_exact_map *map) {
     for (int64_t r = 0; r < rows->rows; r++) {
         const int32_t id = rows->ids[xdi_exact_best(rows, r)];
-        if (xdi_exact_candidate(rows, r, teacher_size, relaxed) && owner[id] == (int32_t)r) {
+        if (xdi_exact_candidate(rows, r, relaxed) && owner[id] == (int32_t)r) {
             map->student[map->pairs] = (int32_t)r;
             map->teacher[map->pairs++] = id;
         } else {
@@ -36064,6 +36120,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
     XD_TRY(xdi_check_row_weights(ctx, rows));
+    XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -36218,6 +36275,9 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx, p->entries == p->row_begin[p->student_size], XD_ERROR_ARGUMENT,
+               "%s: a projection of %lld entries whose rows end at %lld", path, (long long)p->entries,
+               (long long)p->row_begin[p->student_size]);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
     XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
                path, bytes, XDI_PROJFILE_MOST_BYTES);
@@ -46291,4 +46351,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 31cf3c62db32c9698b63905e0c86dbac2534b55f2e3c5bd673c5f0e5a804c4e5 */
+/* xdistill sha256 5fafc3258950b57cc2970f0ce1830ac3612e56e6266839da08baa8f0da182749 */

@@ -130,6 +130,9 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx, p->entries == p->row_begin[p->student_size], XD_ERROR_ARGUMENT,
+               "%s: a projection of %lld entries whose rows end at %lld", path, (long long)p->entries,
+               (long long)p->row_begin[p->student_size]);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
     XD_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
                path, bytes, XDI_PROJFILE_MOST_BYTES);

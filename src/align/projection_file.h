@@ -37,7 +37,8 @@ XD_API xd_projection_options xd_projection_defaults(void);
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
- * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, IO, MEMORY. */
+ * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, or sizes, that the file cannot hold, and for
+ * entries that are not those of the rows, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.

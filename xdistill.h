@@ -1444,7 +1444,7 @@ typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
-    int64_t held;             /* without comm any of them, in any number; with comm each is held by one rank */
+    int64_t held;          /* without comm any of them, in any number; with comm each is held by one rank */
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
@@ -30129,8 +30129,8 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
     size_t total = 0;
     bool first = t->adds_prefix;
     XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
-               "%lld ids%s, a capacity of %llu bytes", (long long)desc->count, desc->out ? "" : " without out",
-               (unsigned long long)capacity);
+               "%lld ids%s, a capacity of %llu bytes", (long long)desc->count,
+               desc->out ? "" : " without out", (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
         const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
@@ -46351,4 +46351,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5fafc3258950b57cc2970f0ce1830ac3612e56e6266839da08baa8f0da182749 */
+/* xdistill sha256 10bc74bc0ec2cbbaac627b496126336638e9175a7620410ccd9e6f145ea24b3c */

@@ -23400,6 +23400,11 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
 
 #include <string.h>
 
+/* Wraps where a tensor without elements has large extents beside one of 0: no other layout has a product that does not fit. */
+static int64_t xdi_tensor_product(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a * (uint64_t)b);
+}
+
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype) {
     xd_tensor tensor;
     xd_region region;
@@ -23412,14 +23417,14 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
     int64_t stride = 1;
     for (int d = tensor.ndim - 1; d >= 0; d--) {
         tensor.stride[d] = stride;
-        stride *= tensor.shape[d];
+        stride = xdi_tensor_product(stride, tensor.shape[d]);
     }
     return tensor;
 }
 
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
     int64_t numel = tensor->ndim || tensor->data ? 1 : 0;
-    for (int d = 0; d < tensor->ndim; d++) numel *= tensor->shape[d];
+    for (int d = 0; d < tensor->ndim; d++) numel = xdi_tensor_product(numel, tensor->shape[d]);
     return numel;
 }
 
@@ -36498,6 +36503,10 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
                (long long)map->held, (long long)map->chunks);
+    const int64_t most = map->held > map->chunks ? map->held : map->chunks;
+    XD_REQUIRE(ctx, most == 0 || map->sequences <= INT64_MAX / most, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions in %lld chunks are too many", (long long)map->sequences,
+               (long long)map->held, (long long)map->chunks);
     XD_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
     for (int64_t i = 0; i < map->sequences * map->held; i++)
         XD_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
@@ -36514,6 +36523,16 @@ static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, con
     return xdi_rows_check(ctx, name, rows);
 }
 
+/* Sums of all chunks; their bytes, as exact sums too, fit into a size. */
+static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows,
+                                        int64_t *cells) {
+    const int64_t count = map->sequences * map->chunks;
+    XD_REQUIRE(ctx, rows->cols == 0 || count <= INT64_MAX / 64 / rows->cols, XD_ERROR_ARGUMENT,
+               "%lld sums of %lld columns are too many", (long long)count, (long long)rows->cols);
+    *cells = count * rows->cols;
+    return XD_OK;
+}
+
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
     const int64_t count = map->sequences * map->chunks;
     memset(sizes, 0, (size_t)count * sizeof *sizes);
@@ -36524,7 +36543,9 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
+    const xd_result result = xdi_chunks_check(ctx, map);
+    const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
+    XD_TRY(xdi_vocab_agree_rows(map->comm, result, count));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -36553,10 +36574,13 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes) {
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    xd_chunk_args a = xdi_chunks_args(map, &values);
-    const int64_t cells = a.count * values.cols;
+    int64_t cells = 0;
+    xd_chunk_args a;
     xd_result result = xdi_chunks_check(ctx, map);
+    memset(&a, 0, sizeof a);
     if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
+    if (result == XD_OK) result = xdi_chunks_check_cells(ctx, map, &values, &cells);
+    if (result == XD_OK) a = xdi_chunks_args(map, &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
@@ -36591,11 +36615,11 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
     const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_chunks_check(ctx, map));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
     a.sizes = sizes;
     a.weight = weight;
-    XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
@@ -42863,15 +42887,24 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
+/* More rows have no room in any memory; with these no sum of sizes overflows. */
+static bool xdi_xtoken_is_rows(int64_t rows) {
+    return rows >= 0 && rows <= INT64_MAX / 256;
+}
+
+static bool xdi_xtoken_is_sized_teacher(const xd_xtoken_teacher *t) {
+    if (!xdi_xtoken_kind_of(t->kind) || !xdi_xtoken_is_rows(t->logits.rows)) return false;
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    return t->chunks >= 0 && t->chunks <= INT32_MAX && vocabulary >= 0 && vocabulary <= INT32_MAX;
+}
+
 /* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
-    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
-        return false;
+    if (!d->vocab || !d->teachers || !xdi_xtoken_is_rows(d->student.rows)) return false;
+    if (d->sequences < 0 || d->sequences > INT32_MAX) return false;
     if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
     for (int i = 0; i < d->teacher_count; i++)
-        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX ||
-            d->teachers[i].logits.rows < 0 || !xdi_xtoken_kind_of(d->teachers[i].kind))
-            return false;
+        if (!xdi_xtoken_is_sized_teacher(&d->teachers[i])) return false;
     return d->teacher_count > 0;
 }
 
@@ -46351,4 +46384,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 10bc74bc0ec2cbbaac627b496126336638e9175a7620410ccd9e6f145ea24b3c */
+/* xdistill sha256 f9b0a2268fb34ca3656ed210f6aa883ff1e5be3e2137fadf201e1d7ff0c70afb */

@@ -32,10 +32,18 @@ AT("xd_chunk_map.sequences", x.chunk_map.sequences, 3, xcall_chunk_sums, XD_ERRO
    "values has 8 rows but 3 sequences of 4 positions", false)
 AT("xd_chunk_map.sequences", x.chunk_map.sequences, -1, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
    "-1 sequences of 4 positions in 2 chunks", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sums, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_backward, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", true)
 AT("xd_chunk_map.held", x.chunk_map.held, 5, xcall_chunk_sums, XD_ERROR_SHAPE,
    "values has 8 rows but 2 sequences of 5 positions", false)
 AT("xd_chunk_map.chunks", x.chunk_map.chunks, 1, xcall_chunk_sums, XD_ERROR_ARGUMENT,
    "chunk id 1 of position 1 is outside [-1, 1)", false)
+AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sums, XD_ERROR_MISMATCH, "", false)
+AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sizes, XD_ERROR_MISMATCH, "", false)
 AT("xd_chunk_averages(chunks)", x.chunks, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT,
    "-1 chunks of 10 columns", true)
 AT("xd_chunk_averages(n)", x.n, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT, "4 chunks of -1 columns", true)
@@ -127,8 +135,8 @@ AT("xd_shift_desc.length", shift.length, 1, call_shift, XD_ERROR_ARGUMENT, "", f
 AT("xd_shift_desc.held", shift.held, -1, call_shift, XD_ERROR_ARGUMENT, "", false)
 AT("xd_shift_desc.held", shift.held, POSITIONS - 1, call_shift, XD_ERROR_SHAPE,
    "is held by 0 ranks, not by 1", false)
-AT("xd_shift_desc.sequences", shift.sequences, INT64_MAX, call_shift, XD_ERROR_MEMORY,
-   "no room for 9223372036854775807 sequences of ", false)
+AT("xd_shift_desc.sequences", shift.sequences, (int64_t)1 << 61, call_shift, XD_ERROR_MEMORY,
+   "no room for 2305843009213693952 sequences of ", false)
 AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
    "length 6 is not a multiple of 4", true)
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)

@@ -194,45 +194,41 @@ static xd_result call_exact(void *data) {
 }
 
 #define AT(name, field, wrong, call, result, text, local) \
-    { name, offsetof(stage, field), sizeof(((stage *)0)->field), wrong, call, result, text, local },
+    { name, offsetof(stage, field), sizeof(((stage *)0)->field), wrong, call, result, text, local }
 static const sizes_count counts[] = {
     AT("xd_collective.count", reduce.count, -1, call_reduce, XD_ERROR_ARGUMENT,
-       "all_reduce: count -1 is negative or too large",
-       false) AT("xd_collective.count", reduce.count, 3, call_reduce, XD_ERROR_MISMATCH, "3",
-                 false) AT("xd_collective.root", broadcast.root, 5, call_broadcast, XD_ERROR_ARGUMENT,
-                           "broadcast: rank 5 is outside [0, ",
-                           false) AT("xd_leaf_stack_create(elements)", elements, -1, call_leaves,
-                                     XD_ERROR_ARGUMENT, "-1 elements in a leaf", true)
-        AT("xd_leaf_stack_create(elements)", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
-           "9223372036854775807 elements", true) AT("xd_mesh_concatenate(count)", count, 0, call_concatenate,
-                                                    XD_ERROR_ARGUMENT, "0 slices, at least 1 is needed", true)
-            AT("xd_mesh_concatenate(count)", count, -1, call_concatenate, XD_ERROR_ARGUMENT,
-               "-1 slices, at least 1 is needed", true) AT("xd_layout_on_rank(rank)", rank, -1, call_on_rank,
-                                                           XD_ERROR_ARGUMENT, "rank -1 is negative", true)
-                AT("xd_redistribution_pack(step)", rank, 9, call_pack, XD_ERROR_ARGUMENT, "step 9 of 1", true)
-                    AT("xd_redistribution_unpack(step)", rank, -1, call_unpack, XD_ERROR_ARGUMENT,
-                       "step -1 of 1", true) AT("xd_route_span.begin", span.begin, -1, call_route,
-                                                XD_ERROR_ARGUMENT, "positions [-1, 3) after 0, of 3", false)
-                        AT("xd_route_span.begin", span.begin, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
-                           "positions [4, 3) after 0, of 3",
-                           false) AT("xd_route_span.end", span.end, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
-                                     "positions [0, 4) after 0, of 3",
-                                     false) AT("xd_thread_world_create(ranks)", count, 0,
-                                               call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true)
-                            AT("xd_thread_world_join(rank)", rank, 1, call_join, XD_ERROR_ARGUMENT,
-                               "rank 1 is outside [0, 1)", true)
-                                AT("xd_run_threads(ranks)", count, -1, call_run, XD_ERROR_ARGUMENT,
-                                   "a world of -1 ranks", true) AT("xd_ctx_desc.threads", desc.threads, -1,
-                                                                   call_ctx, XD_ERROR_ARGUMENT, "", true)
-                                    AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100,
-                                       call_ctx, XD_ERROR_MISMATCH, "", true)
-                                        AT("xd_ema_decay(iteration)", iteration, -1, call_decay,
-                                           XD_ERROR_ARGUMENT, "iteration -1 is negative", true)
-                                            AT("xd_votes_set_exact(student_id)", student_id, 3, call_exact,
-                                               XD_ERROR_ARGUMENT, "student id 3 is outside a vocabulary of 3",
-                                               true) AT("xd_votes_set_exact(teacher_id)", teacher_id, 2,
-                                                        call_exact, XD_ERROR_ARGUMENT,
-                                                        "teacher id 2 is outside a vocabulary of 2", true)
+       "all_reduce: count -1 is negative or too large", false),
+    AT("xd_collective.count", reduce.count, 3, call_reduce, XD_ERROR_MISMATCH, "3", false),
+    AT("xd_collective.root", broadcast.root, 5, call_broadcast, XD_ERROR_ARGUMENT,
+       "broadcast: rank 5 is outside [0, ", false),
+    AT("xd_leaf_stack_create(elements)", elements, -1, call_leaves, XD_ERROR_ARGUMENT,
+       "-1 elements in a leaf", true),
+    AT("xd_leaf_stack_create(elements)", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
+       "9223372036854775807 elements", true),
+    AT("xd_mesh_concatenate(count)", count, 0, call_concatenate, XD_ERROR_ARGUMENT,
+       "0 slices, at least 1 is needed", true),
+    AT("xd_mesh_concatenate(count)", count, -1, call_concatenate, XD_ERROR_ARGUMENT,
+       "-1 slices, at least 1 is needed", true),
+    AT("xd_layout_on_rank(rank)", rank, -1, call_on_rank, XD_ERROR_ARGUMENT, "rank -1 is negative", true),
+    AT("xd_redistribution_pack(step)", rank, 9, call_pack, XD_ERROR_ARGUMENT, "step 9 of 1", true),
+    AT("xd_redistribution_unpack(step)", rank, -1, call_unpack, XD_ERROR_ARGUMENT, "step -1 of 1", true),
+    AT("xd_route_span.begin", span.begin, -1, call_route, XD_ERROR_ARGUMENT,
+       "positions [-1, 3) after 0, of 3", false),
+    AT("xd_route_span.begin", span.begin, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
+       "positions [4, 3) after 0, of 3", false),
+    AT("xd_route_span.end", span.end, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
+       "positions [0, 4) after 0, of 3", false),
+    AT("xd_thread_world_create(ranks)", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
+    AT("xd_thread_world_join(rank)", rank, 1, call_join, XD_ERROR_ARGUMENT, "rank 1 is outside [0, 1)", true),
+    AT("xd_run_threads(ranks)", count, -1, call_run, XD_ERROR_ARGUMENT, "a world of -1 ranks", true),
+    AT("xd_ctx_desc.threads", desc.threads, -1, call_ctx, XD_ERROR_ARGUMENT, "", true),
+    AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100, call_ctx, XD_ERROR_MISMATCH, "", true),
+    AT("xd_ema_decay(iteration)", iteration, -1, call_decay, XD_ERROR_ARGUMENT, "iteration -1 is negative",
+       true),
+    AT("xd_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
+       "student id 3 is outside a vocabulary of 3", true),
+    AT("xd_votes_set_exact(teacher_id)", teacher_id, 2, call_exact, XD_ERROR_ARGUMENT,
+       "teacher id 2 is outside a vocabulary of 2", true),
 };
 #undef AT
 

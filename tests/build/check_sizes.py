@@ -78,7 +78,7 @@ def check_counts(text):
     wanted = set(counts(text))
     held = set()
     for path in ["tests/helpers/sizes_counts.h"] + sorted(glob.glob("tests/test_sizes*.c")):
-        held |= set(re.findall(r'(?:AT|ASK)\("([^"]+)"', open(path).read()))
+        held |= set(re.findall(r'(?:AT|ASK)\(\s*"([^"]+)"', open(path).read()))
     left = [name for names in COUNTS_LEFT_OUT.values() for name in names.split()]
     bad = ["%s has two reasons" % name for name in sorted(set(left)) if left.count(name) > 1]
     left = set(left)

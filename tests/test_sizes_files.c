@@ -1,5 +1,5 @@
 /* Counts of files, writers and texts that disagree with what they belong to are refused with both numbers; helpers/sizes.h says
- * what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Half a second of processor. */
+ * what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"

@@ -1186,8 +1186,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
-/* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (different roots, overlapping, not ascending), MEMORY. */
+/* Puts slices of one root together, at least one, in ascending order of the root's axes. Local.
+ * Errors: ARGUMENT (a count below 1, different roots, overlapping, not ascending), MEMORY. */
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.
@@ -1271,7 +1271,8 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 /* Elements of the whole tensor. */
 XD_API int64_t xd_layout_numel(const xd_layout *layout);
 
-/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: MEMORY. */
+/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: ARGUMENT for
+ * a negative rank, MEMORY. */
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 
@@ -1347,7 +1348,7 @@ typedef struct xd_redistribution_step {
 
 /* How many steps the plan has, and step `index` of them. Local. */
 XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
-/* Step `index` of the plan. Local. */
+/* Step `step` of the plan; all zero for a number that no step has. Local. */
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
@@ -1369,7 +1370,8 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read buffers of the plan. send and recv hold send_count and recv_capacity
- * elements; a step that reduces uses recv as scratch. */
+ * elements; a step that reduces uses recv as scratch. Errors: ARGUMENT for a step that the plan lacks, and those of the
+ * context's device. */
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send);
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
@@ -1489,7 +1491,7 @@ typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
-    int64_t held;
+    int64_t held;          /* without comm any of them, in any number; with comm each is held by one rank */
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */
@@ -1972,7 +1974,8 @@ typedef struct xd_decode_desc {
  *
  *   length   bytes of the whole result, also when it did not fit; then desc->out holds its beginning
  *
- * Local. Errors: DATA for an id that is a gap or out of range, with its index. */
+ * Local. Errors: DATA for an id that is a gap or out of range, with its index; ARGUMENT for a negative count, and for a
+ * capacity without out. */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 
@@ -2355,7 +2358,8 @@ typedef struct xd_exact_map {
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
  * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict and for weights as xd_projection_rows_cut, MEMORY. */
+ * ARGUMENT for fewer than two columns when strict, for a teacher id that is not below teacher_size, and for weights as
+ * xd_projection_rows_cut, MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
@@ -2397,7 +2401,7 @@ XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char na
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
  * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, sizes or weights (negative, NaN, above 3e38) that the file
- * cannot hold, IO, MEMORY. */
+ * cannot hold, and for entries that are not those of the rows, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.
@@ -3821,7 +3825,8 @@ typedef struct xd_weights_gather_desc {
 /* Saves a sharded model as a model directory that root writes, one slab of a tensor at a time, so that no rank ever
  * holds the whole model. Partial tensors are reduced.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
+ * Collective over the world. Errors: MISMATCH when root, tensor_count or staging_bytes differ between ranks, before a file is
+ * begun; those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
  * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 
@@ -12048,7 +12053,7 @@ static bool xdi_rows_block_votes(const uint32_t *bits) {
 static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
     const int64_t at = r * (x->stride ? x->stride : x->cols);
     for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
-        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        const int64_t block = XDI_VOTERS_BLOCK, count = columns - c < block ? columns - c : block;
         uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
         if (x->dtype == XD_DTYPE_F32)
             memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));
@@ -23861,6 +23866,7 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int total = 0;
+    XD_REQUIRE(ctx, count >= 1, XD_ERROR_ARGUMENT, "%d slices, at least 1 is needed", count);
     XD_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
         XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
@@ -24447,6 +24453,7 @@ XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_l
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
     xd_topology alone;
     xd_layout_desc d;
+    XD_REQUIRE(ctx, rank >= 0, XD_ERROR_ARGUMENT, "rank %d is negative", rank);
     memset(&alone, 0, sizeof alone);
     alone.axis_count = 1;
     alone.size[0] = 1;
@@ -24486,6 +24493,11 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
 
 #include <string.h>
 
+/* Wraps where a tensor without elements has large extents beside one of 0: no other layout has a product that does not fit. */
+static int64_t xdi_tensor_product(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a * (uint64_t)b);
+}
+
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype) {
     xd_tensor tensor;
     xd_region region;
@@ -24498,14 +24510,14 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
     int64_t stride = 1;
     for (int d = tensor.ndim - 1; d >= 0; d--) {
         tensor.stride[d] = stride;
-        stride *= tensor.shape[d];
+        stride = xdi_tensor_product(stride, tensor.shape[d]);
     }
     return tensor;
 }
 
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
     int64_t numel = tensor->ndim || tensor->data ? 1 : 0;
-    for (int d = 0; d < tensor->ndim; d++) numel *= tensor->shape[d];
+    for (int d = 0; d < tensor->ndim; d++) numel = xdi_tensor_product(numel, tensor->shape[d]);
     return numel;
 }
 
@@ -24963,9 +24975,21 @@ XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
     return plan->step_count;
 }
 
+static bool xdi_redistribution_has(const xd_redistribution *plan, int step) {
+    return step >= 0 && step < plan->step_count;
+}
+
+static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, int step) {
+    XD_REQUIRE(plan->ctx, xdi_redistribution_has(plan, step), XD_ERROR_ARGUMENT, "step %d of %d", step,
+               plan->step_count);
+    return XD_OK;
+}
+
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
-    const xdi_redistribution_exchange *x = &plan->step[step];
     xd_redistribution_step s;
+    memset(&s, 0, sizeof s);
+    if (!xdi_redistribution_has(plan, step)) return s;
+    const xdi_redistribution_exchange *x = &plan->step[step];
     s.send_counts = x->send_counts;
     s.send_displacements = x->send_displacements;
     s.recv_counts = x->recv_counts;
@@ -25012,6 +25036,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
@@ -25038,6 +25063,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
@@ -27781,6 +27807,8 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
+    XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
+               XD_ERROR_ARGUMENT, "%lld pairs of metadata", (long long)desc->metadata_count);
     const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
     xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);
@@ -28000,6 +28028,13 @@ static xd_result xdi_gather_run(xdi_gather *g) {
     return xd_agree(g->world, g->root ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
+/* What decides how many slabs each rank takes part in. */
+static uint64_t xdi_gather_hash(const xdi_gather *g) {
+    const uint64_t numbers[3] = { (uint64_t)g->desc->root, (uint64_t)g->desc->tensor_count,
+                                  (uint64_t)g->staging };
+    return xd_hash(0, numbers, sizeof numbers);
+}
+
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     xdi_gather g;
     memset(&g, 0, sizeof g);
@@ -28012,6 +28047,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     XD_TRY(xd_agree(world, valid ? XD_OK
                                  : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
+    XD_TRY(xd_agree_same(world, xdi_gather_hash(&g), "root, tensor_count and staging_bytes"));
     const xd_result result = xdi_gather_run(&g);
     xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);
@@ -32471,6 +32507,9 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
     const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
+    XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
+               "%lld ids%s, a capacity of %llu bytes", (long long)desc->count,
+               desc->out ? "" : " without out", (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
         const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
@@ -35493,6 +35532,16 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
+/* Words of whole sequences, their masks and the holders of each position; false when their bytes are too many. */
+static bool xdi_shift_words(const xd_shift_desc *d, int64_t *words) {
+    size_t ids = 0, count = 0, bytes = 0;
+    const bool fits = xdi_size_multiply((size_t)d->sequences, (size_t)d->length, &ids) &&
+                      xdi_size_multiply(ids, 2, &count) && count <= SIZE_MAX - (size_t)d->length - 1 &&
+                      xdi_size_multiply(count + (size_t)d->length + 1, sizeof(int64_t), &bytes);
+    *words = fits ? (int64_t)(count + (size_t)d->length) : 0;
+    return fits;
+}
+
 /* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
  * One exchange. */
 typedef struct xdi_shift_whole {
@@ -35522,7 +35571,6 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
 }
 
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
-    const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
     if (!desc->comm) {
@@ -35531,12 +35579,14 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
     }
     memset(&whole, 0, sizeof whole);
     if (result == XD_OK) {
-        whole.words = 2 * total + desc->length;
-        whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
+        if (xdi_shift_words(desc, &whole.words))
+            whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
         if (!whole.ids)
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld sequences of %lld ids",
+                             (long long)desc->sequences, (long long)desc->length);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
+    const int64_t total = result == XD_OK ? desc->sequences * desc->length : 0;
     if (result == XD_OK) {
         whole.mask = whole.ids + total;
         whole.holders = whole.mask + total;
@@ -37666,6 +37716,8 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
+        XD_REQUIRE(votes->ctx, n >= 0, XD_ERROR_ARGUMENT, "token %lld of %lld has %lld pieces", (long long)id,
+                   (long long)pass->count, (long long)n);
         if (xdi_votes_silent(pass, id)) continue;
         xd_piece_weights(n, weights);
         for (int64_t i = 0; i < n; i++) {
@@ -38415,11 +38467,19 @@ static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
     return best;
 }
 
-static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, int64_t teacher_size,
-                                bool relaxed) {
+/* Every id of the rows is one of the teacher's vocabulary. */
+static xd_result xdi_exact_check_ids(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size) {
+    for (int64_t i = 0; i < rows->rows * rows->k; i++)
+        XD_REQUIRE(ctx, rows->ids[i] < teacher_size, XD_ERROR_ARGUMENT,
+                   "row %lld has teacher id %d, the vocabulary %lld", (long long)(i / rows->k),
+                   (int)rows->ids[i], (long long)teacher_size);
+    return XD_OK;
+}
+
+static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, bool relaxed) {
     const int64_t best = xdi_exact_best(rows, r);
     const int32_t id = rows->ids[best];
-    if (id < 0 || id >= teacher_size) return false;
+    if (id < 0) return false;
     if (relaxed) return rows->weights[best] >= 0.6f;
     return rows->weights[best] == 1.0f && rows->ids[r * rows->k + 1] == -1;
 }
@@ -38429,7 +38489,7 @@ static void xdi_exact_owners(const xd_projection_rows *rows, int64_t teacher_siz
                              int32_t *owner) {
     for (int64_t t = 0; t < teacher_size; t++) owner[t] = -1;
     for (int64_t r = 0; r < rows->rows; r++) {
-        if (!xdi_exact_candidate(rows, r, teacher_size, relaxed)) continue;
+        if (!xdi_exact_candidate(rows, r, relaxed)) continue;
         const int64_t best = xdi_exact_best(rows, r);
         int32_t *mine = &owner[rows->ids[best]];
         if (*mine < 0 || (relaxed && rows->weights[best] > rows->weights[xdi_exact_best(rows, *mine)]))
@@ -38441,7 +38501,7 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
                            const int32_t *owner, xd_exact_map *map) {
     for (int64_t r = 0; r < rows->rows; r++) {
         const int32_t id = rows->ids[xdi_exact_best(rows, r)];
-        if (xdi_exact_candidate(rows, r, teacher_size, relaxed) && owner[id] == (int32_t)r) {
+        if (xdi_exact_candidate(rows, r, relaxed) && owner[id] == (int32_t)r) {
             map->student[map->pairs] = (int32_t)r;
             map->teacher[map->pairs++] = id;
         } else {
@@ -38459,6 +38519,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
     XD_TRY(xdi_check_row_weights(ctx, rows));
+    XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
@@ -38613,6 +38674,9 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx, p->entries == p->row_begin[p->student_size], XD_ERROR_ARGUMENT,
+               "%s: a projection of %lld entries whose rows end at %lld", path, (long long)p->entries,
+               (long long)p->row_begin[p->student_size]);
     for (int64_t i = 0; i < p->entries; i++)
         XD_REQUIRE(ctx, p->weight[i] >= 0.0f && p->weight[i] <= 3e38f, XD_ERROR_ARGUMENT,
                    "%s: entry %lld, for teacher id %d, has weight %g", path, (long long)i,
@@ -38837,6 +38901,10 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
                (long long)map->held, (long long)map->chunks);
+    const int64_t most = map->held > map->chunks ? map->held : map->chunks;
+    XD_REQUIRE(ctx, most == 0 || map->sequences <= INT64_MAX / most, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions in %lld chunks are too many", (long long)map->sequences,
+               (long long)map->held, (long long)map->chunks);
     XD_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
     for (int64_t i = 0; i < map->sequences * map->held; i++)
         XD_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
@@ -38853,6 +38921,16 @@ static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, con
     return xdi_rows_check(ctx, name, rows);
 }
 
+/* Sums of all chunks; their bytes, as exact sums too, fit into a size. */
+static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows,
+                                        int64_t *cells) {
+    const int64_t count = map->sequences * map->chunks;
+    XD_REQUIRE(ctx, rows->cols == 0 || count <= INT64_MAX / 64 / rows->cols, XD_ERROR_ARGUMENT,
+               "%lld sums of %lld columns are too many", (long long)count, (long long)rows->cols);
+    *cells = count * rows->cols;
+    return XD_OK;
+}
+
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
     const int64_t count = map->sequences * map->chunks;
     memset(sizes, 0, (size_t)count * sizeof *sizes);
@@ -38863,7 +38941,9 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
+    const xd_result result = xdi_chunks_check(ctx, map);
+    const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
+    XD_TRY(xdi_vocab_agree_rows(map->comm, result, count));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -38892,10 +38972,13 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes) {
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    xd_chunk_args a = xdi_chunks_args(map, &values);
-    const int64_t cells = a.count * values.cols;
+    int64_t cells = 0;
+    xd_chunk_args a;
     xd_result result = xdi_chunks_check(ctx, map);
+    memset(&a, 0, sizeof a);
     if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
+    if (result == XD_OK) result = xdi_chunks_check_cells(ctx, map, &values, &cells);
+    if (result == XD_OK) a = xdi_chunks_args(map, &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
@@ -38930,11 +39013,11 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
     const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_chunks_check(ctx, map));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
     a.sizes = sizes;
     a.weight = weight;
-    XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
@@ -45255,15 +45338,24 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
+/* More rows have no room in any memory; with these no sum of sizes overflows. */
+static bool xdi_xtoken_is_rows(int64_t rows) {
+    return rows >= 0 && rows <= INT64_MAX / 256;
+}
+
+static bool xdi_xtoken_is_sized_teacher(const xd_xtoken_teacher *t) {
+    if (!xdi_xtoken_kind_of(t->kind) || !xdi_xtoken_is_rows(t->logits.rows)) return false;
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    return t->chunks >= 0 && t->chunks <= INT32_MAX && vocabulary >= 0 && vocabulary <= INT32_MAX;
+}
+
 /* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
-    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
-        return false;
+    if (!d->vocab || !d->teachers || !xdi_xtoken_is_rows(d->student.rows)) return false;
+    if (d->sequences < 0 || d->sequences > INT32_MAX) return false;
     if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
     for (int i = 0; i < d->teacher_count; i++)
-        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX ||
-            d->teachers[i].logits.rows < 0 || !xdi_xtoken_kind_of(d->teachers[i].kind))
-            return false;
+        if (!xdi_xtoken_is_sized_teacher(&d->teachers[i])) return false;
     return d->teacher_count > 0;
 }
 
@@ -48743,4 +48835,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fe4d58d9a48dee98fa89a3e931f18e3dda78d54a3a66aa517b2f97eb4357ad75 */
+/* xdistill sha256 c99339aa640878d0c9804cd48b09387133449f433ef2f52272ba584056fdd0b1 */

@@ -219,6 +219,9 @@ XD_TEST(exact_maps_settle_collisions) {
     const xd_projection_rows rows = { ids, weights, 5, 2 };
     xd_ctx *ctx = new_ctx();
     xd_exact_map map;
+    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "row 4 has teacher id 9, the vocabulary 4");
+    ids[8] = -1;
     CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_OK);
     CHECK(map.pairs == 1 && map.student[0] == 0 && map.teacher[0] == 2);
     CHECK(map.student_rest_count == 4 && map.student_rest[0] == 1 && map.teacher_rest_count == 3);

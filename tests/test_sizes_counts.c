@@ -145,7 +145,7 @@ static void set_stage(void *memory) {
                                 .positions = s->ids,
                                 .held = POSITIONS,
                                 .ids = xd_ids_of(m->labels, XD_DTYPE_I64),
-                                .comm = s->x.base.world };
+                                .comm = s->x.base.comm };
     s->estimate = (xd_kl_estimate_desc){ .logprobs = m->same, .reference = m->teacher, .count = ELEMENTS };
     set_training(s);
     set_grids(s);

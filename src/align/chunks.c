@@ -10,6 +10,10 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
                (long long)map->held, (long long)map->chunks);
+    const int64_t most = map->held > map->chunks ? map->held : map->chunks;
+    XD_REQUIRE(ctx, most == 0 || map->sequences <= INT64_MAX / most, XD_ERROR_ARGUMENT,
+               "%lld sequences of %lld positions in %lld chunks are too many", (long long)map->sequences,
+               (long long)map->held, (long long)map->chunks);
     XD_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
     for (int64_t i = 0; i < map->sequences * map->held; i++)
         XD_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
@@ -26,6 +30,16 @@ static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, con
     return xdi_rows_check(ctx, name, rows);
 }
 
+/* Sums of all chunks; their bytes, as exact sums too, fit into a size. */
+static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows,
+                                        int64_t *cells) {
+    const int64_t count = map->sequences * map->chunks;
+    XD_REQUIRE(ctx, rows->cols == 0 || count <= INT64_MAX / 64 / rows->cols, XD_ERROR_ARGUMENT,
+               "%lld sums of %lld columns are too many", (long long)count, (long long)rows->cols);
+    *cells = count * rows->cols;
+    return XD_OK;
+}
+
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
     const int64_t count = map->sequences * map->chunks;
     memset(sizes, 0, (size_t)count * sizeof *sizes);
@@ -36,7 +50,9 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
-    XD_TRY(xdi_vocab_agree_rows(map->comm, xdi_chunks_check(ctx, map), map->sequences * map->chunks));
+    const xd_result result = xdi_chunks_check(ctx, map);
+    const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
+    XD_TRY(xdi_vocab_agree_rows(map->comm, result, count));
     return xdi_chunks_count(map, sizes);
 }
 
@@ -65,10 +81,13 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes) {
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    xd_chunk_args a = xdi_chunks_args(map, &values);
-    const int64_t cells = a.count * values.cols;
+    int64_t cells = 0;
+    xd_chunk_args a;
     xd_result result = xdi_chunks_check(ctx, map);
+    memset(&a, 0, sizeof a);
     if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
+    if (result == XD_OK) result = xdi_chunks_check_cells(ctx, map, &values, &cells);
+    if (result == XD_OK) a = xdi_chunks_args(map, &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
@@ -103,11 +122,11 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
     const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_chunks_check(ctx, map));
+    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
     a.sizes = sizes;
     a.weight = weight;
-    XD_TRY(xdi_chunks_check(ctx, map));
-    XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 

@@ -130,6 +130,9 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    XD_REQUIRE(ctx, p->entries == p->row_begin[p->student_size], XD_ERROR_ARGUMENT,
+               "%s: a projection of %lld entries whose rows end at %lld", path, (long long)p->entries,
+               (long long)p->row_begin[p->student_size]);
     for (int64_t i = 0; i < p->entries; i++)
         XD_REQUIRE(ctx, p->weight[i] >= 0.0f && p->weight[i] <= 3e38f, XD_ERROR_ARGUMENT,
                    "%s: entry %lld, for teacher id %d, has weight %g", path, (long long)i,

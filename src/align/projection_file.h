@@ -38,7 +38,7 @@ XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char na
 
 /* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
  * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, sizes or weights (negative, NaN, above 3e38) that the file
- * cannot hold, IO, MEMORY. */
+ * cannot hold, and for entries that are not those of the rows, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
 /* Reads a projection.

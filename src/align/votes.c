@@ -149,6 +149,8 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
     for (int64_t id = 0; id < pass->count; id++) {
         const xd_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
+        XD_REQUIRE(votes->ctx, n >= 0, XD_ERROR_ARGUMENT, "token %lld of %lld has %lld pieces", (long long)id,
+                   (long long)pass->count, (long long)n);
         if (xdi_votes_silent(pass, id)) continue;
         xd_piece_weights(n, weights);
         for (int64_t i = 0; i < n; i++) {

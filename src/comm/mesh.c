@@ -562,6 +562,7 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int total = 0;
+    XD_REQUIRE(ctx, count >= 1, XD_ERROR_ARGUMENT, "%d slices, at least 1 is needed", count);
     XD_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
         XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,

@@ -69,8 +69,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
  * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
 
-/* Puts slices of one root together, in ascending order of the root's axes. Local.
- * Errors: ARGUMENT (different roots, overlapping, not ascending), MEMORY. */
+/* Puts slices of one root together, at least one, in ascending order of the root's axes. Local.
+ * Errors: ARGUMENT (a count below 1, different roots, overlapping, not ascending), MEMORY. */
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.

@@ -102,6 +102,13 @@ static xd_result xdi_gather_run(xdi_gather *g) {
     return xd_agree(g->world, g->root ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
+/* What decides how many slabs each rank takes part in. */
+static uint64_t xdi_gather_hash(const xdi_gather *g) {
+    const uint64_t numbers[3] = { (uint64_t)g->desc->root, (uint64_t)g->desc->tensor_count,
+                                  (uint64_t)g->staging };
+    return xd_hash(0, numbers, sizeof numbers);
+}
+
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     xdi_gather g;
     memset(&g, 0, sizeof g);
@@ -114,6 +121,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     XD_TRY(xd_agree(world, valid ? XD_OK
                                  : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
+    XD_TRY(xd_agree_same(world, xdi_gather_hash(&g), "root, tensor_count and staging_bytes"));
     const xd_result result = xdi_gather_run(&g);
     xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);

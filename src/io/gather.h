@@ -26,7 +26,8 @@ typedef struct xd_weights_gather_desc {
 /* Saves a sharded model as a model directory that root writes, one slab of a tensor at a time, so that no rank ever
  * holds the whole model. Partial tensors are reduced.
  *
- * Collective over the world. Errors: those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
+ * Collective over the world. Errors: MISMATCH when root, tensor_count or staging_bytes differ between ranks, before a file is
+ * begun; those of xd_tensor_gather and of xd_weights_writer, on every rank alike: when root
  * cannot write, every rank returns an error, and an older model stays as xd_weights_writer_commit says. */
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc);
 

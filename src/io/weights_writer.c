@@ -336,6 +336,8 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
+    XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
+               XD_ERROR_ARGUMENT, "%lld pairs of metadata", (long long)desc->metadata_count);
     const size_t length = strlen(directory) + 1, lock = length + sizeof XDI_WEIGHTS_LOCK;
     xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w + length + lock);
     XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a model writer", directory);

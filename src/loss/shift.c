@@ -1,5 +1,6 @@
 /* Labels of the next token when a sequence is split over ranks. */
 
+#include "base/internal.h"
 #include "loss/internal.h"
 #include "loss/shift.h"
 
@@ -38,6 +39,16 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     return xdi_vocab_check_ids(ctx, "ids", &d->ids);
 }
 
+/* Words of whole sequences, their masks and the holders of each position; false when their bytes are too many. */
+static bool xdi_shift_words(const xd_shift_desc *d, int64_t *words) {
+    size_t ids = 0, count = 0, bytes = 0;
+    const bool fits = xdi_size_multiply((size_t)d->sequences, (size_t)d->length, &ids) &&
+                      xdi_size_multiply(ids, 2, &count) && count <= SIZE_MAX - (size_t)d->length - 1 &&
+                      xdi_size_multiply(count + (size_t)d->length + 1, sizeof(int64_t), &bytes);
+    *words = fits ? (int64_t)(count + (size_t)d->length) : 0;
+    return fits;
+}
+
 /* Ids and mask of whole sequences, and how many ranks hold each position, summed over ranks: what no rank holds stays 0.
  * One exchange. */
 typedef struct xdi_shift_whole {
@@ -67,7 +78,6 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
 }
 
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
-    const int64_t total = desc->sequences * desc->length;
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
     if (!desc->comm) {
@@ -76,12 +86,14 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
     }
     memset(&whole, 0, sizeof whole);
     if (result == XD_OK) {
-        whole.words = 2 * total + desc->length;
-        whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
+        if (xdi_shift_words(desc, &whole.words))
+            whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
         if (!whole.ids)
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld sequences of %lld ids",
+                             (long long)desc->sequences, (long long)desc->length);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
+    const int64_t total = result == XD_OK ? desc->sequences * desc->length : 0;
     if (result == XD_OK) {
         whole.mask = whole.ids + total;
         whole.holders = whole.mask + total;

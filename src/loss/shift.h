@@ -10,7 +10,7 @@ typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
-    int64_t held;
+    int64_t held;          /* without comm any of them, in any number; with comm each is held by one rank */
     xd_ids ids;            /* [B, length] when every rank has them all; [B, held] with comm */
     const uint8_t *mask;   /* shape as ids: 0 -> this token is no position's label; NULL -> all are */
     bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX, whatever the next field holds */

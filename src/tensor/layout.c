@@ -269,6 +269,7 @@ XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_l
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
     xd_topology alone;
     xd_layout_desc d;
+    XD_REQUIRE(ctx, rank >= 0, XD_ERROR_ARGUMENT, "rank %d is negative", rank);
     memset(&alone, 0, sizeof alone);
     alone.axis_count = 1;
     alone.size[0] = 1;

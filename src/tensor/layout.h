@@ -57,7 +57,8 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 /* Elements of the whole tensor. */
 XD_API int64_t xd_layout_numel(const xd_layout *layout);
 
-/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: MEMORY. */
+/* The same shape on the same ranks with every axis REPLICATE, or on one rank alone. Errors: ARGUMENT for
+ * a negative rank, MEMORY. */
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
 

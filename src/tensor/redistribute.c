@@ -444,9 +444,21 @@ XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
     return plan->step_count;
 }
 
+static bool xdi_redistribution_has(const xd_redistribution *plan, int step) {
+    return step >= 0 && step < plan->step_count;
+}
+
+static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, int step) {
+    XD_REQUIRE(plan->ctx, xdi_redistribution_has(plan, step), XD_ERROR_ARGUMENT, "step %d of %d", step,
+               plan->step_count);
+    return XD_OK;
+}
+
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
-    const xdi_redistribution_exchange *x = &plan->step[step];
     xd_redistribution_step s;
+    memset(&s, 0, sizeof s);
+    if (!xdi_redistribution_has(plan, step)) return s;
+    const xdi_redistribution_exchange *x = &plan->step[step];
     s.send_counts = x->send_counts;
     s.send_displacements = x->send_displacements;
     s.recv_counts = x->recv_counts;
@@ -493,6 +505,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
@@ -519,6 +532,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
+    XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;

@@ -47,7 +47,7 @@ typedef struct xd_redistribution_step {
 
 /* How many steps the plan has, and step `index` of them. Local. */
 XD_API int xd_redistribution_step_count(const xd_redistribution *plan);
-/* Step `index` of the plan. Local. */
+/* Step `step` of the plan; all zero for a number that no step has. Local. */
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
@@ -69,7 +69,8 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read buffers of the plan. send and recv hold send_count and recv_capacity
- * elements; a step that reduces uses recv as scratch. */
+ * elements; a step that reduces uses recv as scratch. Errors: ARGUMENT for a step that the plan lacks, and those of the
+ * context's device. */
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send);
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,

@@ -700,6 +700,9 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const x
     const size_t capacity = desc->capacity;
     size_t total = 0;
     bool first = t->adds_prefix;
+    XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
+               "%lld ids%s, a capacity of %llu bytes", (long long)desc->count,
+               desc->out ? "" : " without out", (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
         const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",

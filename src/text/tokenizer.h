@@ -136,7 +136,8 @@ typedef struct xd_decode_desc {
  *
  *   length   bytes of the whole result, also when it did not fit; then desc->out holds its beginning
  *
- * Local. Errors: DATA for an id that is a gap or out of range, with its index. */
+ * Local. Errors: DATA for an id that is a gap or out of range, with its index; ARGUMENT for a negative count, and for a
+ * capacity without out. */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length);
 

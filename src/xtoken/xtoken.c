@@ -277,15 +277,24 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
+/* More rows have no room in any memory; with these no sum of sizes overflows. */
+static bool xdi_xtoken_is_rows(int64_t rows) {
+    return rows >= 0 && rows <= INT64_MAX / 256;
+}
+
+static bool xdi_xtoken_is_sized_teacher(const xd_xtoken_teacher *t) {
+    if (!xdi_xtoken_kind_of(t->kind) || !xdi_xtoken_is_rows(t->logits.rows)) return false;
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    return t->chunks >= 0 && t->chunks <= INT32_MAX && vocabulary >= 0 && vocabulary <= INT32_MAX;
+}
+
 /* Are the sizes valid, so that the workspace can be computed? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
-    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
-        return false;
+    if (!d->vocab || !d->teachers || !xdi_xtoken_is_rows(d->student.rows)) return false;
+    if (d->sequences < 0 || d->sequences > INT32_MAX) return false;
     if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
     for (int i = 0; i < d->teacher_count; i++)
-        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX ||
-            d->teachers[i].logits.rows < 0 || !xdi_xtoken_kind_of(d->teachers[i].kind))
-            return false;
+        if (!xdi_xtoken_is_sized_teacher(&d->teachers[i])) return false;
     return d->teacher_count > 0;
 }
 

@@ -115,8 +115,7 @@ step_tools() { need python3; python3 tests/build/test_amalgamate.py; }
 step_api() {
     need python3 cc
     python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py &&
-        python3 tests/build/check_sizes.py
-        python3 tests/build/check_allocations.py
+        python3 tests/build/check_sizes.py && python3 tests/build/check_allocations.py
 }
 
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table. A sample of them on the loops for

@@ -32,10 +32,18 @@ AT("xd_chunk_map.sequences", x.chunk_map.sequences, 3, xcall_chunk_sums, XD_ERRO
    "values has 8 rows but 3 sequences of 4 positions", false)
 AT("xd_chunk_map.sequences", x.chunk_map.sequences, -1, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
    "-1 sequences of 4 positions in 2 chunks", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sums, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
+AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_backward, XD_ERROR_ARGUMENT,
+   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", true)
 AT("xd_chunk_map.held", x.chunk_map.held, 5, xcall_chunk_sums, XD_ERROR_SHAPE,
    "values has 8 rows but 2 sequences of 5 positions", false)
 AT("xd_chunk_map.chunks", x.chunk_map.chunks, 1, xcall_chunk_sums, XD_ERROR_ARGUMENT,
    "chunk id 1 of position 1 is outside [-1, 1)", false)
+AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sums, XD_ERROR_MISMATCH, "", false)
+AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sizes, XD_ERROR_MISMATCH, "", false)
 AT("xd_chunk_averages(chunks)", x.chunks, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT,
    "-1 chunks of 10 columns", true)
 AT("xd_chunk_averages(n)", x.n, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT, "4 chunks of -1 columns", true)
@@ -125,6 +133,10 @@ AT("xd_denominator_count(batch_count)", a, 0, call_denominator, XD_ERROR_ARGUMEN
 AT("xd_shift_desc.sequences", shift.sequences, -1, call_shift, XD_ERROR_ARGUMENT, "", false)
 AT("xd_shift_desc.length", shift.length, 1, call_shift, XD_ERROR_ARGUMENT, "", false)
 AT("xd_shift_desc.held", shift.held, -1, call_shift, XD_ERROR_ARGUMENT, "", false)
+AT("xd_shift_desc.held", shift.held, POSITIONS - 1, call_shift, XD_ERROR_SHAPE,
+   "is held by 0 ranks, not by 1", false)
+AT("xd_shift_desc.sequences", shift.sequences, (int64_t)1 << 61, call_shift, XD_ERROR_MEMORY,
+   "no room for 2305843009213693952 sequences of ", false)
 AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
    "length 6 is not a multiple of 4", true)
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)
@@ -232,6 +244,8 @@ AT("xd_projection_cells.student_size", cells.student_size, -1, call_cells, XD_ER
 AT("xd_projection_cells.teacher_size", cells.teacher_size, -1, call_cells, XD_ERROR_ARGUMENT,
    "vocabularies of 12 and -1 ids", true)
 AT("xd_exact_map_create(teacher_size)", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
+AT("xd_exact_map_create(teacher_size)", a, -1, call_map, XD_ERROR_ARGUMENT,
+   "row 3 has teacher id 9, the vocabulary 9", true)
 AT("xd_projection_cut_desc.k", cut.k, 0, call_cut, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_texts.count", texts.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of -1 and 3 strings", true)
 AT("xd_texts.count", dp.teacher.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of 3 and -1 strings",
@@ -253,6 +267,7 @@ AT("xd_votes_pass.skip_count", pass.skip_count, -1, call_votes, XD_ERROR_ARGUMEN
    "1 tokens, of which -1 are skipped and 1 pieces", true)
 AT("xd_votes_pass.foreign_skip_count", pass.foreign_skip_count, -1, call_votes, XD_ERROR_ARGUMENT,
    "1 tokens, of which 1 are skipped and -1 pieces", true)
+AT("xd_pieces.count", pieces.count, -1, call_votes, XD_ERROR_ARGUMENT, "token 0 of 1 has -1 pieces", true)
 AT("xd_projection_rows_desc.k", from_votes.k, 0, call_votes, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_special_desc.max_pairs", special.max_pairs, -1, call_special, XD_ERROR_ARGUMENT,
    "max_pairs -1 is negative", true)

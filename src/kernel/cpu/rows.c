@@ -219,7 +219,7 @@ static bool xdi_rows_block_votes(const uint32_t *bits) {
 static bool xdi_rows_votes(const xd_rows *x, int64_t r, int64_t columns) {
     const int64_t at = r * (x->stride ? x->stride : x->cols);
     for (int64_t c = 0; c < columns; c += XDI_VOTERS_BLOCK) {
-        const int64_t count = columns - c < XDI_VOTERS_BLOCK ? columns - c : XDI_VOTERS_BLOCK;
+        const int64_t block = XDI_VOTERS_BLOCK, count = columns - c < block ? columns - c : block;
         uint32_t bits[XDI_VOTERS_BLOCK] = { 0 };
         if (x->dtype == XD_DTYPE_F32)
             memcpy(bits, (const float *)x->data + at + c, (size_t)count * sizeof(float));

@@ -51,15 +51,23 @@ static inline process_page *process_page_of(const process_rank *t, int rank) {
     return &t->block->pages[t->world_ranks[rank]];
 }
 
+/* The rank that is waited for, when it has gone, or any other: then the one that is waited for may have left because of it. -1
+ * while all are there. */
+static inline int process_gone(const process_rank *t, int rank) {
+    if (__atomic_load_n(&process_page_of(t, rank)->gone, __ATOMIC_ACQUIRE)) return rank;
+    for (int r = 0; r < t->base.size; r++)
+        if (__atomic_load_n(&process_page_of(t, r)->gone, __ATOMIC_ACQUIRE)) return r;
+    return -1;
+}
+
 static inline xd_result process_wait(process_rank *t, const uint64_t *counter, uint64_t target, int rank,
                                      double deadline) {
     while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
-        const bool gone = __atomic_load_n(&process_page_of(t, rank)->gone, __ATOMIC_ACQUIRE) != 0;
+        const int gone = process_gone(t, rank), culprit = t->world_ranks[gone >= 0 ? gone : rank];
         if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) break;
-        if (gone || xd_now(t->base.ctx) > deadline)
-            return xd_fail_culprit(t->base.ctx, gone ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, t->world_ranks[rank],
-                                   __FILE__, __LINE__, __func__, "rank %d did not come",
-                                   t->world_ranks[rank]);
+        if (gone >= 0 || xd_now(t->base.ctx) > deadline)
+            return xd_fail_culprit(t->base.ctx, gone >= 0 ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, culprit,
+                                   __FILE__, __LINE__, __func__, "rank %d did not come", culprit);
         sched_yield();
     }
     return XD_OK;

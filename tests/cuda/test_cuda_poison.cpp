@@ -1,9 +1,9 @@
 /* Numbers that no training run should hold, in device memory: the table of tests/test_poison.c asks the same of a GPU as of
  * the CPU. cuda_poison.h says how its calls get there, and names the families that have no device form.
  *
- * A sample runs: of losses across tokenizers every 2003rd case, of other losses every 499th, of the rest every 11th; in orders
- * and streams other than the usual ones a fifth of that. XDISTILL_POISON=all runs all cases, and XDISTILL_POISON_ONLY=name
- * those of the calls whose names contain it. */
+ * A sample runs: of losses across tokenizers every 4001st case, of other losses every 499th, of the rest every 11th; of wide
+ * vocabularies an 11th of that; in orders and streams other than the usual ones a fifth. XDISTILL_POISON=all runs all cases, a
+ * number N every Nth, and XDISTILL_POISON_ONLY=name those of the calls whose names contain it. */
 #include "cuda_test.h"
 
 #include <cmath>
@@ -40,6 +40,8 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
 
 #include "cuda_poison.h"
 
+/* Of a C program: families name the fields that they have, and the others are 0. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #define POISON_BACKEND
 #include "../test_poison.c"
 
@@ -53,18 +55,17 @@ XD_TEST(poison_each_family_of_the_table_runs_on_a_gpu_or_is_excused) {
 
 /* How many cases of a family stand for one that runs: kernels run slowly in the emulation, most of all those of long lists. */
 static long stride_of(const poison_family *family) {
-    const char *all = getenv("XDISTILL_POISON");
+    const char *given = getenv("XDISTILL_POISON");
     const long less = getenv("EMU_ORDER") || getenv("EMU_STREAMS") ? 5 : 1;
-    if (all && !strcmp(all, "all")) return 1;
-    if (!strncmp(family->name, "xd_xtoken", 9)) return 2003 * less;
+    if (given) return atol(given) > 0 ? atol(given) : 1;
+    if (!strncmp(family->name, "xd_xtoken", 9)) return 4001 * less;
     return (strstr(family->name, "_loss") ? 499 : 11) * less;
 }
 
 /* Families of the same stride run together, so that a sample goes on from one to the next. */
-XD_TEST(poison_in_device_memory_is_told_and_stays_in_its_unit) {
+static void run_families(const poison_family *const *from, int of, long less, int64_t size) {
     const poison_family *run[sizeof families / sizeof *families], *some[sizeof families / sizeof *families];
-    const int count = chosen(run);
-    poison_all.backend = &gpu_backend;
+    const int count = chosen(from, of, run);
     for (int first = 0; first < count; first++) {
         const long stride = stride_of(run[first]);
         int together = 0;
@@ -72,8 +73,14 @@ XD_TEST(poison_in_device_memory_is_told_and_stays_in_its_unit) {
         for (int i = 0; i < first; i++) done = done || stride_of(run[i]) == stride;
         for (int i = first; i < count && !done; i++)
             if (stride_of(run[i]) == stride) some[together++] = run[i];
-        if (together) poison_run(some, together, stride);
+        if (together) poison_run_sized(some, together, stride * less, size);
     }
+}
+
+XD_TEST(poison_in_device_memory_is_told_and_stays_in_its_unit) {
+    poison_all.backend = &gpu_backend;
+    run_families(families, (int)(sizeof families / sizeof *families), 1, 0);
+    run_families(wide, (int)(sizeof wide / sizeof *wide), 11, POISON_WIDE);
     poison_report("poison on a GPU");
 }
 

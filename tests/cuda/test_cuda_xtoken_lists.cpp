@@ -107,7 +107,8 @@ static xd_xtoken_list_args args_at(const ListsCase &c, const Places &p, void *at
             place<double>(at, p.lse),
             place<int64_t>(at, p.rows),
             place<int64_t>(at, p.places),
-            COUNT };
+            COUNT,
+            nullptr };
     a.lists.count = PLACES;
     a.lists.offset = place<int64_t>(at, p.offset);
     a.lists.ids = place<int32_t>(at, p.list);

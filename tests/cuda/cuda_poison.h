@@ -201,6 +201,47 @@ static inline xd_result gpu_project_backward(xd_ctx *ctx, const xd_project_desc 
     });
 }
 
+/* Ids and sizes of chunks are host memory. */
+static inline xd_result gpu_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                                       int64_t *sizes) {
+    values.data = mirror->there(values.data);
+    return between([&] { return xd_chunk_sums(ctx, map, values, mirror->there(sums), sizes); });
+}
+
+static inline xd_result gpu_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                           int64_t columns, double *averages) {
+    return between([&] {
+        return xd_chunk_averages(ctx, mirror->there(sums), sizes, chunks, columns, mirror->there(averages));
+    });
+}
+
+static inline xd_result gpu_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                                    const double *weight, xd_rows gradient) {
+    gradient.data = mirror->there(gradient.data);
+    return between([&] {
+        return xd_chunk_averages_backward(ctx, map, sizes, mirror->there(weight), gradient);
+    });
+}
+
+/* The ids are host memory. */
+static inline xd_result gpu_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
+                                              xd_rows values) {
+    const xd_vocab_topk_desc d = mirror->moved(*desc);
+    values.data = mirror->there(values.data);
+    return between([&] { return xd_vocab_topk_gather(ctx, &d, ids, values); });
+}
+
+/* The loss is host memory. */
+static inline xd_result gpu_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
+                                                        double denominator, xd_rows gradient, double *loss) {
+    student.data = mirror->there(student.data);
+    teacher.data = mirror->there(teacher.data);
+    gradient.data = mirror->there(gradient.data);
+    return between([&] {
+        return xd_compat_jsd_of_probabilities(ctx, student, teacher, beta, denominator, gradient, loss);
+    });
+}
+
 /* ---- lists of parameters ---- */
 
 static inline xd_result gpu_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
@@ -227,6 +268,21 @@ static inline xd_result gpu_clip_gradients(xd_ctx *ctx, const xd_param *params, 
     return between([&] { return xd_clip_gradients(ctx, list, count, coefficient); });
 }
 
+/* These lists are not borrowed. */
+static inline xd_result gpu_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                                     const xd_ema_load_desc *desc, xd_ema_match *match) {
+    CHECK_EQ_INT(count, 1);
+    const xd_param source = mirror->moved(*sources);
+    return between([&] { return xd_ema_load(ema, &source, count, desc, match); });
+}
+
+static inline xd_result gpu_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
+                                        xd_ema_match *match) {
+    CHECK_EQ_INT(count, 1);
+    const xd_param target = mirror->moved(*targets);
+    return between([&] { return xd_ema_copy_to(ema, &target, count, lenient, match); });
+}
+
 /* With the shadow on the host, until the next view. */
 static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
     xd_param view = xd_ema_view(ema, index);
@@ -241,10 +297,16 @@ static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
 /* ---- the names ---- */
 
 #define xd_accuracy gpu_accuracy
+#define xd_chunk_averages gpu_chunk_averages
+#define xd_chunk_averages_backward gpu_chunk_averages_backward
+#define xd_chunk_sums gpu_chunk_sums
 #define xd_clip_gradients gpu_clip_gradients
+#define xd_compat_jsd_of_probabilities gpu_compat_jsd_of_probabilities
 #define xd_cosine_loss on_gpu(xd_cosine_loss)
 #define xd_denominator_count gpu_denominator_count
+#define xd_ema_copy_to gpu_ema_copy_to
 #define xd_ema_create gpu_ema_create
+#define xd_ema_load gpu_ema_load
 #define xd_ema_update on_gpu(xd_ema_update)
 #define xd_ema_view gpu_ema_view
 #define xd_gather_columns on_gpu(xd_gather_columns)
@@ -265,14 +327,22 @@ static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
 #define xd_topk_kl_loss on_gpu(xd_topk_kl_loss)
 #define xd_uld_loss gpu_uld_loss
 #define xd_vocab_topk on_gpu(xd_vocab_topk)
+#define xd_vocab_topk_columns on_gpu(xd_vocab_topk_columns)
+#define xd_vocab_topk_gather gpu_vocab_topk_gather
 #define xd_xtoken_loss gpu_xtoken_loss
 
 /* The families that run here; and those that do not, with the reason. */
 static const char *const gpu_families[] = {
     "xd_accuracy",
+    "xd_chunk_averages",
+    "xd_chunk_averages_backward",
+    "xd_chunk_sums",
     "xd_clip_gradients",
+    "xd_compat_jsd_of_probabilities",
     "xd_cosine_loss",
     "xd_denominator_count",
+    "xd_ema_copy_to",
+    "xd_ema_load",
     "xd_ema_update",
     "xd_gather_columns",
     "xd_gradient_norm_compute",
@@ -282,6 +352,7 @@ static const char *const gpu_families[] = {
     "xd_log_softmax_backward",
     "xd_loss",
     "xd_mft_loss",
+    "xd_optimizer_set_learning_rate",
     "xd_optimizer_step",
     "xd_project",
     "xd_project_backward",
@@ -291,6 +362,8 @@ static const char *const gpu_families[] = {
     "xd_topk_kl_loss",
     "xd_uld_loss",
     "xd_vocab_topk",
+    "xd_vocab_topk_columns",
+    "xd_vocab_topk_gather",
     "xd_xtoken_loss",
 };
 
@@ -303,6 +376,12 @@ static const char *const gpu_excused[][2] = {
     { "xd_projection_rows_from_similarities", "reads and makes host memory" },
     { "xd_projection_rows_from_embeddings", "reads and makes host memory" },
     { "xd_special_pairs", "compares texts on the host" },
+    { "xd_projection_to_rows", "reads and makes host memory" },
+    { "xd_projection_save", "writes host memory to a file" },
+    { "xd_projection_load_memory", "reads a file into host memory" },
+    { "xd_teacher_cache_writer_create", "a context of a GPU is refused" },
+    { "xd_teacher_cache_writer_append", "a context of a GPU is refused" },
+    { "xd_teacher_cache_open_memory", "reads a file in host memory" },
 };
 
 /* ---- the back end ---- */

@@ -94,6 +94,7 @@ static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
         chunks[(size_t)i].student = (i == 0 ? 2.0 : i == 4 ? 3.0 : 1.0) + XD_XTOKEN_EPSILON;
         chunks[(size_t)i].teacher = (i == 2 ? 2.0 : 1.0) + XD_XTOKEN_EPSILON;
         chunks[(size_t)i].factor = 0.3 * i + 0.1;
+        chunks[(size_t)i].limit = i == 1 ? 1e-6 : 0.0; /* which any divergence exceeds */
         chunks[(size_t)i].alone = i == 1;
     }
     Places p;

@@ -76,6 +76,7 @@ static Places lay_out(Board *board, const ListsCase &c, Random *random) {
         chunks[(size_t)i].compared = sizes[i] > 0;
         chunks[(size_t)i].student = i == 0 ? 3.0 : i == 3 ? 2.0 : 1.0;
         chunks[(size_t)i].factor = i == 4 ? 0.0 : 0.3 * i + 0.1;
+        chunks[(size_t)i].limit = i % 2 == 0 ? 1e-6 : 0.0; /* which any divergence exceeds */
     }
     Places p;
     p.entries = (int64_t)list.size();
@@ -107,7 +108,8 @@ static xd_xtoken_list_args args_at(const ListsCase &c, const Places &p, void *at
             place<double>(at, p.lse),
             place<int64_t>(at, p.rows),
             place<int64_t>(at, p.places),
-            COUNT };
+            COUNT,
+            nullptr };
     a.lists.count = PLACES;
     a.lists.offset = place<int64_t>(at, p.offset);
     a.lists.ids = place<int32_t>(at, p.list);

@@ -78,7 +78,10 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
     for (int64_t j = 0; odd && j < k; j += 4) logits_of_both[(size_t)j] = -HUGE_VAL;
     if (odd) logits_of_both[(size_t)(3 * k)] = NAN;
     for (int i = 0; i < COUNT; i++) chunks[(size_t)i].compared = i != 1;
-    for (int i = 0; i < COUNT; i++) chunks[(size_t)i].factor = 0.3 + 0.2 * i;
+    for (int i = 0; i < COUNT; i++) {
+        chunks[(size_t)i].factor = 0.3 + 0.2 * i;
+        chunks[(size_t)i].limit = i % 2 == 0 ? 1e-6 : 0.0; /* which any divergence exceeds */
+    }
     const int64_t vocabulary = first + columns > 3 * k ? first + columns : 3 * k;
     const size_t x = board.add(odd_logits(dtype, shape, odd, &random)), list = board.add(ids);
     const size_t rows = board.add(at_work, sizeof at_work), chunks_at = board.add(chunks);

@@ -26,7 +26,7 @@ typedef struct poison_loss {
 enum { POISON_WIDE = 2 * 2048 + 77 };
 
 static inline int64_t poison_size(const poison_scene *s) {
-    return s->size ? s->size : POISON_V;
+    return s->size ? s->size : (int64_t)POISON_V;
 }
 
 /* Of objects that begin with it, or are it. */

@@ -8,7 +8,7 @@
 enum { POISON_N = 21 };
 
 typedef struct poison_train {
-    xd_param param;
+    xd_param param, origin;
     xd_optimizer_desc optimizer;
     xd_ema_desc ema;
     xd_gradient_norm_desc norm;
@@ -19,7 +19,7 @@ typedef struct poison_train {
     double coefficient, decay;
     uint8_t mask[POISON_N];
     bool reported;
-    float *shadow;
+    float *shadow, zeros[POISON_N];
 } poison_train;
 
 static inline poison_train *poison_train_begin(poison_scene *s, int gradient_role, int value_role) {
@@ -180,16 +180,16 @@ static inline bool poison_shadow_build(poison_scene *s) {
 
 /* The average is of zeros; it is loaded with the value, or made of it, and then copied. */
 static inline xd_result poison_shadow_call(poison_scene *s) {
-    static float zeros[POISON_N];
     poison_train *p = (poison_train *)s->own;
     const bool load = !strcmp(s->family->name, "xd_ema_load");
-    xd_param origin = p->param, target = p->param;
+    xd_param target = p->param;
     xd_ema *ema = NULL;
-    if (load) origin.value = zeros;
+    p->origin = p->param;
+    if (load) p->origin.value = p->zeros;
     target.value = p->shadow;
     target.dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     p->ema.init_from_current = !load;
-    xd_result result = xd_ema_create(s->ctx, &origin, 1, &p->ema, &ema);
+    xd_result result = xd_ema_create(s->ctx, &p->origin, 1, &p->ema, &ema);
     if (result == XD_OK)
         result = load ? xd_ema_load(ema, &p->param, 1, NULL, NULL) : xd_ema_update(ema, 1, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, &target, 1, false, NULL);

@@ -18,10 +18,10 @@ enum {
 /* One teacher of a kind, and a second one where teachers are weighed. Few: J is a choice of the columns. */
 typedef struct poison_xtoken_variant {
     xd_xtoken_kind kind;
-    xd_xtoken_mode mode;
-    xd_xtoken_score score;
-    xd_likelihood_form form;
     int teachers;
+    xd_xtoken_mode mode;
+    xd_likelihood_form form;
+    xd_xtoken_score score;
     bool few, reverse, known, lengths;
     bool bare;  /* no labels: nobody else reads the columns outside J */
     bool split; /* the ranks hold positions of the same sequences, and the unit's chunk is on all of them */
@@ -84,7 +84,7 @@ typedef struct poison_xtoken_objects {
 } poison_xtoken_objects;
 
 static inline int64_t poison_xtoken_size(const poison_scene *s) {
-    return s->size ? s->size : POISON_XV;
+    return s->size ? s->size : (int64_t)POISON_XV;
 }
 
 static inline bool poison_xtoken_same(const poison_scene *s) {
@@ -112,7 +112,7 @@ static inline void poison_xtoken_units(poison_scene *s, poison_xtoken *p) {
         p->labels[r] = c < 0 ? XD_IGNORE_INDEX : (r * 5 + 1) % poison_xtoken_size(s);
         p->mask[r] = 1;
         p->teacher_unit[r] = r;
-        p->teacher_labels[r] = (r * 3 + 2) % (same ? poison_xtoken_size(s) : POISON_XU);
+        p->teacher_labels[r] = (r * 3 + 2) % (same ? poison_xtoken_size(s) : (int64_t)POISON_XU);
     }
     for (int r = 0; r < POISON_XB * POISON_XT; r++) {
         const int64_t c = p->teacher_chunks[r] = teacher[r % POISON_XT];
@@ -128,13 +128,14 @@ static inline void poison_xtoken_units(poison_scene *s, poison_xtoken *p) {
     s->spread = split && !same;
 }
 
-/* A cache of the teacher's vocabulary, from a file that is gone when the call returns. */
+/* A cache of the teacher's vocabulary, from a file that is gone when the call returns. Caches are written on the host. */
 static inline void poison_xtoken_cache(poison_scene *s, poison_xtoken_objects *o) {
     float logits[POISON_XP * POISON_XU];
     int32_t ids[POISON_XP], next[POISON_XP];
     xd_teacher_cache_desc desc;
     xd_teacher_cache_block block;
     xd_teacher_cache_writer *writer = NULL;
+    xd_ctx *host = NULL;
     char path[64];
     memset(&desc, 0, sizeof desc);
     memset(&block, 0, sizeof block);
@@ -150,10 +151,12 @@ static inline void poison_xtoken_cache(poison_scene *s, poison_xtoken_objects *o
     block.ids = ids;
     block.next = next;
     poison_path(s, path);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(s->ctx, path, &desc, &writer), XD_OK);
+    CHECK_EQ_INT(xd_ctx_create(NULL, &host), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(host, path, &desc, &writer), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(writer, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(writer, &block), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(writer), XD_OK);
+    xd_ctx_destroy(host);
     FILE *file = fopen(path, "rb");
     const size_t size = file ? fread(o->bytes, 1, sizeof o->bytes, file) : 0;
     if (file) fclose(file);
@@ -231,7 +234,7 @@ static inline void poison_xtoken_teacher(poison_scene *s, poison_xtoken *p, int 
             (const float *)poison_xtoken_list(s, "target_log_probs", rows, p->teacher_unit, -3.0, 1.0)->data;
     } else {
         poison_part *logits = poison_matrix(s, names[index], POISON_IN, XD_DTYPE_F32, rows,
-                                            same ? poison_xtoken_size(s) : POISON_XU);
+                                            same ? poison_xtoken_size(s) : (int64_t)POISON_XU);
         poison_fill(logits,
                     2 + (uint64_t)index + (s->layout == POISON_ROWS_SPLIT ? 100 * (uint64_t)s->rank : 0), 0.0,
                     3.0);

@@ -20,8 +20,6 @@
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
- *   xd_optimizer_bytes, xd_ema_bytes: read sizes
- *   xd_weight_add, xd_model_params: numbers of first values, and lists; tested in test_model.c
  *   xd_status_check, xd_read_status: print a number
  *   xd_votes_read: the sums of what xd_votes_add let in
  *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c

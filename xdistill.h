@@ -5816,6 +5816,10 @@ typedef struct xd_row_kernels {
      * -infinity is a legal element */
     xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
                         uint8_t *voters);
+    /* Optional, for memory of the host: column_maxima in the same read that tells whether all it read is finite. NULL -> voters
+     * are asked first. */
+    xd_result (*finite_maxima)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                               int64_t columns, float *maxima, bool *finite);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -10390,6 +10394,11 @@ XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
+/* kernels.c: voters[r] = 1 where the mask (NULL -> all) is not 0 and the row's `columns` are neither NaN nor +infinity, else 0; and
+ * the largest element of each column over these rows. */
+XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                    int64_t columns, uint8_t *voters, float *maxima);
+
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 /* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also
@@ -12147,9 +12156,17 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
-        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
+        xdi_cpu_rows_count,
+        xdi_cpu_rows_denominator,
+        xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,
+        xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima,
+        xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,
+        xdi_cpu_rows_voters,
+        NULL,
     };
     return &kernels;
 }
@@ -15474,7 +15491,7 @@ typedef struct xdi_mft_level {
  * is loaded and stored once for all of them. With three rows of f32 or more, some processors' prefetchers fail. */
 enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
-typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+typedef bool (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
 
 /* ---- universal logit distillation ---- */
 
@@ -19307,6 +19324,7 @@ typedef struct xdi_rows_maxima {
     const uint8_t *mask;
     int64_t columns;
     float *maxima;
+    uint32_t *odd; /* set when something read is not finite; atomic */
 } xdi_rows_maxima;
 
 /* Columns [begin, end) in units of XDI_ROWS_PIECE. A NaN is ignored. */
@@ -19327,23 +19345,39 @@ static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *ar
         for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
             for (int i = 0; i < most; i++) x[i] = xdi_simd_array_of(logits, rows[i], c);
-            raise(x, last - c < piece ? last - c : piece, m->maxima + c);
+            if (!raise(x, last - c < piece ? last - c : piece, m->maxima + c))
+                __atomic_store_n(m->odd, 1u, __ATOMIC_RELAXED);
         }
     }
 }
 
+static bool xdi_simd_rows_dtype(const xd_rows *logits) {
+    return logits->dtype == XD_DTYPE_F32 || logits->dtype == XD_DTYPE_BF16;
+}
+
+static xd_result xdi_simd_finite_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima, bool *finite) {
+    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
+    uint32_t odd = 0;
+    const xdi_rows_maxima m = { logits, mask, columns, maxima, &odd };
+    *finite = false;
+    if (!xdi_simd_rows_dtype(logits))
+        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
+    XD_TRY(xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m));
+    *finite = __atomic_load_n(&odd, __ATOMIC_RELAXED) == 0;
+    return XD_OK;
+}
+
 static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
-    const xdi_rows_maxima m = { logits, mask, columns, maxima };
-    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
-        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
-    return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
+    bool finite;
+    return xdi_simd_finite_maxima(launch, logits, mask, columns, maxima, &finite);
 }
 
 /* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
     rows->column_maxima = xdi_simd_column_maxima;
+    rows->finite_maxima = xdi_simd_finite_maxima;
     softmax->stats = xdi_simd_softmax_stats;
 }
 
@@ -20518,6 +20552,17 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
     XD_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                "leaves go with SUM and AVG, not operation %d", (int)op);
     return xd_ctx_kernels(ctx)->reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
+}
+
+XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                    int64_t columns, uint8_t *voters, float *maxima) {
+    const xd_row_kernels *rows = &xd_ctx_kernels(launch->ctx)->rows;
+    bool finite = false;
+    if (rows->finite_maxima) XD_TRY(rows->finite_maxima(launch, logits, mask, columns, maxima, &finite));
+    for (int64_t r = 0; finite && r < logits->rows; r++) voters[r] = (uint8_t)(!mask || mask[r]);
+    if (finite) return XD_OK;
+    XD_TRY(rows->voters(launch, logits, mask, columns, voters));
+    return rows->column_maxima(launch, logits, voters, columns, maxima);
 }
 
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
@@ -25771,7 +25816,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
     *out = xdi_train_with_list(ctx, bytes, count);
     return XD_OK;
@@ -25780,7 +25825,7 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
     if (!ema)
@@ -26232,7 +26277,7 @@ static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory
 
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
     xd_optimizer_desc d = *desc;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
     *out = xdi_train_with_list(ctx, bytes, d.param_count);
     return XD_OK;
@@ -26240,7 +26285,7 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
 
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
     xd_optimizer_desc d = *desc;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
     if (!o)
@@ -36923,8 +36968,13 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     float *row = (float *)c->maxima.data;
-    XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
-    XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
+    if (xd_vocab_describe(d->vocab).ranks == 1) {
+        const uint8_t *mask = d->mask ? d->mask + b * held : NULL;
+        XD_TRY(xdi_rows_elect(&launch, &logits, mask, columns, c->voters, row));
+    } else { /* another shard's number may take a row's vote */
+        XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
+        XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
+    }
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));
@@ -43086,8 +43136,7 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
     xd_select_args a;
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    XD_TRY(kernels->rows.voters(&x->launch, &rows, mask, size, voters));
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, voters, size, maxima));
+    XD_TRY(xdi_rows_elect(&x->launch, &rows, mask, size, voters, maxima));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
     memset(&a, 0, sizeof a);
@@ -48476,37 +48525,35 @@ static const xdi_mft_level XDI_V(mft) = { XDI_V(mft_terms), XDI_V(mft_largest), 
 
 /* >>kernel/simd/rows.inc */
 
-/* Maxima of columns. */
+/* Maxima of columns. 0 times a number that is not finite is NaN, which stays in `odd`. */
 
-XDI_INLINE void XDI_V(raise_loop)(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) {
+XDI_INLINE bool XDI_V(raise_loop)(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) {
     xdi_simd_array x[XDI_ROWS_AT_ONCE], to;
     int64_t i = 0;
     for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {
         x[r].data = given[r].data;
         x[r].bf16 = bf16;
     }
+    const xdi_v zero = XDI_V(set)(0.0f);
+    xdi_v odd = zero;
     to.data = maxima;
     to.bf16 = false;
     for (; i < n; i += XDI_V(lanes)) {
         xdi_v max = XDI_V(read)(to, i, n, 0.0f);
-        if (i + XDI_V(lanes) <= n) {
-            max = XDI_V(max)(XDI_V(load)(x[0], i), max);
-            max = XDI_V(max)(XDI_V(load)(x[1], i), max);
-            if (bf16) max = XDI_V(max)(XDI_V(load)(x[2], i), max);
-            if (bf16) max = XDI_V(max)(XDI_V(load)(x[3], i), max);
-        } else {
-            for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)
-                max = XDI_V(max)(XDI_V(read)(x[r], i, n, -INFINITY), max);
+        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {
+            const bool whole = i + XDI_V(lanes) <= n;
+            const xdi_v a = whole ? XDI_V(load)(x[r], i) : XDI_V(read)(x[r], i, n, -FLT_MAX);
+            max = XDI_V(max)(a, max);
+            odd = XDI_V(fma)(a, zero, odd);
         }
         XDI_V(write)(to, i, n, max);
     }
+    return XDI_V(total)(odd) == 0.0;
 }
 
-XDI_LEAF void XDI_V(rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima) {
-    if (x->bf16)
-        XDI_V(raise_loop)(x, n, true, maxima);
-    else
-        XDI_V(raise_loop)(x, n, false, maxima);
+/* False when a number is not finite. */
+XDI_LEAF bool XDI_V(rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima) {
+    return x->bf16 ? XDI_V(raise_loop)(x, n, true, maxima) : XDI_V(raise_loop)(x, n, false, maxima);
 }
 
 /* >>kernel/simd/uld.inc */
@@ -48835,4 +48882,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c99339aa640878d0c9804cd48b09387133449f433ef2f52272ba584056fdd0b1 */
+/* xdistill sha256 bd73c51f7eb0ef142bd49a21a0cae2953bd7844a8f7f9d51cd91d02f32206150 */

@@ -95,6 +95,11 @@ XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
+/* kernels.c: voters[r] = 1 where the mask (NULL -> all) is not 0 and the row's `columns` are neither NaN nor +infinity, else 0; and
+ * the largest element of each column over these rows. */
+XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                    int64_t columns, uint8_t *voters, float *maxima);
+
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 /* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also

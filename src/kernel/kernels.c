@@ -196,6 +196,17 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
     return xd_ctx_kernels(ctx)->reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
+XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                    int64_t columns, uint8_t *voters, float *maxima) {
+    const xd_row_kernels *rows = &xd_ctx_kernels(launch->ctx)->rows;
+    bool finite = false;
+    if (rows->finite_maxima) XD_TRY(rows->finite_maxima(launch, logits, mask, columns, maxima, &finite));
+    for (int64_t r = 0; finite && r < logits->rows; r++) voters[r] = (uint8_t)(!mask || mask[r]);
+    if (finite) return XD_OK;
+    XD_TRY(rows->voters(launch, logits, mask, columns, voters));
+    return rows->column_maxima(launch, logits, voters, columns, maxima);
+}
+
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);

@@ -77,6 +77,10 @@ typedef struct xd_row_kernels {
      * -infinity is a legal element */
     xd_result (*voters)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask, int64_t columns,
                         uint8_t *voters);
+    /* Optional, for memory of the host: column_maxima in the same read that tells whether all it read is finite. NULL -> voters
+     * are asked first. */
+    xd_result (*finite_maxima)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                               int64_t columns, float *maxima, bool *finite);
 } xd_row_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

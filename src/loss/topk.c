@@ -134,8 +134,13 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     const int64_t held = d->logits.rows / xdi_topk_sequences(d), columns = c->maxima.cols;
     const xd_rows logits = xdi_topk_sequence(&d->logits, b, held);
     float *row = (float *)c->maxima.data;
-    XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
-    XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
+    if (xd_vocab_describe(d->vocab).ranks == 1) {
+        const uint8_t *mask = d->mask ? d->mask + b * held : NULL;
+        XD_TRY(xdi_rows_elect(&launch, &logits, mask, columns, c->voters, row));
+    } else { /* another shard's number may take a row's vote */
+        XD_TRY(xdi_topk_voters(ctx, d, b, d->mask, c->voters));
+        XD_TRY(kernels->column_maxima(&launch, &logits, c->voters, columns, row));
+    }
     if (d->comm && xd_comm_size(d->comm) > 1)
         XD_TRY(xd_all_reduce(d->comm, row, row, columns, XD_DTYPE_F32, XD_MAX));
     XD_TRY(xdi_vocab_topk(ctx, d->vocab, &c->maxima, d->k, c->values, ids));

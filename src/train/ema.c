@@ -308,7 +308,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
     *out = xdi_train_with_list(ctx, bytes, count);
     return XD_OK;
@@ -317,7 +317,7 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
     if (!ema)

@@ -207,7 +207,7 @@ static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory
 
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
     xd_optimizer_desc d = *desc;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
     *out = xdi_train_with_list(ctx, bytes, d.param_count);
     return XD_OK;
@@ -215,7 +215,7 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
 
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
     xd_optimizer_desc d = *desc;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
     if (!o)

@@ -122,8 +122,7 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
     xd_select_args a;
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
-    XD_TRY(kernels->rows.voters(&x->launch, &rows, mask, size, voters));
-    XD_TRY(kernels->rows.column_maxima(&x->launch, &rows, voters, size, maxima));
+    XD_TRY(xdi_rows_elect(&x->launch, &rows, mask, size, voters, maxima));
     if (comm && xd_comm_size(comm) > 1)
         XD_TRY(xd_all_reduce(comm, maxima, maxima, size, XD_DTYPE_F32, XD_MAX));
     memset(&a, 0, sizeof a);

@@ -313,9 +313,17 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
 
 XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
-        xdi_cpu_rows_count, xdi_cpu_rows_denominator, xdi_cpu_rows_ratio,         xdi_cpu_rows_scales,
-        xdi_cpu_rows_sum,   xdi_cpu_rows_finish,      xdi_cpu_rows_column_maxima, xdi_cpu_rows_sort_ids,
-        xdi_cpu_rows_keep,  xdi_cpu_rows_voters,
+        xdi_cpu_rows_count,
+        xdi_cpu_rows_denominator,
+        xdi_cpu_rows_ratio,
+        xdi_cpu_rows_scales,
+        xdi_cpu_rows_sum,
+        xdi_cpu_rows_finish,
+        xdi_cpu_rows_column_maxima,
+        xdi_cpu_rows_sort_ids,
+        xdi_cpu_rows_keep,
+        xdi_cpu_rows_voters,
+        NULL,
     };
     return &kernels;
 }

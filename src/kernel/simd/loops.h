@@ -66,7 +66,7 @@ typedef struct xdi_mft_level {
  * is loaded and stored once for all of them. With three rows of f32 or more, some processors' prefetchers fail. */
 enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
-typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+typedef bool (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
 
 /* ---- universal logit distillation ---- */
 

@@ -82,6 +82,7 @@ typedef struct xdi_rows_maxima {
     const uint8_t *mask;
     int64_t columns;
     float *maxima;
+    uint32_t *odd; /* set when something read is not finite; atomic */
 } xdi_rows_maxima;
 
 /* Columns [begin, end) in units of XDI_ROWS_PIECE. A NaN is ignored. */
@@ -102,22 +103,38 @@ static void xdi_simd_column_maxima_piece(const xd_launch *launch, const void *ar
         for (int64_t c = begin * piece; c < last && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
             for (int i = 0; i < most; i++) x[i] = xdi_simd_array_of(logits, rows[i], c);
-            raise(x, last - c < piece ? last - c : piece, m->maxima + c);
+            if (!raise(x, last - c < piece ? last - c : piece, m->maxima + c))
+                __atomic_store_n(m->odd, 1u, __ATOMIC_RELAXED);
         }
     }
 }
 
+static bool xdi_simd_rows_dtype(const xd_rows *logits) {
+    return logits->dtype == XD_DTYPE_F32 || logits->dtype == XD_DTYPE_BF16;
+}
+
+static xd_result xdi_simd_finite_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima, bool *finite) {
+    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
+    uint32_t odd = 0;
+    const xdi_rows_maxima m = { logits, mask, columns, maxima, &odd };
+    *finite = false;
+    if (!xdi_simd_rows_dtype(logits))
+        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
+    XD_TRY(xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m));
+    *finite = __atomic_load_n(&odd, __ATOMIC_RELAXED) == 0;
+    return XD_OK;
+}
+
 static xd_result xdi_simd_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const int64_t piece = XDI_ROWS_PIECE, pieces = (columns + piece - 1) / piece;
-    const xdi_rows_maxima m = { logits, mask, columns, maxima };
-    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
-        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
-    return xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m);
+    bool finite;
+    return xdi_simd_finite_maxima(launch, logits, mask, columns, maxima, &finite);
 }
 
 /* The entries that are faster with vectors. */
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
     rows->column_maxima = xdi_simd_column_maxima;
+    rows->finite_maxima = xdi_simd_finite_maxima;
     softmax->stats = xdi_simd_softmax_stats;
 }

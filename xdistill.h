@@ -976,7 +976,7 @@ XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *stack, float **place);
 /* Adds the next leaf, [elements], which is copied unless it is the place of xd_leaf_stack_next. Local, allocates nothing.
  * Errors: STATE when all leaves have been added, or while xd_leaf_stack_next waits for its place and this is another array;
  * ARGUMENT for a leaf elsewhere in the stack's memory, or on the host when the stack is on a device, and the other way round.
- * The stack is then as before. */
+ * The stack is then as before; after an error of an addition (a parallel_for that leaves out pieces) it must be reset. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
 /* The forest so far, [nodes, elements] in the order of the leaves: once all leaves have been added, pass it as
@@ -48882,4 +48882,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 bd73c51f7eb0ef142bd49a21a0cae2953bd7844a8f7f9d51cd91d02f32206150 */
+/* xdistill sha256 f11a7a06af2ce1afc134e76d5aaefd7cf8c9e449191d8be3bb3801112444102d */

@@ -39,7 +39,7 @@ XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *stack, float **place);
 /* Adds the next leaf, [elements], which is copied unless it is the place of xd_leaf_stack_next. Local, allocates nothing.
  * Errors: STATE when all leaves have been added, or while xd_leaf_stack_next waits for its place and this is another array;
  * ARGUMENT for a leaf elsewhere in the stack's memory, or on the host when the stack is on a device, and the other way round.
- * The stack is then as before. */
+ * The stack is then as before; after an error of an addition (a parallel_for that leaves out pieces) it must be reset. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
 /* The forest so far, [nodes, elements] in the order of the leaves: once all leaves have been added, pass it as

@@ -11981,9 +11981,14 @@ static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a)
         }
         hard += weight * v.hard;
         soft += weight * v.soft;
-        if (a->fixed &&
-            (!xd_total_put(&fixed_hard, weight * v.hard) || !xd_total_put(&fixed_soft, weight * v.soft)))
+        if (!a->fixed) continue;
+        xd_total with_hard = fixed_hard, with_soft = fixed_soft;
+        if (xd_total_put(&with_hard, weight * v.hard) && xd_total_put(&with_soft, weight * v.soft)) {
+            fixed_hard = with_hard;
+            fixed_soft = with_soft;
+        } else { /* neither: the row is a finding */
             xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
+        }
     }
     memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard.rest : (void *)&hard,
            a->fixed ? sizeof fixed_hard.rest : sizeof hard);
@@ -48882,4 +48887,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f11a7a06af2ce1afc134e76d5aaefd7cf8c9e449191d8be3bb3801112444102d */
+/* xdistill sha256 d9f206a8cced6b49070ebdee5ed68145e0c5c5d92671171a3c569dc362f5429d */

@@ -138,9 +138,14 @@ static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a)
         }
         hard += weight * v.hard;
         soft += weight * v.soft;
-        if (a->fixed &&
-            (!xd_total_put(&fixed_hard, weight * v.hard) || !xd_total_put(&fixed_soft, weight * v.soft)))
+        if (!a->fixed) continue;
+        xd_total with_hard = fixed_hard, with_soft = fixed_soft;
+        if (xd_total_put(&with_hard, weight * v.hard) && xd_total_put(&with_soft, weight * v.soft)) {
+            fixed_hard = with_hard;
+            fixed_soft = with_soft;
+        } else { /* neither: the row is a finding */
             xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
+        }
     }
     memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard.rest : (void *)&hard,
            a->fixed ? sizeof fixed_hard.rest : sizeof hard);

@@ -28886,15 +28886,12 @@ static xd_param xdi_weight_param(const xd_weight *weight) {
 
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
     XD_TRY(xdi_model_require_storage(model));
-    int64_t n = 0;
-    for (int64_t i = 0; i < model->weight_count; i++) {
-        const xd_weight *weight = model->weights[i];
-        if (weight->owner != weight) continue;
-        if (n < capacity) params[n] = xdi_weight_param(weight);
-        n++;
-    }
+    int64_t n = 0, at = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];
     XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
                "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
+    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
+        if (model->weights[i]->owner == model->weights[i]) params[at++] = xdi_weight_param(model->weights[i]);
     *count = n;
     return XD_OK;
 }
@@ -48887,4 +48884,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d9f206a8cced6b49070ebdee5ed68145e0c5c5d92671171a3c569dc362f5429d */
+/* xdistill sha256 500e3da05c8f77af9169d156bc6b455a5491fd7e87be77129d3786b80f7dbfc7 */

@@ -135,7 +135,9 @@ XD_TEST(a_tie_has_its_owners_storage_and_counts_once) {
     CHECK_EQ_STR(params[0].name, "embed.weight");
     CHECK(!params[0].no_decay && params[1].no_decay && params[2].buffer && !params[2].gradient);
     CHECK_EQ_INT(params[3].shape[0], 24);
+    memset(params, 0, sizeof params);
     CHECK(xd_model_params(model, 3, params, &count) == XD_ERROR_ARGUMENT);
+    CHECK(!params[0].name && count == 4); /* outputs are untouched on failure */
     CHECK(strstr(xd_last_error(ctx)->message, "4 parameters, capacity is 3"));
     xd_model_destroy(model);
     xd_ctx_destroy(ctx);

@@ -241,15 +241,12 @@ static xd_param xdi_weight_param(const xd_weight *weight) {
 
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
     XD_TRY(xdi_model_require_storage(model));
-    int64_t n = 0;
-    for (int64_t i = 0; i < model->weight_count; i++) {
-        const xd_weight *weight = model->weights[i];
-        if (weight->owner != weight) continue;
-        if (n < capacity) params[n] = xdi_weight_param(weight);
-        n++;
-    }
+    int64_t n = 0, at = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];
     XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
                "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
+    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
+        if (model->weights[i]->owner == model->weights[i]) params[at++] = xdi_weight_param(model->weights[i]);
     *count = n;
     return XD_OK;
 }

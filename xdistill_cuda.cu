@@ -483,7 +483,7 @@ static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
 }
 
 static xd_device_ops xdi_cuda_memory_table() {
-    xd_device_ops memory;
+    xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
     memory.release = xdi_cuda_release;
     memory.copy = xdi_cuda_copy;
@@ -3539,8 +3539,7 @@ static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
 }
 
 static xd_loss_kernels xdi_cuda_loss_table() {
-    xd_loss_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_loss_kernels kernels = {};
     kernels.references = xdi_cuda_loss_references;
     kernels.merge_references = xdi_cuda_loss_merge_references;
     kernels.stats = xdi_cuda_loss_stats;
@@ -4461,7 +4460,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
 }
 
 static xd_row_kernels xdi_cuda_rows_table() {
-    xd_row_kernels kernels;
+    xd_row_kernels kernels = {};
     kernels.count = xdi_cuda_rows_count;
     kernels.denominator = xdi_cuda_rows_denominator;
     kernels.ratio = xdi_cuda_rows_ratio;
@@ -4832,7 +4831,7 @@ static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
 }
 
 static xd_mft_kernels xdi_cuda_mft_table() {
-    xd_mft_kernels kernels;
+    xd_mft_kernels kernels = {};
     kernels.at_label = xdi_cuda_mft_at_label;
     kernels.correct = xdi_cuda_mft_correct;
     kernels.write = xdi_cuda_mft_write;
@@ -5107,7 +5106,7 @@ static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
 }
 
 static xd_softmax_kernels xdi_cuda_softmax_table() {
-    xd_softmax_kernels kernels;
+    xd_softmax_kernels kernels = {};
     kernels.stats = xdi_cuda_softmax_stats;
     kernels.merge = xdi_cuda_softmax_merge;
     kernels.write = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_LOGS>;
@@ -5820,8 +5819,7 @@ static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
 }
 
 static xd_topk_kernels xdi_cuda_topk_table() {
-    xd_topk_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_topk_kernels kernels = {};
     kernels.maxima = xdi_cuda_topk_maxima;
     kernels.stats = xdi_cuda_topk_stats;
     kernels.merge = xdi_cuda_topk_merge;
@@ -6452,8 +6450,7 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
 
 /* The entries of projected losses; xtoken_gold.cu and xtoken_rows.cu add theirs. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
-    xd_xtoken_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_xtoken_kernels kernels = {};
     kernels.matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
     kernels.project_scratch = xdi_cuda_xtoken_project_scratch;
     kernels.pick_scratch = xdi_cuda_xtoken_pick_scratch;
@@ -7690,7 +7687,7 @@ static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
 }
 
 static xd_uld_kernels xdi_cuda_uld_table() {
-    xd_uld_kernels kernels;
+    xd_uld_kernels kernels = {};
     kernels.merge = xdi_cuda_uld_merge;
     kernels.sort = xdi_cuda_uld_sort;
     kernels.compare = xdi_cuda_uld_compare;
@@ -7736,8 +7733,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
 }
 
 static xd_kernels xdi_cuda_table() {
-    xd_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_kernels kernels = {}; /* here and in the tables below: what is not set is not offered */
     kernels.name = "cuda";
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();
@@ -7854,4 +7850,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 4af29fd2ddfb3af8af435d762afbe5b2f95aadfc606b6a28d850a7556482d742 */
+/* xdistill sha256 63c5a34e79e62a3f2a5876347c8f4a25eefe5c4b511d04ec4060d4338a0bb86f */

@@ -154,7 +154,7 @@ static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
 }
 
 static xd_device_ops xdi_cuda_memory_table() {
-    xd_device_ops memory;
+    xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
     memory.release = xdi_cuda_release;
     memory.copy = xdi_cuda_copy;

@@ -184,8 +184,7 @@ static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
 }
 
 static xd_loss_kernels xdi_cuda_loss_table() {
-    xd_loss_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_loss_kernels kernels = {};
     kernels.references = xdi_cuda_loss_references;
     kernels.merge_references = xdi_cuda_loss_merge_references;
     kernels.stats = xdi_cuda_loss_stats;

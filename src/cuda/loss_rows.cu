@@ -394,7 +394,7 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
 }
 
 static xd_row_kernels xdi_cuda_rows_table() {
-    xd_row_kernels kernels;
+    xd_row_kernels kernels = {};
     kernels.count = xdi_cuda_rows_count;
     kernels.denominator = xdi_cuda_rows_denominator;
     kernels.ratio = xdi_cuda_rows_ratio;

@@ -260,7 +260,7 @@ static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
 }
 
 static xd_softmax_kernels xdi_cuda_softmax_table() {
-    xd_softmax_kernels kernels;
+    xd_softmax_kernels kernels = {};
     kernels.stats = xdi_cuda_softmax_stats;
     kernels.merge = xdi_cuda_softmax_merge;
     kernels.write = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_LOGS>;

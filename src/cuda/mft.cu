@@ -353,7 +353,7 @@ static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
 }
 
 static xd_mft_kernels xdi_cuda_mft_table() {
-    xd_mft_kernels kernels;
+    xd_mft_kernels kernels = {};
     kernels.at_label = xdi_cuda_mft_at_label;
     kernels.correct = xdi_cuda_mft_correct;
     kernels.write = xdi_cuda_mft_write;

@@ -32,8 +32,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
 }
 
 static xd_kernels xdi_cuda_table() {
-    xd_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_kernels kernels = {}; /* here and in the tables below: what is not set is not offered */
     kernels.name = "cuda";
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();

@@ -216,8 +216,7 @@ static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
 }
 
 static xd_topk_kernels xdi_cuda_topk_table() {
-    xd_topk_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_topk_kernels kernels = {};
     kernels.maxima = xdi_cuda_topk_maxima;
     kernels.stats = xdi_cuda_topk_stats;
     kernels.merge = xdi_cuda_topk_merge;

@@ -405,7 +405,7 @@ static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
 }
 
 static xd_uld_kernels xdi_cuda_uld_table() {
-    xd_uld_kernels kernels;
+    xd_uld_kernels kernels = {};
     kernels.merge = xdi_cuda_uld_merge;
     kernels.sort = xdi_cuda_uld_sort;
     kernels.compare = xdi_cuda_uld_compare;

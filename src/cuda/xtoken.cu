@@ -615,8 +615,7 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
 
 /* The entries of projected losses; xtoken_gold.cu and xtoken_rows.cu add theirs. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
-    xd_xtoken_kernels kernels;
-    memset(&kernels, 0, sizeof kernels);
+    xd_xtoken_kernels kernels = {};
     kernels.matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
     kernels.project_scratch = xdi_cuda_xtoken_project_scratch;
     kernels.pick_scratch = xdi_cuda_xtoken_pick_scratch;

@@ -26,6 +26,7 @@ static xd_result choose(xd_comm *world, void *argument) {
     const int tp_rank = p.rank % 2, cp_rank = p.rank / 2;
     xd_comm *tp = nullptr, *cp = nullptr;
     xd_vocab *vocab = nullptr;
+    if (choice->on_gpu) CHECK(!xd_ctx_kernels(p.ctx)->rows.finite_maxima); // for memory of the host only
     CHECK(xd_comm_split(world, cp_rank, tp_rank, &tp) == XD_OK);
     CHECK(xd_comm_split(world, 2 + tp_rank, cp_rank, &cp) == XD_OK);
     const int64_t begin = tp_rank ? 9 : 0, columns = tp_rank ? SIZE - 9 : 9, stride = columns + 2,

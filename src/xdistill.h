@@ -62,6 +62,7 @@
 #include "tensor/region.h"
 #include "tensor/layout.h"
 #include "tensor/tensor.h"
+#include "tensor/part.h"
 #include "tensor/redistribute.h"
 
 /* Losses. */
@@ -117,6 +118,8 @@
 /* Models. */
 #ifndef XDISTILL_NO_MODELS
 #include "model/model.h"
+#include "model/pass.h"
+#include "model/parallel.h"
 #include "model/buckets.h"
 #endif
 

@@ -1,0 +1,130 @@
+#ifndef XDI_MODEL_PARALLEL_H
+#define XDI_MODEL_PARALLEL_H
+
+#include "model/pass.h"
+#include "tensor/part.h"
+
+/* A model wrapped for training by several data ranks: each computes the gradients of its own micro-batches, and all make the same
+ * step. DDP keeps the whole model on every rank; FSDP keeps 1 / N of it and gathers a unit of blocks while it is open.
+ *
+ *     xd_fsdp_create(model, data, &(xd_fsdp_desc){ .leaves = 16 }, &parallel);
+ *     xd_parallel_params(parallel, room, params, &count);       // what optimizer, norm and averages take
+ *     for each step {
+ *         for (int64_t k = 0; k < xd_parallel_leaves(parallel).most; k++) {
+ *             ... micro-batch xd_parallel_leaf(parallel, k): blocks forward, loss, blocks backward with .leaf = k ...
+ *         }
+ *         xd_parallel_reduce(parallel);                          // params[i].gradient = the sum over all leaves
+ *         xd_gradient_norm_compute(ctx, data, ...); xd_optimizer_step(...);
+ *         xd_parallel_publish(parallel);                         // the new weights are what blocks show
+ *     }
+ *
+ * Leaves. A step has `leaves` micro-batches over all data ranks together, the same number on every layout; the content of one
+ * depends on its number alone. The gradient is their sum, not their mean: losses divide by the whole batch (xd_loss). In
+ * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
+ * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
+ *
+ * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
+ * has one gradient, to which its uses add in the order of the caller's passes.
+ *
+ * Flat shards. The weights of a unit lie one after another in one buffer, each from a multiple of 64 elements on, cut into N
+ * equal parts wherever that falls (xd_bucket_plan): no element is sent twice or copied on arrival, every rank has the same
+ * amount, and a rank's part of a weight is one range of it. So there are no shard dimensions, and weights may have any size,
+ * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
+typedef struct xd_parallel xd_parallel;
+
+/* Settings of DDP. Zero is the default of every field. */
+typedef struct xd_ddp_desc {
+    int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
+    bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
+    int64_t bucket_size;    /* elements, as in xd_bucket_plan_desc, which has the default */
+    bool overlap;           /* buckets of bucket_size instead of one; they are summed as backward passes end */
+} xd_ddp_desc;
+
+/* Settings of FSDP. Zero is the default of every field. */
+typedef struct xd_fsdp_desc {
+    int64_t leaves; /* as in xd_ddp_desc */
+    const char *const *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
+    int unit_type_count;
+    xd_comm *replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
+                        * are numbered group after group. NULL -> there is one group */
+    bool accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
+                            * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
+} xd_fsdp_desc;
+
+/* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
+ * ones. Where the caller gave storage it stays in use; the library's is made here if there is none.
+ *
+ *   model   sealed; must outlive the wrapper, which is destroyed first
+ *   data    the data ranks; a group of one is fine. Must outlive the wrapper
+ *   desc    NULL -> defaults
+ *
+ * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
+ * at most 1 + 2 log2(leaves) times; allocated here and never later.
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves or bucket_size negative; leaves below
+ * the number of ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
+
+/* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
+ * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole. The
+ * library's own storage of the model is released when its values have been taken.
+ *
+ * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
+ * units inside units, one whole gradient likewise; see xd_parallel_bytes.
+ * Errors: as xd_ddp_create; STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * that are no power of two). */
+XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
+
+/* Frees the wrapper; the model has no storage but the caller's, and that of DDP, afterwards. NULL is fine. Local. */
+XD_API void xd_parallel_destroy(xd_parallel *parallel);
+
+/* The leaves of this rank in each step, the most that any rank has, and all. Under FSDP every rank opens blocks for `most`
+ * leaves: for those beyond its own it opens and closes them without computing. Local. */
+typedef struct xd_parallel_leaf_count {
+    int64_t own, most, total;
+} xd_parallel_leaf_count;
+XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
+
+/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves, or, under FSDP over a
+ * power of two of ranks that divides `leaves`, every N-th one: then each is sent when its backward ends, and only shards are
+ * kept. Local. */
+XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
+
+/* This rank's parts of all weights, as optimizers, norms and averages take them, and as parts of whole tensors for files. Entry
+ * i of both is the same part; every rank has the same names in the same order, with a count of 0 where it holds nothing. Pointers
+ * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. Buffers come last.
+ *
+ *   params, parts   [capacity]; NULL with capacity 0 to count
+ *
+ * Local. Errors: ARGUMENT when capacity is below the count, with both. */
+XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacity, xd_param *params,
+                                    int64_t *count);
+XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
+                                   int64_t *count);
+
+/* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
+ * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
+ * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP). */
+XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
+
+/* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
+ * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
+ *
+ * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open), MISMATCH
+ * (ranks opened blocks in another order), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
+
+/* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values
+ * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
+
+/* Bytes that a wrapper takes by purpose, on this rank; the sum is what the allocators hand out. */
+typedef struct xd_parallel_bytes {
+    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's */
+    size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
+    size_t gathered;  /* whole values of units that are open */
+    size_t whole_gradients; /* of units in their backward, until they are sent */
+    size_t tables;          /* descriptions, on the host */
+} xd_parallel_bytes;
+XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
+
+#endif

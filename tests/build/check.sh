@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs bench demo demo_mpi demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose bench demo demo_mpi demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -175,6 +175,14 @@ step_programs() {
     make --no-print-directory build/test/test_comm_programs build/test/test_comm_endurance build/test/test_process_signals &&
     build/test/test_comm_programs --seed 20000 --count "${CHECK_PROGRAMS:-500}" &&
     build/test/test_comm_endurance --calls 100000 && XD_TEST_KILLS=100 build/test/test_process_signals
+}
+
+# Random configurations of wrapped training, each against one rank; and errors that composed frameworks are known for, each of
+# which must be found by them.
+step_compose() {
+    need gcc patch
+    make --no-print-directory build/compose && build/compose --seed 1000 --count "${CHECK_COMPOSE:-200}" &&
+    sh tests/mutants/run.sh "$dir"
 }
 
 # The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.

@@ -294,7 +294,7 @@ step_tests() {
     clang) unit clang c99 O3 && whole="clang -std=c11 -O3" own=$whole ;;
     address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
     thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
-            sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c 2>/dev/null) ;;
+            sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
     hostile_c) unit gcc gnu11 O3 $hostile && whole="gcc -std=gnu11 -O3 $hostile" ;;
     hostile_cxx) unit gcc gnu++17 O3 $hostile && more=-lstdc++ sources=$(grep -LE "\\<($private)" tests/test_*.c) ;;
     esac || return 1

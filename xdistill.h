@@ -29832,7 +29832,7 @@ typedef struct xdi_writer {
     const char *directory;
     uint64_t *blocks; /* [block_count]; those of all ranks, combined by exclusive or, are the checksums */
     uint64_t *fingerprints; /* [tensor_count]; those of all ranks are added */
-    unsigned char *stage;
+    unsigned char *stage;   /* on a device */
     size_t stage_bytes;
     int64_t tensor, position; /* what comes next */
     int64_t file;             /* that is open */
@@ -29901,6 +29901,9 @@ XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *dir
 
 /* The bytes of a block in its file. */
 XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset);
+
+/* Bytes of memory for reading: the limit, or those of the largest file when that is smaller. */
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit);
 
 /* Index of a file by its name, -1 for none. */
 XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name);
@@ -31595,6 +31598,13 @@ XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64
     return left < c->info.block_bytes ? (size_t)left : c->info.block_bytes;
 }
 
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit) {
+    uint64_t most = sizeof(double);
+    for (int64_t i = 0; i < c->info.file_count; i++)
+        if (c->files[i].bytes > most) most = c->files[i].bytes;
+    return most < limit ? (size_t)most : limit;
+}
+
 /* What lies in a block: the first tensors by name, and how many there are. */
 static void xdi_manifest_tell(const xd_checkpoint *c, int64_t file, uint64_t begin, uint64_t end, char *text,
                               size_t room) {
@@ -31936,7 +31946,8 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    w->stage = (unsigned char *)xd_allocate(s->ctx, w->stage_bytes);
+    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
+    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
@@ -32330,6 +32341,17 @@ static xd_result xdi_load_directory(xdi_load *l, int64_t step) {
     return XD_OK;
 }
 
+/* A checkpoint that is not there has an error of its own. A save that replaces it may have put it aside, so it is the manifest
+ * that is looked for. */
+static xd_result xdi_load_look(const xdi_load *l) {
+    char *path = xdi_weights_path(l->ctx, l->directory, XDI_MANIFEST_FILE);
+    const int error = path ? xdi_file_probe(l->ctx, path) : ENOMEM;
+    xd_release(l->ctx, path);
+    XD_REQUIRE(l->ctx, error != ENOENT && error != ENOTDIR, XD_ERROR_MISSING,
+               "%s is no checkpoint: it has no %s", l->directory, XDI_MANIFEST_FILE);
+    return XD_OK;
+}
+
 /* Rank 0. */
 static xd_result xdi_load_open(xdi_load *l) {
     xd_checkpoint *c = NULL;
@@ -32337,8 +32359,7 @@ static xd_result xdi_load_open(xdi_load *l) {
     l->sizes[0] = l->desc.step;
     if (l->desc.step == XD_CHECKPOINT_NEWEST) XD_TRY(xd_checkpoint_find(l->ctx, l->desc.root, &l->sizes[0]));
     XD_TRY(xdi_load_directory(l, l->sizes[0]));
-    XD_REQUIRE(l->ctx, xdi_file_probe(l->ctx, l->directory) != ENOENT, XD_ERROR_MISSING,
-               "%s: there is no such checkpoint", l->directory);
+    XD_TRY(xdi_load_look(l));
     XD_TRY(xdi_checkpoint_open_whole(l->ctx, l->directory, &c));
     xd_result result = xdi_load_text(l, XDI_MANIFEST_FILE, &l->manifest_text, &l->sizes[1]);
     if (result == XD_OK) result = xdi_load_text(l, XDI_STATE_FILE, &l->state_text, &l->sizes[2]);
@@ -32462,6 +32483,7 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     l->match = (int64_t *)xd_allocate(l->ctx, (size_t)l->content.tensor_count * sizeof *l->match);
     l->used = (bool *)xd_allocate(l->ctx, (size_t)c->info.tensor_count * sizeof *l->used);
     l->touched = (bool *)xd_allocate(l->ctx, blocks * sizeof *l->touched);
+    l->desc.staging_bytes = xdi_manifest_room(c, l->desc.staging_bytes);
     l->stage = (unsigned char *)xd_allocate(l->ctx, l->desc.staging_bytes);
     l->converted = (unsigned char *)xd_allocate(l->ctx, l->desc.convert ? l->desc.staging_bytes : 0);
     XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
@@ -32810,7 +32832,7 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.c = c;
     v.directory = directory;
     v.reader = xdi_reader_create(c, directory);
-    v.piece = (unsigned char *)xd_allocate(ctx, XDI_VERIFY_PIECE);
+    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
     xd_result result =
         v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
@@ -52458,4 +52480,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7e964e3604e607580ce183dc04b1ac3c7fec19047ccd652a0abc6cb0b98d400a */
+/* xdistill sha256 a8225715de69df0da315e090ba84327d4879e16247f1d06724e251bc61594463 */

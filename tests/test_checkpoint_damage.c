@@ -141,7 +141,6 @@ XD_TEST(a_load_reads_what_the_rank_holds_and_the_blocks_of_that) {
     xd_region columns;
     const uint64_t block = 4 << 20;
     big_create(&b);
-    uint64_t others = 0;     /* manifest, state */
     b.part[1].range.end = 0; /* no element of it */
     b.part[0].range.begin = 10;
     b.part[0].range.end = 20;

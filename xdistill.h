@@ -31801,8 +31801,8 @@ static xd_result xdi_find_delete(xd_ctx *ctx, const char *root, int64_t step) {
     if (error == 0) error = xdi_directory_remove(ctx, gone);
     xd_release(ctx, path);
     xd_release(ctx, gone);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s/%s%lld: remove: %s", root, XDI_FIND_PREFIX, (long long)step,
-               strerror(error));
+    XD_REQUIRE(ctx, error == 0, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s/%s%lld: remove: %s",
+               root, XDI_FIND_PREFIX, (long long)step, strerror(error));
     return XD_OK;
 }
 
@@ -31833,7 +31833,8 @@ static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
     if (!path || !gone)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a path", root);
     else if (error != 0)
-        result = XD_FAIL(ctx, XD_ERROR_IO, "%s: remove: %s", gone, strerror(error));
+        result = XD_FAIL(ctx, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s: remove: %s", gone,
+                         strerror(error));
     else
         result = xd_publish_directory_create(ctx, path, &d);
     xd_publish_directory_abort(d);
@@ -52480,4 +52481,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a8225715de69df0da315e090ba84327d4879e16247f1d06724e251bc61594463 */
+/* xdistill sha256 80819bca1a79e8aef58928ea9e059a81ad81aa9aa42056757fd51cb21f483e13 */

@@ -4453,10 +4453,10 @@ typedef struct xd_checkpoint_report {
  * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts.
  *
  *   report   filled in also when the load is refused for what it counts; may be NULL
- *   state    the caller's state as it was given to the save, NUL-terminated, to be released with xd_release; NULL when the
- *            checkpoint has none; may be NULL
+ *   state    the caller's state as it was given to the save, without white space around it, NUL-terminated, to be released with
+ *            xd_release; NULL when the checkpoint has none; may be NULL
  *
- * Collective. Memory: staging_bytes, three times that when types are converted, and the manifest. Nothing is changed before
+ * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
  * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
  * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files
@@ -52481,4 +52481,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 80819bca1a79e8aef58928ea9e059a81ad81aa9aa42056757fd51cb21f483e13 */
+/* xdistill sha256 6015fe3f75aac65a446c2cbd660ac9a5e47c31e064e0024bb6ab59c4846171ae */

@@ -121,6 +121,11 @@ XD_TEST(parts_that_make_no_sense_are_refused) {
     l.part[1].name = "__metadata__";
     little_saves(&l, 1, XD_ERROR_ARGUMENT, "__metadata__");
     l.part[1].name = "b";
+    l.part[1].ndim = 9;
+    little_saves(&l, 1, XD_ERROR_ARGUMENT, "tensor 1 has 9 dimensions, allowed are 8");
+    l.part[1].ndim = -1;
+    little_saves(&l, 1, XD_ERROR_ARGUMENT, "tensor 1 has -1 dimensions");
+    l.part[1].ndim = 1;
     l.part[1].range.end = WIDE + 1;
     little_saves(&l, 1, XD_ERROR_SHAPE, "positions [0, 7) of a region of 6 elements");
     l.part[1].range.end = WIDE;
@@ -137,6 +142,92 @@ XD_TEST(parts_that_make_no_sense_are_refused) {
     l.network.name = "no-name";
     little_saves(&l, 1, XD_ERROR_ARGUMENT, "\"no-name\" is no name");
     CHECK_EQ_STR(names_in(l.ctx, l.root), "");
+    little_destroy(&l);
+}
+
+/* ---- looking into one ---- */
+
+/* By the definition: the sum of a finaliser of each element's bits and its index. */
+static uint64_t fingerprint_of(const float *values, int count) {
+    uint64_t sum = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        uint64_t x = bits + UINT64_C(0x9e3779b97f4a7c15) * ((uint64_t)i + 1);
+        x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+        x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+        sum += x ^ (x >> 31);
+    }
+    return sum;
+}
+
+XD_TEST(an_open_checkpoint_lists_files_and_tensors) {
+    little l;
+    xd_checkpoint *c = NULL;
+    little_create(&l);
+    l.save.state = " {\"a\":[{}]} ";
+    little_saves(&l, 12, XD_OK, NULL);
+    const char *directory = path_in(l.root, "step-12");
+    CHECK_EQ_INT(xd_checkpoint_open(l.ctx, path_in(l.root, "step-13"), &c), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_checkpoint_open(l.ctx, directory, &c), XD_OK);
+    const xd_checkpoint_info info = xd_checkpoint_describe(c);
+    CHECK(info.step == 12 && info.file_count == 2 && info.tensor_count == 3 && info.block_bytes == 4 << 20);
+    for (int i = 0; i < 3; i++) {
+        const xd_checkpoint_tensor_info *t = xd_checkpoint_tensor_at(c, i);
+        CHECK_EQ_STR(t->name, l.part[i].name);
+        CHECK(strcmp(t->group, "model") == 0 && t->file == 0 && t->dtype == XD_DTYPE_F32);
+        CHECK(t->ndim == 1 && t->shape[0] == WIDE && t->end - t->begin == WIDE * sizeof(float));
+        CHECK_EQ_INT(t->begin, 4096 + (size_t)i * WIDE * sizeof(float));
+        CHECK(t->fingerprint == fingerprint_of(l.values[i], WIDE));
+        CHECK_EQ_INT(xd_checkpoint_tensor_find(c, "model", t->name), i);
+        CHECK_EQ_INT(xd_checkpoint_tensor_find(c, "optim", t->name), -1);
+    }
+    for (int i = 0; i < 2; i++) { /* the checksum of a whole file is that of its bytes */
+        const xd_checkpoint_file_info *f = xd_checkpoint_file_at(c, i);
+        char *data = NULL;
+        size_t bytes = 0;
+        CHECK_EQ_STR(f->name, i ? "state.json" : "model.safetensors");
+        CHECK_EQ_STR(f->group, i ? NULL : "model");
+        CHECK_EQ_INT(xd_file_load(l.ctx, path_in(directory, f->name), 0, &data, &bytes), XD_OK);
+        CHECK(f->bytes == bytes && f->crc32c == xd_crc32c(0, data, bytes));
+        xd_release(l.ctx, data);
+    }
+    CHECK(!xd_checkpoint_file_at(c, 2) && !xd_checkpoint_file_at(c, -1));
+    CHECK(!xd_checkpoint_tensor_at(c, 3) && !xd_checkpoint_tensor_at(c, -1));
+    xd_checkpoint_close(c);
+    char *state = NULL;
+    l.load.step = 12;
+    CHECK_EQ_INT(xd_checkpoint_load(l.self, &l.load, NULL, &state), XD_OK);
+    CHECK_EQ_STR(state, "{\"a\":[{}]}"); /* without the spaces around it */
+    xd_release(l.ctx, state);
+    little_destroy(&l);
+}
+
+XD_TEST(files_of_a_limited_size_are_a_model_directory_of_hugging_face) {
+    little l;
+    xd_weights_files *files = NULL;
+    little_create(&l);
+    l.save.max_shard_bytes = WIDE * sizeof(float) + 1; /* one tensor each */
+    little_saves(&l, 1, XD_OK, NULL);
+    const char *directory = path_in(l.root, "step-1");
+    CHECK_EQ_STR(names_in(l.ctx, directory),
+                 "manifest.json model-00001-of-00003.safetensors model-00002-of-00003.safetensors "
+                 "model-00003-of-00003.safetensors model.safetensors.index.json state.json ");
+    CHECK_EQ_INT(xd_weights_files_open(l.ctx, directory, NULL, &files), XD_OK);
+    for (int i = 0; i < 3; i++) {
+        xd_safetensors *file = NULL;
+        int64_t index = -1;
+        float values[WIDE];
+        CHECK_EQ_INT(xd_weights_files_find(files, l.part[i].name, &file, &index), XD_OK);
+        CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof values, values), XD_OK);
+        CHECK(memcmp(values, l.values[i], sizeof values) == 0);
+    }
+    xd_weights_files_close(files);
+    memset(l.values, 0, sizeof l.values);
+    l.load.step = 1;
+    (void)little_loads(&l, XD_OK, NULL);
+    CHECK_NEAR(l.values[2][5], 25, 0);
+    CHECK_EQ_INT(xd_checkpoint_verify(l.ctx, directory), XD_OK);
     little_destroy(&l);
 }
 

@@ -138,6 +138,9 @@ build/bpe_train: tools/bpe_train.c xdistill.h | build
 build/projection: tools/projection.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 
+build/xdistill: tools/xdistill.c $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
+
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh
 

@@ -4456,10 +4456,10 @@ typedef struct xd_checkpoint_report {
  * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts.
  *
  *   report   filled in also when the load is refused for what it counts; may be NULL
- *   state    the caller's state as it was given to the save, NUL-terminated, to be released with xd_release; NULL when the
- *            checkpoint has none; may be NULL
+ *   state    the caller's state as it was given to the save, without white space around it, NUL-terminated, to be released with
+ *            xd_release; NULL when the checkpoint has none; may be NULL
  *
- * Collective. Memory: staging_bytes, three times that when types are converted, and the manifest. Nothing is changed before
+ * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
  * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
  * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files
@@ -31080,7 +31080,7 @@ typedef struct xdi_writer {
     const char *directory;
     uint64_t *blocks; /* [block_count]; those of all ranks, combined by exclusive or, are the checksums */
     uint64_t *fingerprints; /* [tensor_count]; those of all ranks are added */
-    unsigned char *stage;
+    unsigned char *stage;   /* on a device */
     size_t stage_bytes;
     int64_t tensor, position; /* what comes next */
     int64_t file;             /* that is open */
@@ -31149,6 +31149,9 @@ XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *dir
 
 /* The bytes of a block in its file. */
 XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset);
+
+/* Bytes of memory for reading: the limit, or those of the largest file when that is smaller. */
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit);
 
 /* Index of a file by its name, -1 for none. */
 XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name);
@@ -32843,6 +32846,13 @@ XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64
     return left < c->info.block_bytes ? (size_t)left : c->info.block_bytes;
 }
 
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit) {
+    uint64_t most = sizeof(double);
+    for (int64_t i = 0; i < c->info.file_count; i++)
+        if (c->files[i].bytes > most) most = c->files[i].bytes;
+    return most < limit ? (size_t)most : limit;
+}
+
 /* What lies in a block: the first tensors by name, and how many there are. */
 static void xdi_manifest_tell(const xd_checkpoint *c, int64_t file, uint64_t begin, uint64_t end, char *text,
                               size_t room) {
@@ -33039,8 +33049,8 @@ static xd_result xdi_find_delete(xd_ctx *ctx, const char *root, int64_t step) {
     if (error == 0) error = xdi_directory_remove(ctx, gone);
     xd_release(ctx, path);
     xd_release(ctx, gone);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s/%s%lld: remove: %s", root, XDI_FIND_PREFIX, (long long)step,
-               strerror(error));
+    XD_REQUIRE(ctx, error == 0, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s/%s%lld: remove: %s",
+               root, XDI_FIND_PREFIX, (long long)step, strerror(error));
     return XD_OK;
 }
 
@@ -33071,7 +33081,8 @@ static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
     if (!path || !gone)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a path", root);
     else if (error != 0)
-        result = XD_FAIL(ctx, XD_ERROR_IO, "%s: remove: %s", gone, strerror(error));
+        result = XD_FAIL(ctx, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s: remove: %s", gone,
+                         strerror(error));
     else
         result = xd_publish_directory_create(ctx, path, &d);
     xd_publish_directory_abort(d);
@@ -33184,7 +33195,8 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    w->stage = (unsigned char *)xd_allocate(s->ctx, w->stage_bytes);
+    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
+    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
@@ -33578,6 +33590,17 @@ static xd_result xdi_load_directory(xdi_load *l, int64_t step) {
     return XD_OK;
 }
 
+/* A checkpoint that is not there has an error of its own. A save that replaces it may have put it aside, so it is the manifest
+ * that is looked for. */
+static xd_result xdi_load_look(const xdi_load *l) {
+    char *path = xdi_weights_path(l->ctx, l->directory, XDI_MANIFEST_FILE);
+    const int error = path ? xdi_file_probe(l->ctx, path) : ENOMEM;
+    xd_release(l->ctx, path);
+    XD_REQUIRE(l->ctx, error != ENOENT && error != ENOTDIR, XD_ERROR_MISSING,
+               "%s is no checkpoint: it has no %s", l->directory, XDI_MANIFEST_FILE);
+    return XD_OK;
+}
+
 /* Rank 0. */
 static xd_result xdi_load_open(xdi_load *l) {
     xd_checkpoint *c = NULL;
@@ -33585,8 +33608,7 @@ static xd_result xdi_load_open(xdi_load *l) {
     l->sizes[0] = l->desc.step;
     if (l->desc.step == XD_CHECKPOINT_NEWEST) XD_TRY(xd_checkpoint_find(l->ctx, l->desc.root, &l->sizes[0]));
     XD_TRY(xdi_load_directory(l, l->sizes[0]));
-    XD_REQUIRE(l->ctx, xdi_file_probe(l->ctx, l->directory) != ENOENT, XD_ERROR_MISSING,
-               "%s: there is no such checkpoint", l->directory);
+    XD_TRY(xdi_load_look(l));
     XD_TRY(xdi_checkpoint_open_whole(l->ctx, l->directory, &c));
     xd_result result = xdi_load_text(l, XDI_MANIFEST_FILE, &l->manifest_text, &l->sizes[1]);
     if (result == XD_OK) result = xdi_load_text(l, XDI_STATE_FILE, &l->state_text, &l->sizes[2]);
@@ -33710,6 +33732,7 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     l->match = (int64_t *)xd_allocate(l->ctx, (size_t)l->content.tensor_count * sizeof *l->match);
     l->used = (bool *)xd_allocate(l->ctx, (size_t)c->info.tensor_count * sizeof *l->used);
     l->touched = (bool *)xd_allocate(l->ctx, blocks * sizeof *l->touched);
+    l->desc.staging_bytes = xdi_manifest_room(c, l->desc.staging_bytes);
     l->stage = (unsigned char *)xd_allocate(l->ctx, l->desc.staging_bytes);
     l->converted = (unsigned char *)xd_allocate(l->ctx, l->desc.convert ? l->desc.staging_bytes : 0);
     XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
@@ -34058,7 +34081,7 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.c = c;
     v.directory = directory;
     v.reader = xdi_reader_create(c, directory);
-    v.piece = (unsigned char *)xd_allocate(ctx, XDI_VERIFY_PIECE);
+    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
     xd_result result =
         v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
@@ -53706,4 +53729,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0eb3094d25291f95b068b4e572e357450318ba984bafedc5a8a7901271420ff6 */
+/* xdistill sha256 0e7312ae88ea7f085ffd0592448e97b83d528332bc855e851ec08ad847336adf */

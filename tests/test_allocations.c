@@ -38,6 +38,7 @@ typedef struct part {
     ids_memory memory;
     xsizes x;
     char directory[64]; /* of rank 0 */
+    int64_t saves;      /* checkpoints so far */
 } part;
 
 typedef struct call {
@@ -354,6 +355,47 @@ static xd_result run_weights(part *p) {
     return xd_weights_gather(p->world, &d);
 }
 
+/* Each save has a step of its own, so that older ones go. Rank 0 has everything. */
+static xd_checkpoint_network checkpoint_network(part *p, xd_tensor_part *tensor) {
+    xd_checkpoint_network network = { .parts = tensor, .part_count = 1 };
+    *tensor = (xd_tensor_part){
+        .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 4, 3 }, .data = p->memory.student
+    };
+    tensor->range.end = 12;
+    tensor->replica = xd_comm_rank(p->world) != 0;
+    return network;
+}
+
+static xd_result run_checkpoint_save(part *p) {
+    xd_tensor_part tensor;
+    const xd_checkpoint_network network = checkpoint_network(p, &tensor);
+    const xd_checkpoint_save_desc d = { .root = p->directory,
+                                        .step = p->saves++,
+                                        .networks = &network,
+                                        .network_count = 1,
+                                        .state = "{}",
+                                        .keep = 2 };
+    return xd_checkpoint_save(p->world, &d);
+}
+
+static xd_result run_checkpoint_load(part *p) {
+    const int64_t fails = fails_in;
+    xd_tensor_part tensor;
+    char *state = NULL;
+    fails_in = 0;
+    if (p->saves == 0) CHECK_EQ_INT(run_checkpoint_save(p), XD_OK);
+    fails_in = fails;
+    const xd_checkpoint_network network = checkpoint_network(p, &tensor);
+    const xd_checkpoint_load_desc d = { .root = p->directory,
+                                        .step = XD_CHECKPOINT_NEWEST,
+                                        .networks = &network,
+                                        .network_count = 1,
+                                        .convert = true };
+    const xd_result result = xd_checkpoint_load(p->world, &d, NULL, &state);
+    xd_release(xd_comm_ctx(p->world), state);
+    return result;
+}
+
 /* A split of 12 rows over the ranks. */
 static void open_split(part *p) {
     const xd_axis axis = { "dp", xd_comm_size(p->world) };
@@ -419,7 +461,9 @@ static const call calls[] = {
       false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
     { "xd_tensor_full", run_full, false },
-    { "xd_weights_gather", run_weights, false }
+    { "xd_weights_gather", run_weights, false },
+    { "xd_checkpoint_save", run_checkpoint_save, false },
+    { "xd_checkpoint_load", run_checkpoint_load, false }
 };
 
 /* What all ranks of a run share: a world of its own for each call, because contexts retain memory. */
@@ -487,11 +531,13 @@ static xd_result allocations_rank(xd_comm *world, void *argument) {
     p->x.no_cache = r->call->run != run_cached;
     xsizes_open(&p->x);
     open_split(p);
-    if (r->call->run == run_weights && p->x.base.rank == 0) CHECK_EQ_INT(mkdir(p->directory, 0700), 0);
+    const bool writes = r->call->run == run_weights || r->call->run == run_checkpoint_save ||
+                        r->call->run == run_checkpoint_load;
+    if (writes && p->x.base.rank == 0) CHECK_EQ_INT(mkdir(p->directory, 0700), 0);
     XD_TRY(xd_barrier(world)); /* the directory is there */
     exhaust(p, r, r->call);
     const xd_result result = xd_barrier(world);
-    if (r->call->run == run_weights && p->x.base.rank == 0) remove_directory(p);
+    if (writes && p->x.base.rank == 0) remove_directory(p);
     if (r->call->run == run_cache) remove(p->x.path);
     xd_layout_destroy(p->split);
     xsizes_close(&p->x);

@@ -4,32 +4,8 @@
 #    define _GNU_SOURCE /* mkdtemp */
 #endif
 
+#include "checkpoint_files.h"
 #include "checkpoint_scene.h"
-
-#include <dirent.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* ---- directories ---- */
-
-static const char *new_root(void) {
-    static char path[64];
-    strcpy(path, "/tmp/xdistill-checkpoint-XXXXXX");
-    CHECK(mkdtemp(path) != NULL);
-    return path;
-}
-
-static void remove_all(const char *path) {
-    char name[600];
-    DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        if (remove(name) != 0) remove_all(name);
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
 
 /* The number of files, and whether each has the same bytes in both directories. */
 static int compare_directories(xd_ctx *ctx, const char *one, const char *other) {
@@ -140,13 +116,9 @@ static job new_job(const char *root, int cut) {
 XD_TEST(equal_content_gives_equal_directories_on_every_layout) {
     static const uint64_t shard_bytes[] = { 0, 300 };
     xd_ctx *ctx = NULL;
-    char one[80], other[80], step_one[100], step_other[100];
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    const char *base = new_root();
-    snprintf(one, sizeof one, "%s/one", base);
-    snprintf(other, sizeof other, "%s/other", base);
-    snprintf(step_one, sizeof step_one, "%s/step-7", one);
-    snprintf(step_other, sizeof step_other, "%s/step-7", other);
+    const char *base = new_root(), *one = path_in(base, "one"), *other = path_in(base, "other");
+    const char *step_one = path_in(one, "step-7"), *step_other = path_in(other, "step-7");
     for (int shards = 0; shards < 2; shards++) {
         job j = new_job(one, 0);
         j.shard_bytes = shard_bytes[shards];

@@ -5,6 +5,7 @@
 #include "xd_test.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { RANKS = 2, ROWS = 3, COLUMNS = 5 };
 
@@ -269,6 +270,43 @@ static xd_result plan_file(xd_ctx *ctx) {
     return result;
 }
 
+static char checkpoints[64]; /* a directory that has one */
+
+static void save_checkpoint(void) {
+    xd_ctx *ctx = NULL;
+    xd_comm *self = NULL;
+    snprintf(checkpoints, sizeof checkpoints, "/tmp/xdistill-test-memory-%ld", (long)getpid());
+    const xd_checkpoint_save_desc desc = { .root = checkpoints, .step = 3 };
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_save(self, &desc), XD_OK);
+    xd_comm_destroy(self);
+    xd_ctx_destroy(ctx);
+}
+
+static void remove_checkpoints(void) {
+    char command[100];
+    snprintf(command, sizeof command, "rm -rf '%s'", checkpoints);
+    CHECK_EQ_INT(system(command), 0);
+}
+
+static xd_result find_checkpoint(xd_ctx *ctx) {
+    char path[100], *text = NULL;
+    size_t bytes = 0;
+    int64_t step = -1;
+    xd_checkpoint *checkpoint = NULL, *again = NULL;
+    xd_result result = xd_checkpoint_find(ctx, checkpoints, &step);
+    snprintf(path, sizeof path, "%s/step-3", checkpoints);
+    if (result == XD_OK) result = xd_checkpoint_open(ctx, path, &checkpoint);
+    if (result == XD_OK) result = xd_checkpoint_verify(ctx, path);
+    snprintf(path, sizeof path, "%s/step-3/manifest.json", checkpoints);
+    if (result == XD_OK) result = xd_file_load(ctx, path, 0, &text, &bytes);
+    if (result == XD_OK) result = xd_checkpoint_open_memory(ctx, text, bytes, &again);
+    xd_release(ctx, text);
+    xd_checkpoint_close(again);
+    xd_checkpoint_close(checkpoint);
+    return result;
+}
+
 static void fail_each_allocation(xd_result (*build)(xd_ctx *ctx), int64_t least) {
     heap h = { 0 };
     const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
@@ -293,6 +331,12 @@ XD_TEST(models_and_plans_survive_a_failure_of_each_of_their_allocations) {
     fail_each_allocation(build_model, 8);
     fail_each_allocation(plan_buckets, 2);
     fail_each_allocation(plan_file, 3);
+}
+
+XD_TEST(checkpoints_are_found_and_opened_or_there_is_no_memory) {
+    save_checkpoint();
+    fail_each_allocation(find_checkpoint, 20);
+    remove_checkpoints();
 }
 
 XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {

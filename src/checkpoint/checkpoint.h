@@ -129,10 +129,10 @@ typedef struct xd_checkpoint_report {
  * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts.
  *
  *   report   filled in also when the load is refused for what it counts; may be NULL
- *   state    the caller's state as it was given to the save, NUL-terminated, to be released with xd_release; NULL when the
- *            checkpoint has none; may be NULL
+ *   state    the caller's state as it was given to the save, without white space around it, NUL-terminated, to be released with
+ *            xd_release; NULL when the checkpoint has none; may be NULL
  *
- * Collective. Memory: staging_bytes, three times that when types are converted, and the manifest. Nothing is changed before
+ * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
  * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
  * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files

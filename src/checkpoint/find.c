@@ -165,8 +165,8 @@ static xd_result xdi_find_delete(xd_ctx *ctx, const char *root, int64_t step) {
     if (error == 0) error = xdi_directory_remove(ctx, gone);
     xd_release(ctx, path);
     xd_release(ctx, gone);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s/%s%lld: remove: %s", root, XDI_FIND_PREFIX, (long long)step,
-               strerror(error));
+    XD_REQUIRE(ctx, error == 0, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s/%s%lld: remove: %s",
+               root, XDI_FIND_PREFIX, (long long)step, strerror(error));
     return XD_OK;
 }
 
@@ -197,7 +197,8 @@ static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
     if (!path || !gone)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a path", root);
     else if (error != 0)
-        result = XD_FAIL(ctx, XD_ERROR_IO, "%s: remove: %s", gone, strerror(error));
+        result = XD_FAIL(ctx, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s: remove: %s", gone,
+                         strerror(error));
     else
         result = xd_publish_directory_create(ctx, path, &d);
     xd_publish_directory_abort(d);

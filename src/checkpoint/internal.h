@@ -126,7 +126,7 @@ typedef struct xdi_writer {
     const char *directory;
     uint64_t *blocks; /* [block_count]; those of all ranks, combined by exclusive or, are the checksums */
     uint64_t *fingerprints; /* [tensor_count]; those of all ranks are added */
-    unsigned char *stage;
+    unsigned char *stage;   /* on a device */
     size_t stage_bytes;
     int64_t tensor, position; /* what comes next */
     int64_t file;             /* that is open */
@@ -195,6 +195,9 @@ XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *dir
 
 /* The bytes of a block in its file. */
 XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset);
+
+/* Bytes of memory for reading: the limit, or those of the largest file when that is smaller. */
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit);
 
 /* Index of a file by its name, -1 for none. */
 XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name);

@@ -81,6 +81,17 @@ static xd_result xdi_load_directory(xdi_load *l, int64_t step) {
     return XD_OK;
 }
 
+/* A checkpoint that is not there has an error of its own. A save that replaces it may have put it aside, so it is the manifest
+ * that is looked for. */
+static xd_result xdi_load_look(const xdi_load *l) {
+    char *path = xdi_weights_path(l->ctx, l->directory, XDI_MANIFEST_FILE);
+    const int error = path ? xdi_file_probe(l->ctx, path) : ENOMEM;
+    xd_release(l->ctx, path);
+    XD_REQUIRE(l->ctx, error != ENOENT && error != ENOTDIR, XD_ERROR_MISSING,
+               "%s is no checkpoint: it has no %s", l->directory, XDI_MANIFEST_FILE);
+    return XD_OK;
+}
+
 /* Rank 0. */
 static xd_result xdi_load_open(xdi_load *l) {
     xd_checkpoint *c = NULL;
@@ -88,8 +99,7 @@ static xd_result xdi_load_open(xdi_load *l) {
     l->sizes[0] = l->desc.step;
     if (l->desc.step == XD_CHECKPOINT_NEWEST) XD_TRY(xd_checkpoint_find(l->ctx, l->desc.root, &l->sizes[0]));
     XD_TRY(xdi_load_directory(l, l->sizes[0]));
-    XD_REQUIRE(l->ctx, xdi_file_probe(l->ctx, l->directory) != ENOENT, XD_ERROR_MISSING,
-               "%s: there is no such checkpoint", l->directory);
+    XD_TRY(xdi_load_look(l));
     XD_TRY(xdi_checkpoint_open_whole(l->ctx, l->directory, &c));
     xd_result result = xdi_load_text(l, XDI_MANIFEST_FILE, &l->manifest_text, &l->sizes[1]);
     if (result == XD_OK) result = xdi_load_text(l, XDI_STATE_FILE, &l->state_text, &l->sizes[2]);
@@ -213,6 +223,7 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     l->match = (int64_t *)xd_allocate(l->ctx, (size_t)l->content.tensor_count * sizeof *l->match);
     l->used = (bool *)xd_allocate(l->ctx, (size_t)c->info.tensor_count * sizeof *l->used);
     l->touched = (bool *)xd_allocate(l->ctx, blocks * sizeof *l->touched);
+    l->desc.staging_bytes = xdi_manifest_room(c, l->desc.staging_bytes);
     l->stage = (unsigned char *)xd_allocate(l->ctx, l->desc.staging_bytes);
     l->converted = (unsigned char *)xd_allocate(l->ctx, l->desc.convert ? l->desc.staging_bytes : 0);
     XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,

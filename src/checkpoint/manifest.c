@@ -490,6 +490,13 @@ XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64
     return left < c->info.block_bytes ? (size_t)left : c->info.block_bytes;
 }
 
+XD_PRIVATE size_t xdi_manifest_room(const xd_checkpoint *c, size_t limit) {
+    uint64_t most = sizeof(double);
+    for (int64_t i = 0; i < c->info.file_count; i++)
+        if (c->files[i].bytes > most) most = c->files[i].bytes;
+    return most < limit ? (size_t)most : limit;
+}
+
 /* What lies in a block: the first tensors by name, and how many there are. */
 static void xdi_manifest_tell(const xd_checkpoint *c, int64_t file, uint64_t begin, uint64_t end, char *text,
                               size_t room) {

@@ -93,7 +93,8 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    w->stage = (unsigned char *)xd_allocate(s->ctx, w->stage_bytes);
+    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
+    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);

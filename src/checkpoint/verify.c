@@ -115,7 +115,7 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.c = c;
     v.directory = directory;
     v.reader = xdi_reader_create(c, directory);
-    v.piece = (unsigned char *)xd_allocate(ctx, XDI_VERIFY_PIECE);
+    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
     xd_result result =
         v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);

@@ -387,7 +387,7 @@ step_aarch64() {
 # what was left out is an error that names the option, in C and C++, and the tests that need nothing of it pass.
 step_options() {
     need gcc clang nm
-    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS "COMPAT XTOKEN TEACHER TEXT MODELS"; do
+    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT "COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT"; do
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
         unit gcc c99 O1 $options && left_out || return 1

@@ -1,0 +1,92 @@
+/* xdistill.c - looks into checkpoints.
+ *
+ *   cc -std=c99 -O2 tools/xdistill.c -o xdistill -lm -lpthread
+ *   ./xdistill inspect DIR       files and tensors of a checkpoint (ROOT/step-N), as its manifest lists them
+ *   ./xdistill verify DIR        reads and compares every byte
+ *   ./xdistill diff DIR DIR      the first tensors that differ, by the fingerprints of the manifests
+ *
+ * Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing. */
+#define XDISTILL_IMPLEMENTATION
+#include "../xdistill.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SAME = 0, DIFFERENT = 1, BROKEN = 2, SHOWN = 10 };
+
+static void print_tensor(const xd_checkpoint_tensor_info *t) {
+    printf("  %-8s %s %s [", t->group, t->name, xd_dtype_name(t->dtype));
+    for (int i = 0; i < t->ndim; i++) printf("%s%lld", i ? "," : "", (long long)t->shape[i]);
+    printf("] %016" PRIx64 "\n", t->fingerprint);
+}
+
+static int inspect(const xd_checkpoint *c) {
+    const xd_checkpoint_info info = xd_checkpoint_describe(c);
+    printf("step %lld, %lld files, %lld tensors\n", (long long)info.step, (long long)info.file_count,
+           (long long)info.tensor_count);
+    for (int64_t i = 0; i < info.file_count; i++) {
+        const xd_checkpoint_file_info *f = xd_checkpoint_file_at(c, i);
+        printf("  %12llu %08" PRIx32 " %s\n", (unsigned long long)f->bytes, f->crc32c, f->name);
+    }
+    for (int64_t i = 0; i < info.tensor_count; i++) print_tensor(xd_checkpoint_tensor_at(c, i));
+    return SAME;
+}
+
+static bool same_tensor(const xd_checkpoint_tensor_info *a, const xd_checkpoint_tensor_info *b) {
+    return a->dtype == b->dtype && a->ndim == b->ndim && a->fingerprint == b->fingerprint &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* Prints the tensors of one that the other has not, or has otherwise when `values`; returns their number. */
+static int64_t print_differences(const xd_checkpoint *one, const xd_checkpoint *other, bool values,
+                                 int64_t shown) {
+    const int64_t count = xd_checkpoint_describe(one).tensor_count;
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const xd_checkpoint_tensor_info *t = xd_checkpoint_tensor_at(one, i);
+        const int64_t at = xd_checkpoint_tensor_find(other, t->group, t->name);
+        if (at >= 0 && (!values || same_tensor(t, xd_checkpoint_tensor_at(other, at)))) continue;
+        if (shown + found++ >= SHOWN) continue;
+        if (at < 0) printf("%s:\n", values ? "only the first has" : "only the second has");
+        print_tensor(t);
+        if (at >= 0) print_tensor(xd_checkpoint_tensor_at(other, at));
+    }
+    return found;
+}
+
+static int diff(const xd_checkpoint *one, const xd_checkpoint *other) {
+    int64_t found = print_differences(one, other, true, 0);
+    found += print_differences(other, one, false, found);
+    if (found == 0) return SAME;
+    printf("%lld tensors differ\n", (long long)found);
+    return DIFFERENT;
+}
+
+static int run(xd_ctx *ctx, int count, char **arguments) {
+    xd_checkpoint *one = NULL, *other = NULL;
+    int status = BROKEN;
+    const bool verifies = count == 2 && strcmp(arguments[0], "verify") == 0;
+    if (verifies && xd_checkpoint_verify(ctx, arguments[1]) == XD_OK) status = SAME;
+    if (count == 2 && strcmp(arguments[0], "inspect") == 0) {
+        if (xd_checkpoint_open(ctx, arguments[1], &one) == XD_OK) status = inspect(one);
+    } else if (count == 3 && strcmp(arguments[0], "diff") == 0) {
+        if (xd_checkpoint_open(ctx, arguments[1], &one) == XD_OK &&
+            xd_checkpoint_open(ctx, arguments[2], &other) == XD_OK)
+            status = diff(one, other);
+    } else if (!verifies) {
+        fprintf(stderr, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR\n");
+    }
+    if (xd_last_error(ctx)->result != XD_OK) fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
+    xd_checkpoint_close(other);
+    xd_checkpoint_close(one);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    xd_ctx *ctx = NULL;
+    if (xd_ctx_create(NULL, &ctx) != XD_OK) return BROKEN;
+    const int status = run(ctx, argc - 1, argv + 1);
+    xd_ctx_destroy(ctx);
+    return status;
+}

@@ -4032,11 +4032,11 @@ XD_API size_t xd_model_bytes(const xd_model *model);
 
 /* Gives storage to every weight without: values of all, gradients of those that are trained. One block of memory, zeroed,
  * in the order of the weights, each aligned to XD_ARENA_ALIGNMENT. What has storage keeps it, and its values.
- * Local. Errors: STATE (not sealed), MEMORY; nothing has changed then. */
+ * Local. Errors: STATE (not sealed, or wrapped), MEMORY; nothing has changed then. */
 XD_API xd_result xd_model_allocate(xd_model *model);
 
 /* Forms the first values of every weight that holds none. Local. Deterministic. Errors: STATE, naming the weight without
- * storage; nothing is written then. MEMORY and those of a copy on a device. */
+ * storage, or when the model is wrapped (the wrapper has done it); nothing is written then. MEMORY and those of a copy on a device. */
 XD_API xd_result xd_model_init_weights(xd_model *model);
 
 /* Says that the caller has written the weight's values (a file, a table that he computes), so that xd_model_init_weights leaves
@@ -4049,7 +4049,7 @@ XD_API xd_result xd_weight_set_ready(xd_weight *weight);
  *   params     [capacity]; NULL with capacity 0 to count
  *   count      entries that there are
  *
- * Local. Errors: STATE (not sealed, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
+ * Local. Errors: STATE (not sealed, wrapped, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count);
 
 /* Hash of everything that the ranks of one model share: names, shapes, types, traits, order; not storage and layouts. 0 for a
@@ -4086,8 +4086,8 @@ typedef struct xd_pass {
 typedef struct xd_block_view {
     int64_t count;
     void *const *values; /* [count]; each dense, of the size and type that its desc says */
-    void *const
-        *gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first backward begins; add to
+    void *const *
+        gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first backward begins; add to
                                * them. NULL for what is not trained, and all NULL in other passes */
 } xd_block_view;
 
@@ -4140,19 +4140,21 @@ typedef struct xd_parallel xd_parallel;
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
     int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
-    bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
-    int64_t bucket_size;    /* elements, as in xd_bucket_plan_desc, which has the default */
-    bool overlap;           /* buckets of bucket_size instead of one; they are summed as backward passes end */
+    bool
+        sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
-    const char *const *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
+    const char *const
+        *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
     int unit_type_count;
-    xd_comm *replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
+    xd_comm *
+        replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
                         * are numbered group after group. NULL -> there is one group */
-    bool accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
+    bool
+        accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
                             * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
 } xd_fsdp_desc;
 
@@ -4165,8 +4167,8 @@ typedef struct xd_fsdp_desc {
  *
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
- * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves or bucket_size negative; leaves below
- * the number of ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
+ * ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -4179,7 +4181,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
-/* Frees the wrapper; the model has no storage but the caller's, and that of DDP, afterwards. NULL is fine. Local. */
+/* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
 /* The leaves of this rank in each step, the most that any rank has, and all. Under FSDP every rank opens blocks for `most`
@@ -4189,14 +4191,15 @@ typedef struct xd_parallel_leaf_count {
 } xd_parallel_leaf_count;
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
 
-/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves, or, under FSDP over a
- * power of two of ranks that divides `leaves`, every N-th one: then each is sent when its backward ends, and only shards are
- * kept. Local. */
+/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves; or, under FSDP where
+ * N divides `leaves` and, in INVARIANT mode, is a power of two, every N-th one: then each is sent when its backward ends,
+ * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
 
 /* This rank's parts of all weights, as optimizers, norms and averages take them, and as parts of whole tensors for files. Entry
  * i of both is the same part; every rank has the same names in the same order, with a count of 0 where it holds nothing. Pointers
- * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. Buffers come last.
+ * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. The order is that of xd_model_params;
+ * transient buffers are left out.
  *
  *   params, parts   [capacity]; NULL with capacity 0 to count
  *
@@ -4222,13 +4225,13 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose, on this rank; the sum is what the allocators hand out. */
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
+ * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
     size_t gathered;  /* whole values of units that are open */
     size_t whole_gradients; /* of units in their backward, until they are sent */
-    size_t tables;          /* descriptions, on the host */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
 
@@ -28331,7 +28334,12 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
+    struct xdi_flat *
+        flat; /* of a wrapper: where its values and gradients are, and which of that buffer's weights it is */
+    int64_t flat_index;
 };
+
+enum { XDI_BLOCK_OPEN_MAX = 8 /* brackets of one block inside one another */ };
 
 struct xd_block {
     xd_model *model;
@@ -28339,7 +28347,12 @@ struct xd_block {
     xd_weight *first_weight, *last_weight;
     const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
-    char *type; /* the desc's, copied */
+    char *type;            /* the desc's, copied */
+    int64_t first, count;  /* its own weights in the model's order, once sealed */
+    struct xdi_unit *unit; /* of a wrapper */
+    xd_pass passes[XDI_BLOCK_OPEN_MAX];
+    int open;     /* brackets that are open, and their passes */
+    int64_t leaf; /* backwards of this step that have ended */
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -28359,13 +28372,151 @@ struct xd_model {
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
     bool sealed;
+    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
+    struct xd_parallel *parallel;          /* the wrapper, while there is one */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
 XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[XD_DIMS_MAX]);
 
+/* model_seal.c: the block after this one, a parent before its children; NULL after the last. */
+XD_PRIVATE xd_block *xdi_block_after(const xd_block *block);
+
+/* model_init.c: the first values of the positions `range` of a weight's region, into memory of the context's device. */
+XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to);
+
+/* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
+XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
+
+/* model_storage.c: frees the library's storage; the weights that were there have none. */
+XD_PRIVATE void xdi_model_release(xd_model *model);
+
+/* model_storage.c: an entry of lists of parameters, without value, gradient and count. */
+XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
+
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
+
+/* ---- wrappers ---- */
+
+/* A bucket of a flat buffer: the gradients that are summed at once. */
+typedef struct xdi_bucket {
+    xd_interval buffer; /* of the flat buffer */
+    int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
+    int64_t blocks;     /* that add to it, ties included */
+    int64_t done;       /* of these, in the leaf that is being formed */
+    int64_t leaf;       /* leaves formed so far */
+    float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
+    xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
+    float *sum;           /* [kept], once reduced */
+    bool reduced;
+    uint64_t seen; /* the last round over a block's buckets that met it */
+} xdi_bucket;
+
+/* Weights of one unit and one type, one after another. */
+typedef struct xdi_flat {
+    struct xdi_unit *unit;
+    xd_weight **weights; /* [count] in the model's order */
+    int64_t count;
+    xd_dtype dtype;
+    bool trained;
+    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    xd_bucket_plan *plan;
+    size_t kept_bytes;    /* of values */
+    void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
+    size_t slot;          /* bytes from the begin of a gathered unit to these */
+    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets;  /* [bucket_count] */
+    int64_t bucket_count; /* 0 when it is not trained */
+} xdi_flat;
+
+/* What is gathered and released together; under DDP the one unit is the whole model. */
+struct xdi_unit {
+    xd_block *block;
+    xdi_flat *flats; /* [flat_count] */
+    int64_t flat_count;
+    int level;               /* units around it */
+    size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
+    int64_t gradient_count;  /* elements of its whole gradient */
+    int64_t open, gradients; /* brackets that are open; buckets whose place is in the slot */
+};
+
+/* Memory that one unit of each level has at a time. */
+typedef struct xdi_unit_slot {
+    size_t value_bytes;
+    int64_t gradient_count;
+    unsigned char *values;
+    float *gradients;
+    const struct xdi_unit *shown, *summed; /* whose values and gradients are there */
+} xdi_unit_slot;
+
+struct xd_parallel {
+    xd_ctx *ctx;
+    xd_model *model;
+    xd_comm *data, *replicas; /* replicas NULL -> one group */
+    int rank, ranks;          /* in data */
+    int replica, replica_count;
+    bool sharded;         /* FSDP */
+    bool invariant;       /* the reduction mode */
+    bool dealt;           /* leaves: every N-th one */
+    bool split_optimizer; /* DDP: each rank steps its part */
+    xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
+    int64_t most, total;  /* leaves: of the rank that has most; of all groups */
+    int levels;
+    struct xdi_unit *units; /* [unit_count], a unit after those around it */
+    int64_t unit_count;
+    xdi_flat *flats; /* [flat_count], those of a unit together */
+    int64_t flat_count;
+    xdi_bucket *buckets; /* [bucket_count] of all flats */
+    int64_t bucket_count;
+    xd_weight **members;  /* the weights of all flats */
+    xdi_unit_slot *slots; /* [levels] */
+    int64_t *counts;      /* [ranks] scratch */
+    void *memory;
+    xd_parallel_bytes bytes;
+    uint64_t round;     /* over a block's buckets */
+    int64_t open;       /* brackets */
+    uint64_t signature; /* of the brackets of this step */
+    bool reduced;       /* between reduce and publish */
+};
+
+/* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
+XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
+
+/* parallel_flat.c: plans of the flat buffers, all memory, and the values in it. */
+XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
+/* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
+ * that is nothing. */
+XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
+/* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+/* parallel_flat.c: every rank's part of the values to all, where ranks step parts of weights that all keep. */
+XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p);
+
+/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+/* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
+ * met already. */
+XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);
+
+/* parallel_flat.c: the leaves that wait on a bucket's stack: those of a rank, or, where leaves are dealt, parts of sums over the
+ * ranks; outside of INVARIANT mode a rank adds its own up first. */
+XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
+
+/* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
+ * block's last backward of a leaf. */
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
+XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
+XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
+/* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */
+XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p);
+XD_PRIVATE void xdi_gradient_reset(xd_parallel *p);
+
+/* parallel_gradient.c: a leaf of this rank; false beyond its own. */
+XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf);
 
 /* >>model/model.c */
 
@@ -28768,8 +28919,7 @@ XD_API void xd_model_destroy(xd_model *model) {
 
 #include <stdlib.h>
 
-/* The block after this one, a parent before its children; NULL after the last. */
-static xd_block *xdi_block_after(const xd_block *block) {
+XD_PRIVATE xd_block *xdi_block_after(const xd_block *block) {
     if (block->first_child) return block->first_child;
     while (block && !block->next) block = block->parent;
     return block ? block->next : NULL;
@@ -28777,15 +28927,21 @@ static xd_block *xdi_block_after(const xd_block *block) {
 
 static xd_result xdi_model_order(xd_model *model) {
     int64_t n = 0;
-    const size_t room = (size_t)(model->weight_count > 0 ? model->weight_count : 1);
-    model->weights = (xd_weight **)xd_allocate(model->ctx, room * sizeof *model->weights);
+    const size_t room = (size_t)model->weight_count + 1;
+    model->weights =
+        (xd_weight **)xd_allocate(model->ctx, room * (sizeof *model->weights + 3 * sizeof(void *)));
     XD_REQUIRE(model->ctx, model->weights, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)model->weight_count);
-    for (const xd_block *block = &model->root; block; block = xdi_block_after(block)) {
+    model->values = (void **)(model->weights + room);
+    model->gradients = model->values + room;
+    model->nothing = model->gradients + room;
+    for (xd_block *block = &model->root; block; block = xdi_block_after(block)) {
+        block->first = n;
         for (xd_weight *weight = block->first_weight; weight; weight = weight->next) {
             weight->index = n;
             model->weights[n++] = weight;
         }
+        block->count = n - block->first;
     }
     for (int64_t i = 0; i < n; i++) {
         const xd_weight *weight = model->weights[i];
@@ -28860,7 +29016,7 @@ XD_API xd_result xd_model_seal(xd_model *model) {
 
 /* >>model/model_storage.c */
 
-/* Storage and first values of a model's weights, and the list that optimizers take. */
+/* Storage of a model's weights, and the list that optimizers take. */
 
 #include <string.h>
 
@@ -28898,6 +29054,8 @@ XD_API xd_result xd_model_allocate(xd_model *model) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     xd_arena arena = xd_arena_over(NULL, 0);
     XD_REQUIRE(ctx, model->sealed, XD_ERROR_STATE, "xd_model_allocate comes before xd_model_seal");
+    XD_REQUIRE(ctx, !model->parallel, XD_ERROR_STATE,
+               "the model is wrapped: its %lld weights are the wrapper's", (long long)model->weight_count);
     if (model->storage) return XD_OK;
     XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, false), XD_ERROR_MEMORY,
                "the size of %lld weights overflows", (long long)model->weight_count);
@@ -28918,6 +29076,17 @@ XD_API xd_result xd_model_allocate(xd_model *model) {
     return XD_OK;
 }
 
+XD_PRIVATE void xdi_model_release(xd_model *model) {
+    if (!model->storage) return;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *weight = model->weights[i];
+        weight->value = weight->desc.value;
+        weight->gradient = weight->desc.gradient;
+    }
+    xd_ctx_kernels(model->ctx)->memory.release(model->ctx, model->storage);
+    model->storage = NULL;
+}
+
 XD_API xd_result xd_weight_set_ready(xd_weight *weight) {
     xd_weight *owner = weight->owner;
     XD_REQUIRE(weight->model->ctx, owner->value || owner->count == 0, XD_ERROR_STATE,
@@ -28926,15 +29095,97 @@ XD_API xd_result xd_weight_set_ready(xd_weight *weight) {
     return XD_OK;
 }
 
-/* ---- first values ---- */
+/* ---- sizes and lists ---- */
+
+/* The first weight without storage; NULL when all have it. */
+static const xd_weight *xdi_model_bare(const xd_model *model) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *weight = model->weights[i];
+        if (weight->owner == weight && weight->count > 0 && !weight->value) return weight;
+    }
+    return NULL;
+}
+
+XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model) {
+    XD_REQUIRE(model->ctx, model->sealed, XD_ERROR_STATE,
+               "the model is not sealed: xd_model_seal comes first");
+    XD_REQUIRE(model->ctx, !model->parallel, XD_ERROR_STATE,
+               "the model is wrapped: its %lld weights are the wrapper's", (long long)model->weight_count);
+    const xd_weight *bare = xdi_model_bare(model);
+    XD_REQUIRE(model->ctx, !bare, XD_ERROR_STATE, "weight \"%.80s\" has no storage", bare->name);
+    return XD_OK;
+}
+
+static int64_t xdi_model_elements(const xd_model *model, bool trained) {
+    int64_t total = 0;
+    for (const xd_weight *const *at = (const xd_weight *const *)model->weights, *const *end =
+                                                                                    at +
+                                                                                    xd_model_weight_count(
+                                                                                        model);
+         at < end; at++)
+        if ((*at)->owner == *at && !(*at)->desc.buffer && (!trained || xdi_weight_is_trained(*at)))
+            total += (*at)->count;
+    return total;
+}
+
+XD_API int64_t xd_model_parameter_count(const xd_model *model) {
+    return xdi_model_elements(model, false);
+}
+
+XD_API int64_t xd_model_trained_count(const xd_model *model) {
+    return xdi_model_elements(model, true);
+}
+
+static bool xdi_weight_decays(const xd_weight *weight) {
+    const xd_decay decay = weight->desc.traits.decay;
+    return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
+}
+
+XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
+    xd_param p;
+    memset(&p, 0, sizeof p);
+    p.name = weight->name;
+    p.value = weight->value;
+    p.gradient = weight->gradient;
+    p.dtype = weight->desc.dtype;
+    p.gradient_dtype = weight->desc.gradient_dtype;
+    p.count = weight->count;
+    p.shape = weight->shape;
+    p.dims = weight->desc.ndim;
+    p.group = weight->desc.group;
+    p.frozen = weight->desc.traits.frozen;
+    p.buffer = weight->desc.buffer;
+    p.no_decay = !xdi_weight_decays(weight);
+    p.replica = weight->desc.traits.shared;
+    return p;
+}
+
+XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
+    XD_TRY(xdi_model_require_storage(model));
+    int64_t n = 0, at = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];
+    XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
+               "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
+    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
+        if (model->weights[i]->owner == model->weights[i]) params[at++] = xdi_weight_param(model->weights[i]);
+    *count = n;
+    return XD_OK;
+}
+
+/* >>model/model_init.c */
+
+/* First values of weights. */
+
+#include <string.h>
 
 enum { XDI_INIT_BLOCK = 4096 /* elements formed at a time */ };
 
-/* A weight being filled: its values come in the order of its region and leave in blocks. */
+/* A weight being filled: its values come in the order of a part of its region and leave in blocks. */
 typedef struct xdi_init_work {
     const xd_weight *weight;
     xd_philox random;
-    int64_t at; /* elements of the region done */
+    unsigned char *to; /* the place of the next value */
+    xd_region parts[XD_REGION_FLAT_MAX];
     float values[XDI_INIT_BLOCK];
     uint64_t stored[XDI_INIT_BLOCK]; /* in the weight's type, which has at most 8 bytes */
 } xdi_init_work;
@@ -28963,9 +29214,8 @@ static xd_result xdi_init_put(xdi_init_work *w, int64_t n) {
     const size_t size = xd_dtype_size(dtype);
     const xd_launch launch = xd_ctx_launch(ctx);
     for (int64_t i = 0; i < n; i++) xd_store_f64(w->stored, dtype, i, (double)w->values[i]);
-    XD_TRY(memory->copy(&launch, (char *)w->weight->value + (size_t)w->at * size, w->stored, (size_t)n * size,
-                        XD_COPY_TO_DEVICE));
-    w->at += n;
+    XD_TRY(memory->copy(&launch, w->to, w->stored, (size_t)n * size, XD_COPY_TO_DEVICE));
+    w->to += (size_t)n * size;
     return memory->synchronize(&launch); /* `stored` is used again */
 }
 
@@ -28985,10 +29235,9 @@ static xd_result xdi_init_run(xdi_init_work *w, int64_t first, int64_t count) {
     return XD_OK;
 }
 
-/* All runs of dimension `dim` on; `first` is the flat index of what comes before it. */
-static xd_result xdi_init_dimension(xdi_init_work *w, int dim, int64_t first) {
+/* All runs of a region from dimension `dim` on; `first` is the flat index of what comes before it. */
+static xd_result xdi_init_dimension(xdi_init_work *w, const xd_region *region, int dim, int64_t first) {
     const xd_weight_desc *d = &w->weight->desc;
-    const xd_region *region = &w->weight->region;
     int64_t stored[XD_DIMS_MAX];
     xdi_weight_stored_shape(d, stored);
     if (d->ndim == 0) return xdi_init_run(w, 0, 1);
@@ -28999,110 +29248,45 @@ static xd_result xdi_init_dimension(xdi_init_work *w, int dim, int64_t first) {
             continue;
         }
         for (int64_t j = part.begin; j < part.end; j++)
-            XD_TRY(xdi_init_dimension(w, dim + 1, first * stored[dim] + j));
+            XD_TRY(xdi_init_dimension(w, region, dim + 1, first * stored[dim] + j));
     }
     return XD_OK;
 }
 
-static xd_result xdi_init_weight(xdi_init_work *w, xd_weight *weight) {
+static xd_result xdi_init_parts(xdi_init_work *w, xd_interval range) {
+    const xd_weight *weight = w->weight;
     const uint64_t key = xd_hash(0, weight->name, strlen(weight->name));
-    w->weight = weight;
-    w->at = 0;
-    memset(&w->random, 0, sizeof w->random);
+    int count = 0;
     w->random.seed = weight->model->desc.seed;
     w->random.stream = XD_STREAM_INIT;
     w->random.sample = (uint32_t)(key & 0xffffffffu);
     w->random.step = (uint32_t)(key >> 32);
-    if (weight->count > 0) XD_TRY(xdi_init_dimension(w, 0, 0));
-    weight->ready = true;
+    XD_TRY(xd_region_flat_range(weight->model->ctx, &weight->region, range, w->parts, &count));
+    for (int i = 0; i < count; i++) XD_TRY(xdi_init_dimension(w, &w->parts[i], 0, 0));
     return XD_OK;
 }
 
-/* The first weight without storage; NULL when all have it. */
-static const xd_weight *xdi_model_bare(const xd_model *model) {
-    for (int64_t i = 0; i < model->weight_count; i++) {
-        const xd_weight *weight = model->weights[i];
-        if (weight->owner == weight && weight->count > 0 && !weight->value) return weight;
-    }
-    return NULL;
-}
-
-static xd_result xdi_model_require_storage(const xd_model *model) {
-    XD_REQUIRE(model->ctx, model->sealed, XD_ERROR_STATE,
-               "the model is not sealed: xd_model_seal comes first");
-    const xd_weight *bare = xdi_model_bare(model);
-    XD_REQUIRE(model->ctx, !bare, XD_ERROR_STATE, "weight \"%.80s\" has no storage", bare->name);
-    return XD_OK;
+XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to) {
+    xd_ctx *ctx = weight->model->ctx;
+    if (range.begin == range.end) return XD_OK;
+    xdi_init_work *work = (xdi_init_work *)xd_allocate(ctx, sizeof *work);
+    XD_REQUIRE(ctx, work, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_INIT_BLOCK);
+    work->weight = weight;
+    work->to = (unsigned char *)to;
+    const xd_result result = xdi_init_parts(work, range);
+    xd_release(ctx, work);
+    return result;
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
     XD_TRY(xdi_model_require_storage(model));
-    xdi_init_work *work = (xdi_init_work *)xd_allocate(model->ctx, sizeof *work);
-    xd_result result = XD_OK;
-    XD_REQUIRE(model->ctx, work, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_INIT_BLOCK);
-    for (int64_t i = 0; i < model->weight_count && result == XD_OK; i++) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
         xd_weight *weight = model->weights[i];
-        if (weight->owner == weight && !weight->ready) result = xdi_init_weight(work, weight);
+        const xd_interval all = { 0, weight->count };
+        if (weight->owner != weight || weight->ready) continue;
+        XD_TRY(xdi_weight_fill(weight, all, weight->value));
+        weight->ready = true;
     }
-    xd_release(model->ctx, work);
-    return result;
-}
-
-/* ---- sizes and lists ---- */
-
-static int64_t xdi_model_elements(const xd_model *model, bool trained) {
-    int64_t total = 0;
-    for (const xd_weight *const *at = (const xd_weight *const *)model->weights, *const *end =
-                                                                                    at +
-                                                                                    xd_model_weight_count(
-                                                                                        model);
-         at < end; at++)
-        if ((*at)->owner == *at && !(*at)->desc.buffer && (!trained || xdi_weight_is_trained(*at)))
-            total += (*at)->count;
-    return total;
-}
-
-XD_API int64_t xd_model_parameter_count(const xd_model *model) {
-    return xdi_model_elements(model, false);
-}
-
-XD_API int64_t xd_model_trained_count(const xd_model *model) {
-    return xdi_model_elements(model, true);
-}
-
-static bool xdi_weight_decays(const xd_weight *weight) {
-    const xd_decay decay = weight->desc.traits.decay;
-    return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
-}
-
-static xd_param xdi_weight_param(const xd_weight *weight) {
-    xd_param p;
-    memset(&p, 0, sizeof p);
-    p.name = weight->name;
-    p.value = weight->value;
-    p.gradient = weight->gradient;
-    p.dtype = weight->desc.dtype;
-    p.gradient_dtype = weight->desc.gradient_dtype;
-    p.count = weight->count;
-    p.shape = weight->shape;
-    p.dims = weight->desc.ndim;
-    p.group = weight->desc.group;
-    p.frozen = weight->desc.traits.frozen;
-    p.buffer = weight->desc.buffer;
-    p.no_decay = !xdi_weight_decays(weight);
-    p.replica = weight->desc.traits.shared;
-    return p;
-}
-
-XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
-    XD_TRY(xdi_model_require_storage(model));
-    int64_t n = 0, at = 0;
-    for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];
-    XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
-               "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
-    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
-        if (model->weights[i]->owner == model->weights[i]) params[at++] = xdi_weight_param(model->weights[i]);
-    *count = n;
     return XD_OK;
 }
 
@@ -29455,6 +29639,1048 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
     for (int64_t i = 0; i < plan->count; i++)
         hash = xd_hash(hash, &plan->buckets[i].buffer, sizeof plan->buckets[i].buffer);
     return hash;
+}
+
+/* >>model/parallel_units.c */
+
+/* Which blocks are gathered together, and the weights of each unit, by type. */
+
+#include <string.h>
+
+static bool xdi_unit_is(const xd_parallel *p, const xd_fsdp_desc *d, const xd_block *block) {
+    if (!block->parent) return true;
+    if (!p->sharded || block->desc.unit == XD_UNIT_NEVER) return false;
+    if (block->desc.unit == XD_UNIT_ALWAYS) return true;
+    for (int i = 0; i < d->unit_type_count && block->type; i++)
+        if (strcmp(d->unit_types[i], block->type) == 0) return true;
+    return false;
+}
+
+/* Units in the order of their blocks, so that those around one come before it. */
+static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) {
+    int64_t count = 0;
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) count += xdi_unit_is(p, d, b);
+    p->units = (struct xdi_unit *)xd_allocate(p->ctx, (size_t)count * sizeof *p->units);
+    XD_REQUIRE(p->ctx, p->units, XD_ERROR_MEMORY, "no room for %lld units", (long long)count);
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        struct xdi_unit *around = b->parent ? b->parent->unit : NULL;
+        b->unit = around;
+        if (!xdi_unit_is(p, d, b)) continue;
+        b->unit = &p->units[p->unit_count++];
+        b->unit->block = b;
+        b->unit->level = around ? around->level + 1 : 0;
+        if (b->unit->level >= p->levels) p->levels = b->unit->level + 1;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight *owner = w->owner;
+    const xd_weight_desc *d = &owner->desc;
+    XD_REQUIRE(p->ctx, owner->block->unit == w->block->unit, XD_ERROR_STATE,
+               "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
+               w->name, w->block->unit->block->name, owner->name, owner->block->unit->block->name);
+    XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
+               "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
+    XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
+               "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
+    XD_REQUIRE(p->ctx,
+               !xdi_weight_is_trained(owner) ||
+                   (d->dtype == XD_DTYPE_F32 && d->gradient_dtype == XD_DTYPE_F32),
+               XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: both must be F32",
+               owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
+    return XD_OK;
+}
+
+/* Whether two weights of a unit lie in one buffer. */
+static bool xdi_flat_fits(const xd_weight *a, const xd_weight *b) {
+    return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
+           xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
+}
+
+/* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
+static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index, int64_t *at) {
+    xdi_flat *flat = &p->flats[p->flat_count++];
+    const xd_weight *first = p->model->weights[index];
+    if (!unit->flats) unit->flats = flat;
+    unit->flat_count++;
+    flat->unit = unit;
+    flat->weights = p->members + *at;
+    flat->dtype = first->desc.dtype;
+    flat->trained = xdi_weight_is_trained(first);
+    flat->whole = !p->sharded || first->desc.buffer;
+    for (int64_t i = index; i < p->model->weight_count; i++) {
+        xd_weight *w = p->model->weights[i];
+        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(first, w)) continue;
+        w->flat = flat;
+        w->flat_index = flat->count++;
+        p->members[(*at)++] = w;
+    }
+}
+
+XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) {
+    const int64_t n = p->model->weight_count;
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_find_units(p, d));
+    for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
+    p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
+    p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->levels * sizeof *p->slots);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots, XD_ERROR_MEMORY, "no room for %lld weights",
+               (long long)n);
+    for (int64_t u = 0; u < p->unit_count; u++)
+        for (int64_t i = 0; i < n; i++) {
+            const xd_weight *w = p->model->weights[i];
+            if (w->owner == w && !w->flat && w->block->unit == &p->units[u])
+                xdi_flat_begin(p, &p->units[u], i, &at);
+        }
+    return XD_OK;
+}
+
+/* >>model/parallel_flat.c */
+
+/* Flat buffers: where each weight lies, the memory of a wrapper, and the values in it. */
+
+#include <string.h>
+
+/* ---- plans ---- */
+
+/* Ranks that a buffer's sums are divided among. */
+static int xdi_flat_shards(const xd_parallel *p, const xdi_flat *flat) {
+    return !flat->whole || (p->split_optimizer && flat->trained) ? p->ranks : 1;
+}
+
+static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
+    xd_bucket_plan_desc d;
+    xd_bucket_param *params =
+        (xd_bucket_param *)xd_allocate(p->ctx, ((size_t)flat->count + 1) * sizeof *params);
+    XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
+    for (int64_t i = 0; i < flat->count; i++) params[i].numel = flat->weights[i]->count;
+    memset(&d, 0, sizeof d);
+    d.params = params;
+    d.param_count = flat->count;
+    d.ranks = xdi_flat_shards(p, flat);
+    d.sharded = true; /* also of one rank, for the alignment */
+    const xd_result result = xd_bucket_plan_create(p->ctx, &d, &flat->plan);
+    xd_release(p->ctx, params);
+    if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
+    return result;
+}
+
+XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
+    int64_t index = 0;
+    if (!owner->flat->trained) return NULL;
+    (void)xd_bucket_plan_param(owner->flat->plan, owner->flat_index, &index);
+    return &owner->flat->buckets[index];
+}
+
+XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i) {
+    xdi_bucket *bucket = xdi_flat_bucket(p->model->weights[block->first + i]->owner);
+    if (i == 0) p->round++;
+    if (!bucket || bucket->seen == p->round) return NULL;
+    bucket->seen = p->round;
+    return bucket;
+}
+
+static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_bucket *buckets) {
+    flat->buckets = buckets;
+    for (int64_t i = 0; i < flat->bucket_count; i++) {
+        const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
+        buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
+        buckets[i].kept = part.end - part.begin;
+    }
+}
+
+XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        XD_TRY(xdi_flat_plan(p, &p->flats[i]));
+        p->bucket_count += p->flats[i].bucket_count;
+    }
+    p->buckets = (xdi_bucket *)xd_allocate(p->ctx, ((size_t)p->bucket_count + 1) * sizeof *p->buckets);
+    p->counts = (int64_t *)xd_allocate(p->ctx, (size_t)p->ranks * sizeof *p->counts);
+    XD_REQUIRE(p->ctx, p->buckets && p->counts, XD_ERROR_MEMORY, "no room for %lld buckets",
+               (long long)p->bucket_count);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
+        at += p->flats[i].bucket_count;
+    }
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count; i++) {
+            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
+            if (bucket) bucket->blocks++;
+        }
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+/* Elements of a flat buffer's values that this rank keeps. */
+static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
+    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    return flat->whole ? numel : numel / p->ranks;
+}
+
+/* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
+static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
+    if (!flat->whole || xdi_flat_shards(p, flat) > 1) return true;
+    for (int64_t i = 0; i < flat->count; i++)
+        if (!flat->weights[i]->value) return true;
+    return false;
+}
+
+static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size_t *bytes) {
+    const size_t before = arena->used;
+    size_t offset = 0;
+    if (!xd_arena_take(arena, (size_t)count * size, &offset)) return NULL;
+    *bytes += arena->used - before;
+    return arena->base ? arena->base + offset : NULL;
+}
+
+static void xdi_slot_measure(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const int64_t numel = xd_bucket_plan_numel(flat->plan);
+        if (!flat->whole && p->ranks > 1)
+            (void)xd_arena_take(&arena, (size_t)numel * xd_dtype_size(flat->dtype), &flat->slot);
+        flat->place = unit->gradient_count;
+        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += numel;
+    }
+    unit->gathered_bytes = arena.used;
+    if (unit->gathered_bytes > slot->value_bytes) slot->value_bytes = unit->gathered_bytes;
+    if (unit->gradient_count > slot->gradient_count) slot->gradient_count = unit->gradient_count;
+}
+
+XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
+    xd_leaves leaves = p->leaves;
+    if (p->dealt) {
+        leaves.first = 0;
+        leaves.total = leaves.count;
+    } else if (!p->invariant) {
+        leaves.first = 0;
+        leaves.count = leaves.total = 1;
+    }
+    return leaves;
+}
+
+/* Whether the sum takes the place of the first node: it has its size, and other nodes are added here. */
+static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat) {
+    const xd_leaves leaves = xdi_bucket_leaves(p);
+    const bool one = p->ranks == 1 || xd_leaves_nodes(leaves.first, leaves.count) == 1;
+    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one);
+}
+
+static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xd_arena *arena) {
+    xd_leaf_stack_desc d;
+    memset(&d, 0, sizeof d);
+    d.leaves = xdi_bucket_leaves(p);
+    d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
+    d.memory_bytes = xd_leaf_stack_bytes(&d);
+    d.memory = xdi_parallel_take(arena, (int64_t)d.memory_bytes, 1, &p->bytes.gradients);
+    b->sum = (float *)d.memory;
+    if (!xdi_bucket_sums_in_place(p, flat))
+        b->sum = (float *)xdi_parallel_take(arena, b->kept, sizeof(float), &p->bytes.gradients);
+    return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
+}
+
+/* Lays everything out; with memory behind the arena also gives it out. */
+static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
+    memset(&p->bytes, 0, sizeof p->bytes);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        xdi_flat *flat = &p->flats[i];
+        if (xdi_flat_keeps(p, flat)) {
+            flat->kept_bytes = (size_t)xdi_flat_kept(p, flat) * xd_dtype_size(flat->dtype);
+            flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+        }
+        for (int64_t b = 0; b < flat->bucket_count; b++)
+            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
+    }
+    for (int i = 0; i < p->levels; i++) {
+        xdi_unit_slot *slot = &p->slots[i];
+        slot->values =
+            (unsigned char *)xdi_parallel_take(arena, (int64_t)slot->value_bytes, 1, &p->bytes.gathered);
+        slot->gradients =
+            (float *)xdi_parallel_take(arena, slot->gradient_count, sizeof(float), &p->bytes.whole_gradients);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
+    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < p->unit_count; i++) xdi_slot_measure(p, &p->units[i]);
+    XD_TRY(xdi_parallel_lay_out(p, &arena));
+    const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    p->memory = memory->allocate(p->ctx, bytes);
+    XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
+               (unsigned long long)bytes);
+    XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
+    arena = xd_arena_over(p->memory, bytes);
+    return xdi_parallel_lay_out(p, &arena);
+}
+
+/* ---- values ---- */
+
+XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out) {
+    return xd_bucket_plan_piece(weight->flat->plan, weight->flat_index, p->rank, out);
+}
+
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece) {
+    const xdi_flat *flat = weight->flat;
+    const size_t size = xd_dtype_size(flat->dtype);
+    if (flat->whole) return (unsigned char *)weight->value + (size_t)piece->param.begin * size;
+    return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
+}
+
+/* A weight that all ranks keep: in its own storage, or here. */
+static xd_result xdi_flat_keep_whole(xd_weight *weight) {
+    const xdi_flat *flat = weight->flat;
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL),
+                      all = { 0, weight->count };
+    if (!weight->value)
+        weight->value = (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+    return weight->ready ? XD_OK : xdi_weight_fill(weight, all, weight->value);
+}
+
+/* This rank's part of a weight: of the values that the model has, or the first ones. */
+static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t size = xd_dtype_size(weight->desc.dtype);
+    xd_bucket_piece piece;
+    if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
+    void *to = xdi_flat_value(weight, &piece);
+    if (!weight->value || !weight->ready) return xdi_weight_fill(weight, piece.param, to);
+    return xd_ctx_kernels(p->ctx)->memory.copy(
+        &launch, to, (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
+        (size_t)(piece.param.end - piece.param.begin) * size, XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *weight = p->model->weights[i];
+        if (weight->owner != weight) continue;
+        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
+    }
+    for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
+    return XD_OK;
+}
+
+/* ---- values after a step that ranks made in parts ---- */
+
+/* Between a weight's own storage and its place in the flat buffer: this rank's part there, all of it back. */
+static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, bool back) {
+    const xdi_flat *flat = weight->flat;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t size = xd_dtype_size(flat->dtype);
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    unsigned char *own = (unsigned char *)weight->value,
+                  *here = (unsigned char *)flat->values + (size_t)place.begin * size;
+    xd_interval range = { 0, weight->count };
+    xd_bucket_piece piece;
+    if (own == here || weight->count == 0) return XD_OK;
+    if (!back && !xdi_flat_piece(p, weight, &piece)) return XD_OK;
+    if (!back) range = piece.param;
+    const size_t at = (size_t)range.begin * size, bytes = (size_t)(range.end - range.begin) * size;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, (back ? own : here) + at, (back ? here : own) + at,
+                                               bytes, XD_COPY_ON_DEVICE);
+}
+
+static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
+    const size_t size = xd_dtype_size(flat->dtype);
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], false));
+    for (int64_t i = 0; i < xd_bucket_plan_count(flat->plan); i++) {
+        const xd_interval bucket = xd_bucket_plan_at(flat->plan, i).buffer,
+                          part = xd_bucket_plan_shard(flat->plan, i, p->rank);
+        unsigned char *values = (unsigned char *)flat->values;
+        for (int r = 0; r < p->ranks; r++) p->counts[r] = part.end - part.begin;
+        XD_TRY(xd_all_gather(p->data, values + (size_t)part.begin * size,
+                             values + (size_t)bucket.begin * size, p->counts, flat->dtype));
+    }
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->flat_count; i++)
+        if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
+            XD_TRY(xdi_flat_spread(p, &p->flats[i]));
+    return XD_OK;
+}
+
+/* >>model/parallel_gradient.c */
+
+/* Gradients of leaves: where blocks add them, and how they become one sum over all leaves.
+ *
+ * Leaves in a row: a rank's leaves are nodes of the canonical tree (xd_leaf_stack), whole; after the last one the forests of all ranks
+ * are reduced at once. Leaves dealt i = k N + j: the k-th leaves of all ranks are an aligned block of N, so each is
+ * reduced by itself and only parts wait, as nodes of the tree over k. Both are the same additions in the same order when N is
+ * a power of two. */
+
+#include <string.h>
+
+XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
+    return leaf < p->leaves.count;
+}
+
+/* ---- a leaf begins ---- */
+
+/* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
+static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    struct xdi_unit *unit = flat->unit;
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    XD_REQUIRE(p->ctx, !slot->summed || slot->summed == unit, XD_ERROR_STATE,
+               "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
+               unit->block->name, (long long)b->leaf, slot->summed->block->name);
+    slot->summed = unit;
+    unit->gradients++;
+    b->place = slot->gradients + flat->place + b->buffer.begin;
+    return XD_OK;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
+    if (p->dealt && p->ranks > 1)
+        XD_TRY(xdi_gradient_slot(p, flat, b));
+    else
+        XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
+    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
+}
+
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
+    const xd_weight *owner = weight->owner;
+    xdi_bucket *b = xdi_flat_bucket(owner);
+    *out = NULL;
+    if (!b) return XD_OK;
+    if (!b->place) XD_TRY(xdi_gradient_begin(p, owner->flat, b));
+    *out =
+        b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
+    return XD_OK;
+}
+
+/* An addition as in a bracket, to a place that is zero at first: a copy would keep the sign of a zero. */
+XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const void *pair[2];
+    pair[0] = place;
+    pair[1] = weight->gradient;
+    if (weight->count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->reduce.pieces(&launch, place, pair, 2, weight->count, XD_DTYPE_F32,
+                                                 XD_SUM);
+}
+
+/* ---- sums over the ranks ---- */
+
+static xd_collective xdi_gradient_sum(const float *from, float *to) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.send = from;
+    c.recv = to;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_SUM;
+    return c;
+}
+
+/* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
+static xd_result xdi_gradient_collect(xd_parallel *p, const xdi_flat *flat, const xdi_bucket *b,
+                                      const xd_collective *sum) {
+    xd_collective c = *sum;
+    const int64_t extent = b->buffer.end - b->buffer.begin;
+    const bool parts = xd_bucket_plan_settings(flat->plan)->ranks > 1;
+    for (int r = 0; r < p->ranks; r++) p->counts[r] = b->kept;
+    c.kind = parts ? XD_COLLECTIVE_REDUCE_SCATTER : XD_COLLECTIVE_ALL_REDUCE;
+    if (parts)
+        c.send_counts = p->counts;
+    else
+        c.count = extent;
+    return xd_collective_run(p->data, &c);
+}
+
+/* A dealt leaf: the parts of its sum over the ranks become the next leaf of the stack. */
+static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    struct xdi_unit *unit = flat->unit;
+    float *next = NULL;
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    xd_collective c = xdi_gradient_sum(b->place, next);
+    if (p->invariant) {
+        c.leaves.first = p->rank;
+        c.leaves.count = 1;
+        c.leaves.total = p->ranks;
+    }
+    XD_TRY(xdi_gradient_collect(p, flat, b, &c));
+    if (--unit->gradients == 0) p->slots[unit->level].summed = NULL;
+    b->place = next;
+    return XD_OK;
+}
+
+/* The nodes that wait here, where no other rank has any for this sum. */
+static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
+    const xd_leaves leaves = xdi_bucket_leaves(p);
+    const void *forest = xd_leaf_stack_forest(b->stack);
+    if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
+    return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
+}
+
+/* The sum over all leaves of this group of ranks. */
+static xd_result xdi_gradient_join(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+    if (b->reduced) return XD_OK;
+    if (p->invariant) c.leaves = p->leaves;
+    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, flat, b, &c));
+    b->reduced = true;
+    return XD_OK;
+}
+
+/* The sums of all groups of replicas. */
+static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b) {
+    xd_collective c = xdi_gradient_sum(b->sum, b->sum);
+    if (!p->replicas) return XD_OK;
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.count = b->kept;
+    if (p->invariant) {
+        c.leaves.first = p->replica;
+        c.leaves.count = 1;
+        c.leaves.total = p->replica_count;
+    }
+    return xd_collective_run(p->replicas, &c);
+}
+
+/* ---- a leaf ends ---- */
+
+/* The last block has added to the leaf. */
+static xd_result xdi_gradient_close(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    const int64_t leaf = b->leaf++;
+    const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
+    b->done = 0;
+    if (xdi_parallel_owns(p, leaf) && !waits) {
+        if (p->dealt && p->ranks > 1) XD_TRY(xdi_gradient_send(p, flat, b));
+        XD_TRY(xd_leaf_stack_push(b->stack, b->place));
+        b->place = NULL;
+    }
+    /* Under FSDP the ranks are at the same leaf, those that have fewer too. */
+    return p->sharded && b->leaf == p->most ? xdi_gradient_join(p, flat, b) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
+    block->leaf++;
+    for (int64_t i = 0; i < block->count; i++) {
+        const xdi_flat *flat = p->model->weights[block->first + i]->owner->flat;
+        xdi_bucket *b = xdi_block_bucket(p, block, i);
+        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, flat, b));
+    }
+    return XD_OK;
+}
+
+/* ---- a step ends ---- */
+
+XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
+    for (int64_t f = 0; f < p->flat_count; f++)
+        for (int64_t i = 0; i < p->flats[f].bucket_count; i++) {
+            XD_TRY(xdi_gradient_join(p, &p->flats[f], &p->flats[f].buckets[i]));
+            XD_TRY(xdi_gradient_join_replicas(p, &p->flats[f].buckets[i]));
+        }
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) {
+        xdi_bucket *b = &p->buckets[i];
+        xd_leaf_stack_reset(b->stack);
+        b->done = b->leaf = 0;
+        b->place = NULL;
+        b->reduced = false;
+    }
+    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
+    for (int i = 0; i < p->levels; i++) p->slots[i].summed = NULL;
+    p->signature = 0;
+    p->reduced = false;
+}
+
+/* >>model/parallel.c */
+
+/* Wrappers: DDP and FSDP, what they hand to optimizers and files, and the two ends of a step. */
+
+#include <string.h>
+
+/* ---- leaves ---- */
+
+static bool xdi_parallel_is_power(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+/* How the leaves of a group fall to its ranks. */
+static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows) {
+    const int64_t n = p->ranks, groups = p->replica_count;
+    p->total = leaves ? leaves : n * groups;
+    const int64_t group = p->total / groups, first = group * p->rank / n;
+    XD_REQUIRE(p->ctx, p->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
+               (long long)leaves, (long long)(n * groups));
+    XD_REQUIRE(p->ctx, group * groups == p->total, XD_ERROR_ARGUMENT,
+               "%lld leaves are not the same number for each of %lld groups", (long long)p->total,
+               (long long)groups);
+    XD_REQUIRE(p->ctx, !p->invariant || groups == 1 || xdi_parallel_is_power(group), XD_ERROR_UNSUPPORTED,
+               "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
+    p->dealt = p->sharded && !in_rows && group % n == 0 && (!p->invariant || xdi_parallel_is_power(n));
+    p->leaves.first = first;
+    p->leaves.count = group * (p->rank + 1) / n - first;
+    p->leaves.total = group;
+    p->most = (group + n - 1) / n;
+    return XD_OK;
+}
+
+XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
+    xd_parallel_leaf_count out;
+    out.own = p->leaves.count;
+    out.most = p->most;
+    out.total = p->total;
+    return out;
+}
+
+XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
+    if (k < 0 || k >= p->leaves.count) return -1;
+    return p->replica * p->leaves.total + (p->dealt ? k * p->ranks + p->rank : p->leaves.first + k);
+}
+
+/* ---- life ---- */
+
+/* What all ranks must have said alike: settings and where everything lies. */
+static uint64_t xdi_parallel_hash(const xd_parallel *p) {
+    const int64_t facts[] = { p->sharded, p->dealt,      p->split_optimizer,
+                              p->total,   p->unit_count, p->replica_count };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
+        hash = xd_hash(hash, &flat, sizeof flat);
+    }
+    return hash;
+}
+
+static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
+               "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_divide(p, d));
+    XD_TRY(xdi_parallel_plan(p));
+    return xdi_parallel_take_memory(p);
+}
+
+/* The ranks fail alike, before and after any of them takes the model's values. */
+static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_TRY(xd_model_agree(p->model, p->data));
+    XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
+    XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
+    if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
+    XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
+    if (p->sharded) xdi_model_release(p->model);
+    p->model->parallel = p;
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+    xd_ctx *ctx = xd_comm_ctx(kind->data);
+    xd_parallel *p = NULL;
+    const xd_model *model = kind->model;
+    xd_result result = XD_OK;
+    if (model->parallel) result = XD_FAIL(ctx, XD_ERROR_STATE, "the model is wrapped already");
+    if (result == XD_OK) p = (xd_parallel *)xd_allocate(ctx, sizeof *p);
+    if (result == XD_OK && !p) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
+    XD_TRY(xd_agree(kind->data, result));
+    *p = *kind;
+    p->ctx = ctx;
+    p->rank = xd_comm_rank(p->data);
+    p->ranks = xd_comm_size(p->data);
+    p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
+    p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
+    p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    result = xdi_parallel_build(p, d);
+    if (result == XD_OK)
+        *out = p;
+    else
+        xd_parallel_destroy(p);
+    return result;
+}
+
+XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
+    xd_parallel kind;
+    xd_fsdp_desc d;
+    memset(&kind, 0, sizeof kind);
+    memset(&d, 0, sizeof d);
+    kind.model = model;
+    kind.data = data;
+    if (desc) {
+        d.leaves = desc->leaves;
+        kind.split_optimizer = desc->sharded_optimizer;
+    }
+    return xdi_parallel_create(&kind, &d, out);
+}
+
+XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    xd_parallel kind;
+    xd_fsdp_desc d;
+    memset(&kind, 0, sizeof kind);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    kind.model = model;
+    kind.data = data;
+    kind.sharded = true;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
+    return xdi_parallel_create(&kind, &d, out);
+}
+
+/* The model shows nothing of the wrapper any more. */
+static void xdi_parallel_detach(const xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        b->unit = NULL;
+        b->open = 0;
+        b->leaf = 0;
+    }
+    for (int64_t i = 0; i < xd_model_weight_count(p->model); i++) {
+        xd_weight *w = p->model->weights[i];
+        const unsigned char *value = (const unsigned char *)w->value;
+        const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
+        if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
+        w->ready = w->ready && w->value;
+        w->flat = NULL;
+    }
+    if (p->model->parallel == p) p->model->parallel = NULL;
+}
+
+XD_API void xd_parallel_destroy(xd_parallel *p) {
+    if (!p) return;
+    xdi_parallel_detach(p);
+    for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
+    for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
+    if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->counts };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
+    xd_release(p->ctx, p);
+}
+
+XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
+    return parallel->bytes;
+}
+
+/* ---- lists ---- */
+
+/* Whether optimizers and files see a weight: once, and not what is computed again. */
+static bool xdi_parallel_lists(const xd_weight *w) {
+    return w->owner == w && !(w->desc.buffer && w->desc.transient);
+}
+
+static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64_t *count) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) n += xdi_parallel_lists(p->model->weights[i]);
+    XD_REQUIRE(p->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT, "%lld parameters, capacity is %lld",
+               (long long)n, (long long)capacity);
+    *count = n;
+    return XD_OK;
+}
+
+/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
+static bool xdi_weight_is_copy(const xd_weight *w) {
+    const xd_layout *layout = w->desc.layout;
+    xd_region region;
+    if (!layout) return false;
+    for (int r = 0; r < w->model->desc.rank; r++)
+        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
+    return false;
+}
+
+/* Whether another data rank, or one of the caller's cut, counts what is here. */
+static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
+    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+}
+
+static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+    xd_param out = xdi_weight_param(w);
+    xd_bucket_piece piece;
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    memset(&piece, 0, sizeof piece);
+    const bool here = xdi_flat_piece(p, w, &piece);
+    out.value = here ? xdi_flat_value(w, &piece) : NULL;
+    out.gradient =
+        b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
+    out.count = piece.param.end - piece.param.begin;
+    out.replica = xdi_parallel_is_replica(p, w);
+    if (out.count != w->count) {
+        out.shape = NULL;
+        out.dims = 0;
+    }
+    return out;
+}
+
+/* Elements of this rank's region that the whole weight has: rows that are stored beyond its shape come last. */
+static int64_t xdi_weight_true_count(const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    int64_t rows = 0, stored = 0;
+    if (d->ndim == 0 || d->stored_rows == d->shape[0]) return w->count;
+    for (int i = 0; i < w->region.count[0]; i++) {
+        const xd_interval part = w->region.interval[0][i];
+        stored += part.end - part.begin;
+        if (part.begin < d->shape[0]) rows += (part.end < d->shape[0] ? part.end : d->shape[0]) - part.begin;
+    }
+    return stored ? w->count / stored * rows : 0;
+}
+
+static int64_t xdi_at_most(int64_t value, int64_t bound) {
+    return value < bound ? value : bound;
+}
+
+static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+    xd_tensor_part out;
+    xd_bucket_piece piece;
+    const int64_t most = xdi_weight_true_count(w);
+    memset(&out, 0, sizeof out);
+    memset(&piece, 0, sizeof piece);
+    out.name = w->name;
+    out.dtype = w->desc.dtype;
+    out.ndim = w->desc.ndim;
+    memcpy(out.shape, w->desc.shape, sizeof out.shape);
+    out.region = &w->region;
+    if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
+    out.range.begin = xdi_at_most(piece.param.begin, most);
+    out.range.end = xdi_at_most(piece.param.end, most);
+    out.replica = xdi_parallel_is_replica(p, w);
+    return out;
+}
+
+XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
+                                    int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_room(p, capacity, count));
+    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(p->model->weights[i]))
+            params[at++] = xdi_parallel_param(p, p->model->weights[i]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
+                                   int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_room(p, capacity, count));
+    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(p->model->weights[i]))
+            parts[at++] = xdi_parallel_part(p, p->model->weights[i]);
+    return XD_OK;
+}
+
+/* ---- the ends of a step ---- */
+
+static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *call) {
+    for (const xd_block *b = &p->model->root; b && p->open > 0; b = xdi_block_after(b))
+        if (b->open > 0)
+            return XD_FAIL(p->ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
+    return XD_OK;
+}
+
+/* Whether a block has a weight that trains. */
+static bool xdi_block_trains(const xd_block *b) {
+    for (int64_t i = 0; i < b->count; i++)
+        if (xdi_weight_is_trained(b->model->weights[b->first + i]->owner)) return true;
+    return false;
+}
+
+static xd_result xdi_parallel_check_step(const xd_parallel *p) {
+    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
+               "a step of %lld leaves was reduced already: xd_parallel_publish ends it", (long long)p->total);
+    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b), XD_ERROR_STATE,
+                   "block \"%.80s\" has had backward passes of %lld leaves, not of %lld", b->name,
+                   (long long)b->leaf, (long long)leaves);
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
+    return xdi_gradient_reduce(p);
+}
+
+XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
+    const xd_result result = xdi_parallel_reduce_agreed(p);
+    if (result != XD_OK && !p->reduced) xdi_gradient_reset(p);
+    p->reduced = p->reduced || result == XD_OK;
+    return result;
+}
+
+XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    XD_TRY(xdi_parallel_spread_values(p));
+    xdi_gradient_reset(p);
+    return XD_OK;
+}
+
+/* ---- the caller's own gradients ---- */
+
+static xd_result xdi_parallel_check_push(const xd_parallel *p) {
+    XD_REQUIRE(p->ctx, !p->sharded, XD_ERROR_UNSUPPORTED,
+               "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const xd_weight *w = p->model->weights[i];
+        XD_REQUIRE(p->ctx, !xdi_weight_is_trained(w) || w->gradient || w->count == 0, XD_ERROR_STATE,
+                   "weight \"%.80s\" has no gradient of the caller's", w->name);
+    }
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
+                   "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
+                   (long long)b->leaf, b->name, (long long)p->leaves.count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
+    XD_TRY(xdi_parallel_check_push(p));
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const xd_weight *w = p->model->weights[i];
+        void *place = NULL;
+        if (w->owner != w || !xdi_weight_is_trained(w)) continue;
+        XD_TRY(xdi_gradient_place(p, w, &place));
+        XD_TRY(xdi_gradient_add(p, w, place));
+    }
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));
+    return XD_OK;
+}
+
+/* >>model/pass.c */
+
+/* Brackets: blocks are opened before a pass and closed after it. */
+
+#include <string.h>
+
+/* ---- values ---- */
+
+static xd_result xdi_unit_gather(xd_parallel *p, const struct xdi_unit *unit) {
+    unsigned char *memory = p->slots[unit->level].values;
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        const xdi_flat *flat = &unit->flats[i];
+        if (flat->whole) continue;
+        for (int r = 0; r < p->ranks; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / p->ranks;
+        XD_TRY(xd_all_gather(p->data, flat->values, memory + flat->slot, p->counts, flat->dtype));
+    }
+    return XD_OK;
+}
+
+/* The first bracket of a unit gathers its values. */
+static xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    if (unit->open == 0 && unit->gathered_bytes > 0) {
+        XD_REQUIRE(p->ctx, !slot->shown, XD_ERROR_STATE,
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
+                   "at once",
+                   unit->block->name, slot->shown->block->name, p->levels);
+        XD_TRY(xdi_unit_gather(p, unit));
+        slot->shown = unit;
+    }
+    unit->open++;
+    return XD_OK;
+}
+
+static void xdi_unit_close(xd_parallel *p, struct xdi_unit *unit) {
+    if (--unit->open == 0 && unit->gathered_bytes > 0) p->slots[unit->level].shown = NULL;
+}
+
+/* Where a weight's values are while its unit is open. */
+static void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
+    const xdi_flat *flat = owner->flat;
+    if (!p || flat->whole) return owner->value;
+    unsigned char *values =
+        p->ranks > 1 ? p->slots[flat->unit->level].values + flat->slot : (unsigned char *)flat->values;
+    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
+    return values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+}
+
+/* ---- brackets ---- */
+
+static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
+    const xd_parallel *p = b->model->parallel;
+    xd_ctx *ctx = b->model->ctx;
+    XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
+    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    XD_REQUIRE(ctx, !p->reduced, XD_ERROR_STATE,
+               "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
+               b->name);
+    XD_REQUIRE(ctx, pass.leaf >= 0 && pass.leaf < leaves, XD_ERROR_ARGUMENT,
+               "leaf %lld of block \"%.80s\": this rank has %lld", (long long)pass.leaf, b->name,
+               (long long)leaves);
+    XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
+               (long long)b->leaf);
+    return XD_OK;
+}
+
+static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
+    xd_ctx *ctx = b->model->ctx;
+    XD_REQUIRE(ctx, (int)pass.kind >= 0 && pass.kind <= XD_PASS_INFERENCE, XD_ERROR_ARGUMENT,
+               "pass %d of block \"%.80s\" does not exist", (int)pass.kind, b->name);
+    XD_REQUIRE(ctx, b->model->sealed, XD_ERROR_STATE, "block \"%.80s\" of a model that is not sealed",
+               b->name);
+    XD_REQUIRE(ctx, b->open < XDI_BLOCK_OPEN_MAX, XD_ERROR_STATE, "block \"%.80s\" is open %d times already",
+               b->name, b->open);
+    if (pass.kind == XD_PASS_BACKWARD) XD_TRY(xdi_block_check_backward(b, pass));
+    for (int64_t i = 0; i < b->count && !b->model->parallel; i++) {
+        const xd_weight *owner = b->model->weights[b->first + i]->owner;
+        XD_REQUIRE(ctx, owner->value || owner->count == 0, XD_ERROR_STATE, "weight \"%.80s\" has no storage",
+                   owner->name);
+    }
+    return XD_OK;
+}
+
+/* What a block's entries of the model's lists show. */
+static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
+    xd_model *model = b->model;
+    xd_parallel *p = model->parallel;
+    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
+    for (int64_t i = b->first; i < b->first + b->count; i++) {
+        model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
+        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
+    }
+    view->count = b->count;
+    view->values = model->values + b->first;
+    view->gradients = (adds ? model->gradients : model->nothing) + b->first;
+    return XD_OK;
+}
+
+/* Part of what ranks compare at the end of a step. */
+static void xdi_block_sign(const xd_block *b, xd_pass pass) {
+    xd_parallel *p = b->model->parallel;
+    const int64_t facts[] = { b->first, b->count, (int64_t)pass.kind, pass.leaf, pass.more };
+    p->signature = xd_hash(p->signature, facts, sizeof facts);
+    p->signature = xd_hash(p->signature, b->name, strlen(b->name));
+}
+
+XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
+    xd_parallel *p = block->model->parallel;
+    xd_block_view shown;
+    XD_TRY(xdi_block_check(block, pass));
+    if (p) XD_TRY(xdi_unit_open(p, block->unit));
+    const xd_result result = xdi_block_show(block, pass, &shown);
+    if (result != XD_OK) {
+        if (p) xdi_unit_close(p, block->unit);
+        return result;
+    }
+    if (p) xdi_block_sign(block, pass);
+    if (p) p->open++;
+    block->passes[block->open++] = pass;
+    *view = shown;
+    return XD_OK;
+}
+
+XD_API xd_result xd_block_end(xd_block *block) {
+    xd_parallel *p = block->model->parallel;
+    XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
+               block->name);
+    const xd_pass pass = block->passes[--block->open];
+    if (!p) return XD_OK;
+    p->open--;
+    xdi_unit_close(p, block->unit);
+    return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }
 
 #endif
@@ -49094,4 +50320,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 beaa185d91fff55cff930be2af083a6d1d3f45f9d5a55385ffdc05746e7b1eaa */
+/* xdistill sha256 720d3568ab97d36cb81a62991ae4c33a8c16af8acb8eccae61801eb6639ef0f5 */

@@ -281,8 +281,14 @@
 #include "model/model.c"
 #include "model/model_seal.c"
 #include "model/model_storage.c"
+#include "model/model_init.c"
 #include "model/model_agree.c"
 #include "model/buckets.c"
+#include "model/parallel_units.c"
+#include "model/parallel_flat.c"
+#include "model/parallel_gradient.c"
+#include "model/parallel.c"
+#include "model/pass.c"
 #endif
 
 #ifndef XDISTILL_NO_TEXT

@@ -2,8 +2,10 @@
 #define XDI_MODEL_INTERNAL_H
 
 #include "base/internal.h"
+#include "comm/leaves.h"
 #include "kernel/kernels.h"
-#include "model/model.h"
+#include "model/buckets.h"
+#include "model/parallel.h"
 #include "tensor/internal.h"
 
 struct xd_weight {
@@ -19,7 +21,12 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
+    struct xdi_flat *
+        flat; /* of a wrapper: where its values and gradients are, and which of that buffer's weights it is */
+    int64_t flat_index;
 };
+
+enum { XDI_BLOCK_OPEN_MAX = 8 /* brackets of one block inside one another */ };
 
 struct xd_block {
     xd_model *model;
@@ -27,7 +34,12 @@ struct xd_block {
     xd_weight *first_weight, *last_weight;
     const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
-    char *type; /* the desc's, copied */
+    char *type;            /* the desc's, copied */
+    int64_t first, count;  /* its own weights in the model's order, once sealed */
+    struct xdi_unit *unit; /* of a wrapper */
+    xd_pass passes[XDI_BLOCK_OPEN_MAX];
+    int open;     /* brackets that are open, and their passes */
+    int64_t leaf; /* backwards of this step that have ended */
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -47,12 +59,150 @@ struct xd_model {
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
     bool sealed;
+    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
+    struct xd_parallel *parallel;          /* the wrapper, while there is one */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
 XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[XD_DIMS_MAX]);
 
+/* model_seal.c: the block after this one, a parent before its children; NULL after the last. */
+XD_PRIVATE xd_block *xdi_block_after(const xd_block *block);
+
+/* model_init.c: the first values of the positions `range` of a weight's region, into memory of the context's device. */
+XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to);
+
+/* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
+XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
+
+/* model_storage.c: frees the library's storage; the weights that were there have none. */
+XD_PRIVATE void xdi_model_release(xd_model *model);
+
+/* model_storage.c: an entry of lists of parameters, without value, gradient and count. */
+XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
+
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
+
+/* ---- wrappers ---- */
+
+/* A bucket of a flat buffer: the gradients that are summed at once. */
+typedef struct xdi_bucket {
+    xd_interval buffer; /* of the flat buffer */
+    int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
+    int64_t blocks;     /* that add to it, ties included */
+    int64_t done;       /* of these, in the leaf that is being formed */
+    int64_t leaf;       /* leaves formed so far */
+    float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
+    xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
+    float *sum;           /* [kept], once reduced */
+    bool reduced;
+    uint64_t seen; /* the last round over a block's buckets that met it */
+} xdi_bucket;
+
+/* Weights of one unit and one type, one after another. */
+typedef struct xdi_flat {
+    struct xdi_unit *unit;
+    xd_weight **weights; /* [count] in the model's order */
+    int64_t count;
+    xd_dtype dtype;
+    bool trained;
+    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    xd_bucket_plan *plan;
+    size_t kept_bytes;    /* of values */
+    void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
+    size_t slot;          /* bytes from the begin of a gathered unit to these */
+    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets;  /* [bucket_count] */
+    int64_t bucket_count; /* 0 when it is not trained */
+} xdi_flat;
+
+/* What is gathered and released together; under DDP the one unit is the whole model. */
+struct xdi_unit {
+    xd_block *block;
+    xdi_flat *flats; /* [flat_count] */
+    int64_t flat_count;
+    int level;               /* units around it */
+    size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
+    int64_t gradient_count;  /* elements of its whole gradient */
+    int64_t open, gradients; /* brackets that are open; buckets whose place is in the slot */
+};
+
+/* Memory that one unit of each level has at a time. */
+typedef struct xdi_unit_slot {
+    size_t value_bytes;
+    int64_t gradient_count;
+    unsigned char *values;
+    float *gradients;
+    const struct xdi_unit *shown, *summed; /* whose values and gradients are there */
+} xdi_unit_slot;
+
+struct xd_parallel {
+    xd_ctx *ctx;
+    xd_model *model;
+    xd_comm *data, *replicas; /* replicas NULL -> one group */
+    int rank, ranks;          /* in data */
+    int replica, replica_count;
+    bool sharded;         /* FSDP */
+    bool invariant;       /* the reduction mode */
+    bool dealt;           /* leaves: every N-th one */
+    bool split_optimizer; /* DDP: each rank steps its part */
+    xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
+    int64_t most, total;  /* leaves: of the rank that has most; of all groups */
+    int levels;
+    struct xdi_unit *units; /* [unit_count], a unit after those around it */
+    int64_t unit_count;
+    xdi_flat *flats; /* [flat_count], those of a unit together */
+    int64_t flat_count;
+    xdi_bucket *buckets; /* [bucket_count] of all flats */
+    int64_t bucket_count;
+    xd_weight **members;  /* the weights of all flats */
+    xdi_unit_slot *slots; /* [levels] */
+    int64_t *counts;      /* [ranks] scratch */
+    void *memory;
+    xd_parallel_bytes bytes;
+    uint64_t round;     /* over a block's buckets */
+    int64_t open;       /* brackets */
+    uint64_t signature; /* of the brackets of this step */
+    bool reduced;       /* between reduce and publish */
+};
+
+/* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
+XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
+
+/* parallel_flat.c: plans of the flat buffers, all memory, and the values in it. */
+XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
+/* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
+ * that is nothing. */
+XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
+/* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+/* parallel_flat.c: every rank's part of the values to all, where ranks step parts of weights that all keep. */
+XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p);
+
+/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+/* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
+ * met already. */
+XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);
+
+/* parallel_flat.c: the leaves that wait on a bucket's stack: those of a rank, or, where leaves are dealt, parts of sums over the
+ * ranks; outside of INVARIANT mode a rank adds its own up first. */
+XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
+
+/* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
+ * block's last backward of a leaf. */
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
+XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
+XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
+/* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */
+XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p);
+XD_PRIVATE void xdi_gradient_reset(xd_parallel *p);
+
+/* parallel_gradient.c: a leaf of this rank; false beyond its own. */
+XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf);
 
 #endif

@@ -185,11 +185,11 @@ XD_API size_t xd_model_bytes(const xd_model *model);
 
 /* Gives storage to every weight without: values of all, gradients of those that are trained. One block of memory, zeroed,
  * in the order of the weights, each aligned to XD_ARENA_ALIGNMENT. What has storage keeps it, and its values.
- * Local. Errors: STATE (not sealed), MEMORY; nothing has changed then. */
+ * Local. Errors: STATE (not sealed, or wrapped), MEMORY; nothing has changed then. */
 XD_API xd_result xd_model_allocate(xd_model *model);
 
 /* Forms the first values of every weight that holds none. Local. Deterministic. Errors: STATE, naming the weight without
- * storage; nothing is written then. MEMORY and those of a copy on a device. */
+ * storage, or when the model is wrapped (the wrapper has done it); nothing is written then. MEMORY and those of a copy on a device. */
 XD_API xd_result xd_model_init_weights(xd_model *model);
 
 /* Says that the caller has written the weight's values (a file, a table that he computes), so that xd_model_init_weights leaves
@@ -202,7 +202,7 @@ XD_API xd_result xd_weight_set_ready(xd_weight *weight);
  *   params     [capacity]; NULL with capacity 0 to count
  *   count      entries that there are
  *
- * Local. Errors: STATE (not sealed, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
+ * Local. Errors: STATE (not sealed, wrapped, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count);
 
 /* Hash of everything that the ranks of one model share: names, shapes, types, traits, order; not storage and layouts. 0 for a

@@ -4,8 +4,7 @@
 
 #include <stdlib.h>
 
-/* The block after this one, a parent before its children; NULL after the last. */
-static xd_block *xdi_block_after(const xd_block *block) {
+XD_PRIVATE xd_block *xdi_block_after(const xd_block *block) {
     if (block->first_child) return block->first_child;
     while (block && !block->next) block = block->parent;
     return block ? block->next : NULL;
@@ -13,15 +12,21 @@ static xd_block *xdi_block_after(const xd_block *block) {
 
 static xd_result xdi_model_order(xd_model *model) {
     int64_t n = 0;
-    const size_t room = (size_t)(model->weight_count > 0 ? model->weight_count : 1);
-    model->weights = (xd_weight **)xd_allocate(model->ctx, room * sizeof *model->weights);
+    const size_t room = (size_t)model->weight_count + 1;
+    model->weights =
+        (xd_weight **)xd_allocate(model->ctx, room * (sizeof *model->weights + 3 * sizeof(void *)));
     XD_REQUIRE(model->ctx, model->weights, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)model->weight_count);
-    for (const xd_block *block = &model->root; block; block = xdi_block_after(block)) {
+    model->values = (void **)(model->weights + room);
+    model->gradients = model->values + room;
+    model->nothing = model->gradients + room;
+    for (xd_block *block = &model->root; block; block = xdi_block_after(block)) {
+        block->first = n;
         for (xd_weight *weight = block->first_weight; weight; weight = weight->next) {
             weight->index = n;
             model->weights[n++] = weight;
         }
+        block->count = n - block->first;
     }
     for (int64_t i = 0; i < n; i++) {
         const xd_weight *weight = model->weights[i];

@@ -35,19 +35,21 @@ typedef struct xd_parallel xd_parallel;
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
     int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
-    bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
-    int64_t bucket_size;    /* elements, as in xd_bucket_plan_desc, which has the default */
-    bool overlap;           /* buckets of bucket_size instead of one; they are summed as backward passes end */
+    bool
+        sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
-    const char *const *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
+    const char *const
+        *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
     int unit_type_count;
-    xd_comm *replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
+    xd_comm *
+        replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
                         * are numbered group after group. NULL -> there is one group */
-    bool accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
+    bool
+        accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
                             * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
 } xd_fsdp_desc;
 
@@ -60,8 +62,8 @@ typedef struct xd_fsdp_desc {
  *
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
- * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves or bucket_size negative; leaves below
- * the number of ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
+ * ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -74,7 +76,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
-/* Frees the wrapper; the model has no storage but the caller's, and that of DDP, afterwards. NULL is fine. Local. */
+/* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
 /* The leaves of this rank in each step, the most that any rank has, and all. Under FSDP every rank opens blocks for `most`
@@ -84,14 +86,15 @@ typedef struct xd_parallel_leaf_count {
 } xd_parallel_leaf_count;
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
 
-/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves, or, under FSDP over a
- * power of two of ranks that divides `leaves`, every N-th one: then each is sent when its backward ends, and only shards are
- * kept. Local. */
+/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves; or, under FSDP where
+ * N divides `leaves` and, in INVARIANT mode, is a power of two, every N-th one: then each is sent when its backward ends,
+ * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
 
 /* This rank's parts of all weights, as optimizers, norms and averages take them, and as parts of whole tensors for files. Entry
  * i of both is the same part; every rank has the same names in the same order, with a count of 0 where it holds nothing. Pointers
- * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. Buffers come last.
+ * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. The order is that of xd_model_params;
+ * transient buffers are left out.
  *
  *   params, parts   [capacity]; NULL with capacity 0 to count
  *
@@ -117,13 +120,13 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose, on this rank; the sum is what the allocators hand out. */
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
+ * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
     size_t gathered;  /* whole values of units that are open */
     size_t whole_gradients; /* of units in their backward, until they are sent */
-    size_t tables;          /* descriptions, on the host */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
 

@@ -27,8 +27,8 @@ typedef struct xd_pass {
 typedef struct xd_block_view {
     int64_t count;
     void *const *values; /* [count]; each dense, of the size and type that its desc says */
-    void *const
-        *gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first backward begins; add to
+    void *const *
+        gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first backward begins; add to
                                * them. NULL for what is not trained, and all NULL in other passes */
 } xd_block_view;
 

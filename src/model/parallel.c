@@ -1,0 +1,350 @@
+/* Wrappers: DDP and FSDP, what they hand to optimizers and files, and the two ends of a step. */
+
+#include "base/internal.h"
+#include "comm/mesh.h"
+#include "kernel/kernels.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+/* ---- leaves ---- */
+
+static bool xdi_parallel_is_power(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+/* How the leaves of a group fall to its ranks. */
+static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows) {
+    const int64_t n = p->ranks, groups = p->replica_count;
+    p->total = leaves ? leaves : n * groups;
+    const int64_t group = p->total / groups, first = group * p->rank / n;
+    XD_REQUIRE(p->ctx, p->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
+               (long long)leaves, (long long)(n * groups));
+    XD_REQUIRE(p->ctx, group * groups == p->total, XD_ERROR_ARGUMENT,
+               "%lld leaves are not the same number for each of %lld groups", (long long)p->total,
+               (long long)groups);
+    XD_REQUIRE(p->ctx, !p->invariant || groups == 1 || xdi_parallel_is_power(group), XD_ERROR_UNSUPPORTED,
+               "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
+    p->dealt = p->sharded && !in_rows && group % n == 0 && (!p->invariant || xdi_parallel_is_power(n));
+    p->leaves.first = first;
+    p->leaves.count = group * (p->rank + 1) / n - first;
+    p->leaves.total = group;
+    p->most = (group + n - 1) / n;
+    return XD_OK;
+}
+
+XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
+    xd_parallel_leaf_count out;
+    out.own = p->leaves.count;
+    out.most = p->most;
+    out.total = p->total;
+    return out;
+}
+
+XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
+    if (k < 0 || k >= p->leaves.count) return -1;
+    return p->replica * p->leaves.total + (p->dealt ? k * p->ranks + p->rank : p->leaves.first + k);
+}
+
+/* ---- life ---- */
+
+/* What all ranks must have said alike: settings and where everything lies. */
+static uint64_t xdi_parallel_hash(const xd_parallel *p) {
+    const int64_t facts[] = { p->sharded, p->dealt,      p->split_optimizer,
+                              p->total,   p->unit_count, p->replica_count };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
+        hash = xd_hash(hash, &flat, sizeof flat);
+    }
+    return hash;
+}
+
+static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
+               "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_divide(p, d));
+    XD_TRY(xdi_parallel_plan(p));
+    return xdi_parallel_take_memory(p);
+}
+
+/* The ranks fail alike, before and after any of them takes the model's values. */
+static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_TRY(xd_model_agree(p->model, p->data));
+    XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
+    XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
+    if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
+    XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
+    if (p->sharded) xdi_model_release(p->model);
+    p->model->parallel = p;
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+    xd_ctx *ctx = xd_comm_ctx(kind->data);
+    xd_parallel *p = NULL;
+    const xd_model *model = kind->model;
+    xd_result result = XD_OK;
+    if (model->parallel) result = XD_FAIL(ctx, XD_ERROR_STATE, "the model is wrapped already");
+    if (result == XD_OK) p = (xd_parallel *)xd_allocate(ctx, sizeof *p);
+    if (result == XD_OK && !p) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
+    XD_TRY(xd_agree(kind->data, result));
+    *p = *kind;
+    p->ctx = ctx;
+    p->rank = xd_comm_rank(p->data);
+    p->ranks = xd_comm_size(p->data);
+    p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
+    p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
+    p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    result = xdi_parallel_build(p, d);
+    if (result == XD_OK)
+        *out = p;
+    else
+        xd_parallel_destroy(p);
+    return result;
+}
+
+XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
+    xd_parallel kind;
+    xd_fsdp_desc d;
+    memset(&kind, 0, sizeof kind);
+    memset(&d, 0, sizeof d);
+    kind.model = model;
+    kind.data = data;
+    if (desc) {
+        d.leaves = desc->leaves;
+        kind.split_optimizer = desc->sharded_optimizer;
+    }
+    return xdi_parallel_create(&kind, &d, out);
+}
+
+XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    xd_parallel kind;
+    xd_fsdp_desc d;
+    memset(&kind, 0, sizeof kind);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    kind.model = model;
+    kind.data = data;
+    kind.sharded = true;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
+    return xdi_parallel_create(&kind, &d, out);
+}
+
+/* The model shows nothing of the wrapper any more. */
+static void xdi_parallel_detach(const xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        b->unit = NULL;
+        b->open = 0;
+        b->leaf = 0;
+    }
+    for (int64_t i = 0; i < xd_model_weight_count(p->model); i++) {
+        xd_weight *w = p->model->weights[i];
+        const unsigned char *value = (const unsigned char *)w->value;
+        const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
+        if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
+        w->ready = w->ready && w->value;
+        w->flat = NULL;
+    }
+    if (p->model->parallel == p) p->model->parallel = NULL;
+}
+
+XD_API void xd_parallel_destroy(xd_parallel *p) {
+    if (!p) return;
+    xdi_parallel_detach(p);
+    for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
+    for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
+    if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->counts };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
+    xd_release(p->ctx, p);
+}
+
+XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
+    return parallel->bytes;
+}
+
+/* ---- lists ---- */
+
+/* Whether optimizers and files see a weight: once, and not what is computed again. */
+static bool xdi_parallel_lists(const xd_weight *w) {
+    return w->owner == w && !(w->desc.buffer && w->desc.transient);
+}
+
+static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64_t *count) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) n += xdi_parallel_lists(p->model->weights[i]);
+    XD_REQUIRE(p->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT, "%lld parameters, capacity is %lld",
+               (long long)n, (long long)capacity);
+    *count = n;
+    return XD_OK;
+}
+
+/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
+static bool xdi_weight_is_copy(const xd_weight *w) {
+    const xd_layout *layout = w->desc.layout;
+    xd_region region;
+    if (!layout) return false;
+    for (int r = 0; r < w->model->desc.rank; r++)
+        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
+    return false;
+}
+
+/* Whether another data rank, or one of the caller's cut, counts what is here. */
+static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
+    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+}
+
+static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+    xd_param out = xdi_weight_param(w);
+    xd_bucket_piece piece;
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    memset(&piece, 0, sizeof piece);
+    const bool here = xdi_flat_piece(p, w, &piece);
+    out.value = here ? xdi_flat_value(w, &piece) : NULL;
+    out.gradient =
+        b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
+    out.count = piece.param.end - piece.param.begin;
+    out.replica = xdi_parallel_is_replica(p, w);
+    if (out.count != w->count) {
+        out.shape = NULL;
+        out.dims = 0;
+    }
+    return out;
+}
+
+/* Elements of this rank's region that the whole weight has: rows that are stored beyond its shape come last. */
+static int64_t xdi_weight_true_count(const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    int64_t rows = 0, stored = 0;
+    if (d->ndim == 0 || d->stored_rows == d->shape[0]) return w->count;
+    for (int i = 0; i < w->region.count[0]; i++) {
+        const xd_interval part = w->region.interval[0][i];
+        stored += part.end - part.begin;
+        if (part.begin < d->shape[0]) rows += (part.end < d->shape[0] ? part.end : d->shape[0]) - part.begin;
+    }
+    return stored ? w->count / stored * rows : 0;
+}
+
+static int64_t xdi_at_most(int64_t value, int64_t bound) {
+    return value < bound ? value : bound;
+}
+
+static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+    xd_tensor_part out;
+    xd_bucket_piece piece;
+    const int64_t most = xdi_weight_true_count(w);
+    memset(&out, 0, sizeof out);
+    memset(&piece, 0, sizeof piece);
+    out.name = w->name;
+    out.dtype = w->desc.dtype;
+    out.ndim = w->desc.ndim;
+    memcpy(out.shape, w->desc.shape, sizeof out.shape);
+    out.region = &w->region;
+    if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
+    out.range.begin = xdi_at_most(piece.param.begin, most);
+    out.range.end = xdi_at_most(piece.param.end, most);
+    out.replica = xdi_parallel_is_replica(p, w);
+    return out;
+}
+
+XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
+                                    int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_room(p, capacity, count));
+    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(p->model->weights[i]))
+            params[at++] = xdi_parallel_param(p, p->model->weights[i]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
+                                   int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_room(p, capacity, count));
+    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(p->model->weights[i]))
+            parts[at++] = xdi_parallel_part(p, p->model->weights[i]);
+    return XD_OK;
+}
+
+/* ---- the ends of a step ---- */
+
+static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *call) {
+    for (const xd_block *b = &p->model->root; b && p->open > 0; b = xdi_block_after(b))
+        if (b->open > 0)
+            return XD_FAIL(p->ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
+    return XD_OK;
+}
+
+/* Whether a block has a weight that trains. */
+static bool xdi_block_trains(const xd_block *b) {
+    for (int64_t i = 0; i < b->count; i++)
+        if (xdi_weight_is_trained(b->model->weights[b->first + i]->owner)) return true;
+    return false;
+}
+
+static xd_result xdi_parallel_check_step(const xd_parallel *p) {
+    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
+               "a step of %lld leaves was reduced already: xd_parallel_publish ends it", (long long)p->total);
+    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b), XD_ERROR_STATE,
+                   "block \"%.80s\" has had backward passes of %lld leaves, not of %lld", b->name,
+                   (long long)b->leaf, (long long)leaves);
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
+    return xdi_gradient_reduce(p);
+}
+
+XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
+    const xd_result result = xdi_parallel_reduce_agreed(p);
+    if (result != XD_OK && !p->reduced) xdi_gradient_reset(p);
+    p->reduced = p->reduced || result == XD_OK;
+    return result;
+}
+
+XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    XD_TRY(xdi_parallel_spread_values(p));
+    xdi_gradient_reset(p);
+    return XD_OK;
+}
+
+/* ---- the caller's own gradients ---- */
+
+static xd_result xdi_parallel_check_push(const xd_parallel *p) {
+    XD_REQUIRE(p->ctx, !p->sharded, XD_ERROR_UNSUPPORTED,
+               "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const xd_weight *w = p->model->weights[i];
+        XD_REQUIRE(p->ctx, !xdi_weight_is_trained(w) || w->gradient || w->count == 0, XD_ERROR_STATE,
+                   "weight \"%.80s\" has no gradient of the caller's", w->name);
+    }
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
+                   "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
+                   (long long)b->leaf, b->name, (long long)p->leaves.count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
+    XD_TRY(xdi_parallel_check_push(p));
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const xd_weight *w = p->model->weights[i];
+        void *place = NULL;
+        if (w->owner != w || !xdi_weight_is_trained(w)) continue;
+        XD_TRY(xdi_gradient_place(p, w, &place));
+        XD_TRY(xdi_gradient_add(p, w, place));
+    }
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));
+    return XD_OK;
+}

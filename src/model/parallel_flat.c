@@ -1,0 +1,274 @@
+/* Flat buffers: where each weight lies, the memory of a wrapper, and the values in it. */
+
+#include "base/internal.h"
+#include "kernel/kernels.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+/* ---- plans ---- */
+
+/* Ranks that a buffer's sums are divided among. */
+static int xdi_flat_shards(const xd_parallel *p, const xdi_flat *flat) {
+    return !flat->whole || (p->split_optimizer && flat->trained) ? p->ranks : 1;
+}
+
+static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
+    xd_bucket_plan_desc d;
+    xd_bucket_param *params =
+        (xd_bucket_param *)xd_allocate(p->ctx, ((size_t)flat->count + 1) * sizeof *params);
+    XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
+    for (int64_t i = 0; i < flat->count; i++) params[i].numel = flat->weights[i]->count;
+    memset(&d, 0, sizeof d);
+    d.params = params;
+    d.param_count = flat->count;
+    d.ranks = xdi_flat_shards(p, flat);
+    d.sharded = true; /* also of one rank, for the alignment */
+    const xd_result result = xd_bucket_plan_create(p->ctx, &d, &flat->plan);
+    xd_release(p->ctx, params);
+    if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
+    return result;
+}
+
+XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
+    int64_t index = 0;
+    if (!owner->flat->trained) return NULL;
+    (void)xd_bucket_plan_param(owner->flat->plan, owner->flat_index, &index);
+    return &owner->flat->buckets[index];
+}
+
+XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i) {
+    xdi_bucket *bucket = xdi_flat_bucket(p->model->weights[block->first + i]->owner);
+    if (i == 0) p->round++;
+    if (!bucket || bucket->seen == p->round) return NULL;
+    bucket->seen = p->round;
+    return bucket;
+}
+
+static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_bucket *buckets) {
+    flat->buckets = buckets;
+    for (int64_t i = 0; i < flat->bucket_count; i++) {
+        const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
+        buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
+        buckets[i].kept = part.end - part.begin;
+    }
+}
+
+XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        XD_TRY(xdi_flat_plan(p, &p->flats[i]));
+        p->bucket_count += p->flats[i].bucket_count;
+    }
+    p->buckets = (xdi_bucket *)xd_allocate(p->ctx, ((size_t)p->bucket_count + 1) * sizeof *p->buckets);
+    p->counts = (int64_t *)xd_allocate(p->ctx, (size_t)p->ranks * sizeof *p->counts);
+    XD_REQUIRE(p->ctx, p->buckets && p->counts, XD_ERROR_MEMORY, "no room for %lld buckets",
+               (long long)p->bucket_count);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
+        at += p->flats[i].bucket_count;
+    }
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count; i++) {
+            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
+            if (bucket) bucket->blocks++;
+        }
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+/* Elements of a flat buffer's values that this rank keeps. */
+static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
+    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    return flat->whole ? numel : numel / p->ranks;
+}
+
+/* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
+static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
+    if (!flat->whole || xdi_flat_shards(p, flat) > 1) return true;
+    for (int64_t i = 0; i < flat->count; i++)
+        if (!flat->weights[i]->value) return true;
+    return false;
+}
+
+static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size_t *bytes) {
+    const size_t before = arena->used;
+    size_t offset = 0;
+    if (!xd_arena_take(arena, (size_t)count * size, &offset)) return NULL;
+    *bytes += arena->used - before;
+    return arena->base ? arena->base + offset : NULL;
+}
+
+static void xdi_slot_measure(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const int64_t numel = xd_bucket_plan_numel(flat->plan);
+        if (!flat->whole && p->ranks > 1)
+            (void)xd_arena_take(&arena, (size_t)numel * xd_dtype_size(flat->dtype), &flat->slot);
+        flat->place = unit->gradient_count;
+        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += numel;
+    }
+    unit->gathered_bytes = arena.used;
+    if (unit->gathered_bytes > slot->value_bytes) slot->value_bytes = unit->gathered_bytes;
+    if (unit->gradient_count > slot->gradient_count) slot->gradient_count = unit->gradient_count;
+}
+
+XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
+    xd_leaves leaves = p->leaves;
+    if (p->dealt) {
+        leaves.first = 0;
+        leaves.total = leaves.count;
+    } else if (!p->invariant) {
+        leaves.first = 0;
+        leaves.count = leaves.total = 1;
+    }
+    return leaves;
+}
+
+/* Whether the sum takes the place of the first node: it has its size, and other nodes are added here. */
+static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat) {
+    const xd_leaves leaves = xdi_bucket_leaves(p);
+    const bool one = p->ranks == 1 || xd_leaves_nodes(leaves.first, leaves.count) == 1;
+    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one);
+}
+
+static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xd_arena *arena) {
+    xd_leaf_stack_desc d;
+    memset(&d, 0, sizeof d);
+    d.leaves = xdi_bucket_leaves(p);
+    d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
+    d.memory_bytes = xd_leaf_stack_bytes(&d);
+    d.memory = xdi_parallel_take(arena, (int64_t)d.memory_bytes, 1, &p->bytes.gradients);
+    b->sum = (float *)d.memory;
+    if (!xdi_bucket_sums_in_place(p, flat))
+        b->sum = (float *)xdi_parallel_take(arena, b->kept, sizeof(float), &p->bytes.gradients);
+    return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
+}
+
+/* Lays everything out; with memory behind the arena also gives it out. */
+static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
+    memset(&p->bytes, 0, sizeof p->bytes);
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        xdi_flat *flat = &p->flats[i];
+        if (xdi_flat_keeps(p, flat)) {
+            flat->kept_bytes = (size_t)xdi_flat_kept(p, flat) * xd_dtype_size(flat->dtype);
+            flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+        }
+        for (int64_t b = 0; b < flat->bucket_count; b++)
+            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
+    }
+    for (int i = 0; i < p->levels; i++) {
+        xdi_unit_slot *slot = &p->slots[i];
+        slot->values =
+            (unsigned char *)xdi_parallel_take(arena, (int64_t)slot->value_bytes, 1, &p->bytes.gathered);
+        slot->gradients =
+            (float *)xdi_parallel_take(arena, slot->gradient_count, sizeof(float), &p->bytes.whole_gradients);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
+    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < p->unit_count; i++) xdi_slot_measure(p, &p->units[i]);
+    XD_TRY(xdi_parallel_lay_out(p, &arena));
+    const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    p->memory = memory->allocate(p->ctx, bytes);
+    XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
+               (unsigned long long)bytes);
+    XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
+    arena = xd_arena_over(p->memory, bytes);
+    return xdi_parallel_lay_out(p, &arena);
+}
+
+/* ---- values ---- */
+
+XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out) {
+    return xd_bucket_plan_piece(weight->flat->plan, weight->flat_index, p->rank, out);
+}
+
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece) {
+    const xdi_flat *flat = weight->flat;
+    const size_t size = xd_dtype_size(flat->dtype);
+    if (flat->whole) return (unsigned char *)weight->value + (size_t)piece->param.begin * size;
+    return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
+}
+
+/* A weight that all ranks keep: in its own storage, or here. */
+static xd_result xdi_flat_keep_whole(xd_weight *weight) {
+    const xdi_flat *flat = weight->flat;
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL),
+                      all = { 0, weight->count };
+    if (!weight->value)
+        weight->value = (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+    return weight->ready ? XD_OK : xdi_weight_fill(weight, all, weight->value);
+}
+
+/* This rank's part of a weight: of the values that the model has, or the first ones. */
+static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t size = xd_dtype_size(weight->desc.dtype);
+    xd_bucket_piece piece;
+    if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
+    void *to = xdi_flat_value(weight, &piece);
+    if (!weight->value || !weight->ready) return xdi_weight_fill(weight, piece.param, to);
+    return xd_ctx_kernels(p->ctx)->memory.copy(
+        &launch, to, (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
+        (size_t)(piece.param.end - piece.param.begin) * size, XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *weight = p->model->weights[i];
+        if (weight->owner != weight) continue;
+        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
+    }
+    for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
+    return XD_OK;
+}
+
+/* ---- values after a step that ranks made in parts ---- */
+
+/* Between a weight's own storage and its place in the flat buffer: this rank's part there, all of it back. */
+static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, bool back) {
+    const xdi_flat *flat = weight->flat;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t size = xd_dtype_size(flat->dtype);
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    unsigned char *own = (unsigned char *)weight->value,
+                  *here = (unsigned char *)flat->values + (size_t)place.begin * size;
+    xd_interval range = { 0, weight->count };
+    xd_bucket_piece piece;
+    if (own == here || weight->count == 0) return XD_OK;
+    if (!back && !xdi_flat_piece(p, weight, &piece)) return XD_OK;
+    if (!back) range = piece.param;
+    const size_t at = (size_t)range.begin * size, bytes = (size_t)(range.end - range.begin) * size;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, (back ? own : here) + at, (back ? here : own) + at,
+                                               bytes, XD_COPY_ON_DEVICE);
+}
+
+static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
+    const size_t size = xd_dtype_size(flat->dtype);
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], false));
+    for (int64_t i = 0; i < xd_bucket_plan_count(flat->plan); i++) {
+        const xd_interval bucket = xd_bucket_plan_at(flat->plan, i).buffer,
+                          part = xd_bucket_plan_shard(flat->plan, i, p->rank);
+        unsigned char *values = (unsigned char *)flat->values;
+        for (int r = 0; r < p->ranks; r++) p->counts[r] = part.end - part.begin;
+        XD_TRY(xd_all_gather(p->data, values + (size_t)part.begin * size,
+                             values + (size_t)bucket.begin * size, p->counts, flat->dtype));
+    }
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->flat_count; i++)
+        if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
+            XD_TRY(xdi_flat_spread(p, &p->flats[i]));
+    return XD_OK;
+}

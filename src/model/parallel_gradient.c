@@ -1,0 +1,191 @@
+/* Gradients of leaves: where blocks add them, and how they become one sum over all leaves.
+ *
+ * Leaves in a row: a rank's leaves are nodes of the canonical tree (xd_leaf_stack), whole; after the last one the forests of all ranks
+ * are reduced at once. Leaves dealt i = k N + j: the k-th leaves of all ranks are an aligned block of N, so each is
+ * reduced by itself and only parts wait, as nodes of the tree over k. Both are the same additions in the same order when N is
+ * a power of two. */
+
+#include "base/internal.h"
+#include "kernel/kernels.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
+    return leaf < p->leaves.count;
+}
+
+/* ---- a leaf begins ---- */
+
+/* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
+static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    struct xdi_unit *unit = flat->unit;
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    XD_REQUIRE(p->ctx, !slot->summed || slot->summed == unit, XD_ERROR_STATE,
+               "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
+               unit->block->name, (long long)b->leaf, slot->summed->block->name);
+    slot->summed = unit;
+    unit->gradients++;
+    b->place = slot->gradients + flat->place + b->buffer.begin;
+    return XD_OK;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
+    if (p->dealt && p->ranks > 1)
+        XD_TRY(xdi_gradient_slot(p, flat, b));
+    else
+        XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
+    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
+}
+
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
+    const xd_weight *owner = weight->owner;
+    xdi_bucket *b = xdi_flat_bucket(owner);
+    *out = NULL;
+    if (!b) return XD_OK;
+    if (!b->place) XD_TRY(xdi_gradient_begin(p, owner->flat, b));
+    *out =
+        b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
+    return XD_OK;
+}
+
+/* An addition as in a bracket, to a place that is zero at first: a copy would keep the sign of a zero. */
+XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const void *pair[2];
+    pair[0] = place;
+    pair[1] = weight->gradient;
+    if (weight->count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->reduce.pieces(&launch, place, pair, 2, weight->count, XD_DTYPE_F32,
+                                                 XD_SUM);
+}
+
+/* ---- sums over the ranks ---- */
+
+static xd_collective xdi_gradient_sum(const float *from, float *to) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.send = from;
+    c.recv = to;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_SUM;
+    return c;
+}
+
+/* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
+static xd_result xdi_gradient_collect(xd_parallel *p, const xdi_flat *flat, const xdi_bucket *b,
+                                      const xd_collective *sum) {
+    xd_collective c = *sum;
+    const int64_t extent = b->buffer.end - b->buffer.begin;
+    const bool parts = xd_bucket_plan_settings(flat->plan)->ranks > 1;
+    for (int r = 0; r < p->ranks; r++) p->counts[r] = b->kept;
+    c.kind = parts ? XD_COLLECTIVE_REDUCE_SCATTER : XD_COLLECTIVE_ALL_REDUCE;
+    if (parts)
+        c.send_counts = p->counts;
+    else
+        c.count = extent;
+    return xd_collective_run(p->data, &c);
+}
+
+/* A dealt leaf: the parts of its sum over the ranks become the next leaf of the stack. */
+static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    struct xdi_unit *unit = flat->unit;
+    float *next = NULL;
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    xd_collective c = xdi_gradient_sum(b->place, next);
+    if (p->invariant) {
+        c.leaves.first = p->rank;
+        c.leaves.count = 1;
+        c.leaves.total = p->ranks;
+    }
+    XD_TRY(xdi_gradient_collect(p, flat, b, &c));
+    if (--unit->gradients == 0) p->slots[unit->level].summed = NULL;
+    b->place = next;
+    return XD_OK;
+}
+
+/* The nodes that wait here, where no other rank has any for this sum. */
+static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
+    const xd_leaves leaves = xdi_bucket_leaves(p);
+    const void *forest = xd_leaf_stack_forest(b->stack);
+    if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
+    return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
+}
+
+/* The sum over all leaves of this group of ranks. */
+static xd_result xdi_gradient_join(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+    if (b->reduced) return XD_OK;
+    if (p->invariant) c.leaves = p->leaves;
+    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, flat, b, &c));
+    b->reduced = true;
+    return XD_OK;
+}
+
+/* The sums of all groups of replicas. */
+static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b) {
+    xd_collective c = xdi_gradient_sum(b->sum, b->sum);
+    if (!p->replicas) return XD_OK;
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.count = b->kept;
+    if (p->invariant) {
+        c.leaves.first = p->replica;
+        c.leaves.count = 1;
+        c.leaves.total = p->replica_count;
+    }
+    return xd_collective_run(p->replicas, &c);
+}
+
+/* ---- a leaf ends ---- */
+
+/* The last block has added to the leaf. */
+static xd_result xdi_gradient_close(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+    const int64_t leaf = b->leaf++;
+    const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
+    b->done = 0;
+    if (xdi_parallel_owns(p, leaf) && !waits) {
+        if (p->dealt && p->ranks > 1) XD_TRY(xdi_gradient_send(p, flat, b));
+        XD_TRY(xd_leaf_stack_push(b->stack, b->place));
+        b->place = NULL;
+    }
+    /* Under FSDP the ranks are at the same leaf, those that have fewer too. */
+    return p->sharded && b->leaf == p->most ? xdi_gradient_join(p, flat, b) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
+    block->leaf++;
+    for (int64_t i = 0; i < block->count; i++) {
+        const xdi_flat *flat = p->model->weights[block->first + i]->owner->flat;
+        xdi_bucket *b = xdi_block_bucket(p, block, i);
+        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, flat, b));
+    }
+    return XD_OK;
+}
+
+/* ---- a step ends ---- */
+
+XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
+    for (int64_t f = 0; f < p->flat_count; f++)
+        for (int64_t i = 0; i < p->flats[f].bucket_count; i++) {
+            XD_TRY(xdi_gradient_join(p, &p->flats[f], &p->flats[f].buckets[i]));
+            XD_TRY(xdi_gradient_join_replicas(p, &p->flats[f].buckets[i]));
+        }
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) {
+        xdi_bucket *b = &p->buckets[i];
+        xd_leaf_stack_reset(b->stack);
+        b->done = b->leaf = 0;
+        b->place = NULL;
+        b->reduced = false;
+    }
+    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
+    for (int i = 0; i < p->levels; i++) p->slots[i].summed = NULL;
+    p->signature = 0;
+    p->reduced = false;
+}

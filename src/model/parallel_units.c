@@ -1,0 +1,96 @@
+/* Which blocks are gathered together, and the weights of each unit, by type. */
+
+#include "base/internal.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+static bool xdi_unit_is(const xd_parallel *p, const xd_fsdp_desc *d, const xd_block *block) {
+    if (!block->parent) return true;
+    if (!p->sharded || block->desc.unit == XD_UNIT_NEVER) return false;
+    if (block->desc.unit == XD_UNIT_ALWAYS) return true;
+    for (int i = 0; i < d->unit_type_count && block->type; i++)
+        if (strcmp(d->unit_types[i], block->type) == 0) return true;
+    return false;
+}
+
+/* Units in the order of their blocks, so that those around one come before it. */
+static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) {
+    int64_t count = 0;
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) count += xdi_unit_is(p, d, b);
+    p->units = (struct xdi_unit *)xd_allocate(p->ctx, (size_t)count * sizeof *p->units);
+    XD_REQUIRE(p->ctx, p->units, XD_ERROR_MEMORY, "no room for %lld units", (long long)count);
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        struct xdi_unit *around = b->parent ? b->parent->unit : NULL;
+        b->unit = around;
+        if (!xdi_unit_is(p, d, b)) continue;
+        b->unit = &p->units[p->unit_count++];
+        b->unit->block = b;
+        b->unit->level = around ? around->level + 1 : 0;
+        if (b->unit->level >= p->levels) p->levels = b->unit->level + 1;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight *owner = w->owner;
+    const xd_weight_desc *d = &owner->desc;
+    XD_REQUIRE(p->ctx, owner->block->unit == w->block->unit, XD_ERROR_STATE,
+               "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
+               w->name, w->block->unit->block->name, owner->name, owner->block->unit->block->name);
+    XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
+               "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
+    XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
+               "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
+    XD_REQUIRE(p->ctx,
+               !xdi_weight_is_trained(owner) ||
+                   (d->dtype == XD_DTYPE_F32 && d->gradient_dtype == XD_DTYPE_F32),
+               XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: both must be F32",
+               owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
+    return XD_OK;
+}
+
+/* Whether two weights of a unit lie in one buffer. */
+static bool xdi_flat_fits(const xd_weight *a, const xd_weight *b) {
+    return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
+           xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
+}
+
+/* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
+static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index, int64_t *at) {
+    xdi_flat *flat = &p->flats[p->flat_count++];
+    const xd_weight *first = p->model->weights[index];
+    if (!unit->flats) unit->flats = flat;
+    unit->flat_count++;
+    flat->unit = unit;
+    flat->weights = p->members + *at;
+    flat->dtype = first->desc.dtype;
+    flat->trained = xdi_weight_is_trained(first);
+    flat->whole = !p->sharded || first->desc.buffer;
+    for (int64_t i = index; i < p->model->weight_count; i++) {
+        xd_weight *w = p->model->weights[i];
+        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(first, w)) continue;
+        w->flat = flat;
+        w->flat_index = flat->count++;
+        p->members[(*at)++] = w;
+    }
+}
+
+XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) {
+    const int64_t n = p->model->weight_count;
+    int64_t at = 0;
+    XD_TRY(xdi_parallel_find_units(p, d));
+    for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
+    p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
+    p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->levels * sizeof *p->slots);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots, XD_ERROR_MEMORY, "no room for %lld weights",
+               (long long)n);
+    for (int64_t u = 0; u < p->unit_count; u++)
+        for (int64_t i = 0; i < n; i++) {
+            const xd_weight *w = p->model->weights[i];
+            if (w->owner == w && !w->flat && w->block->unit == &p->units[u])
+                xdi_flat_begin(p, &p->units[u], i, &at);
+        }
+    return XD_OK;
+}

@@ -1,0 +1,137 @@
+/* Brackets: blocks are opened before a pass and closed after it. */
+
+#include "base/internal.h"
+#include "comm/topology.h"
+#include "kernel/kernels.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+/* ---- values ---- */
+
+static xd_result xdi_unit_gather(xd_parallel *p, const struct xdi_unit *unit) {
+    unsigned char *memory = p->slots[unit->level].values;
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        const xdi_flat *flat = &unit->flats[i];
+        if (flat->whole) continue;
+        for (int r = 0; r < p->ranks; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / p->ranks;
+        XD_TRY(xd_all_gather(p->data, flat->values, memory + flat->slot, p->counts, flat->dtype));
+    }
+    return XD_OK;
+}
+
+/* The first bracket of a unit gathers its values. */
+static xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_slot *slot = &p->slots[unit->level];
+    if (unit->open == 0 && unit->gathered_bytes > 0) {
+        XD_REQUIRE(p->ctx, !slot->shown, XD_ERROR_STATE,
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
+                   "at once",
+                   unit->block->name, slot->shown->block->name, p->levels);
+        XD_TRY(xdi_unit_gather(p, unit));
+        slot->shown = unit;
+    }
+    unit->open++;
+    return XD_OK;
+}
+
+static void xdi_unit_close(xd_parallel *p, struct xdi_unit *unit) {
+    if (--unit->open == 0 && unit->gathered_bytes > 0) p->slots[unit->level].shown = NULL;
+}
+
+/* Where a weight's values are while its unit is open. */
+static void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
+    const xdi_flat *flat = owner->flat;
+    if (!p || flat->whole) return owner->value;
+    unsigned char *values =
+        p->ranks > 1 ? p->slots[flat->unit->level].values + flat->slot : (unsigned char *)flat->values;
+    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
+    return values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+}
+
+/* ---- brackets ---- */
+
+static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
+    const xd_parallel *p = b->model->parallel;
+    xd_ctx *ctx = b->model->ctx;
+    XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
+    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    XD_REQUIRE(ctx, !p->reduced, XD_ERROR_STATE,
+               "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
+               b->name);
+    XD_REQUIRE(ctx, pass.leaf >= 0 && pass.leaf < leaves, XD_ERROR_ARGUMENT,
+               "leaf %lld of block \"%.80s\": this rank has %lld", (long long)pass.leaf, b->name,
+               (long long)leaves);
+    XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
+               (long long)b->leaf);
+    return XD_OK;
+}
+
+static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
+    xd_ctx *ctx = b->model->ctx;
+    XD_REQUIRE(ctx, (int)pass.kind >= 0 && pass.kind <= XD_PASS_INFERENCE, XD_ERROR_ARGUMENT,
+               "pass %d of block \"%.80s\" does not exist", (int)pass.kind, b->name);
+    XD_REQUIRE(ctx, b->model->sealed, XD_ERROR_STATE, "block \"%.80s\" of a model that is not sealed",
+               b->name);
+    XD_REQUIRE(ctx, b->open < XDI_BLOCK_OPEN_MAX, XD_ERROR_STATE, "block \"%.80s\" is open %d times already",
+               b->name, b->open);
+    if (pass.kind == XD_PASS_BACKWARD) XD_TRY(xdi_block_check_backward(b, pass));
+    for (int64_t i = 0; i < b->count && !b->model->parallel; i++) {
+        const xd_weight *owner = b->model->weights[b->first + i]->owner;
+        XD_REQUIRE(ctx, owner->value || owner->count == 0, XD_ERROR_STATE, "weight \"%.80s\" has no storage",
+                   owner->name);
+    }
+    return XD_OK;
+}
+
+/* What a block's entries of the model's lists show. */
+static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
+    xd_model *model = b->model;
+    xd_parallel *p = model->parallel;
+    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
+    for (int64_t i = b->first; i < b->first + b->count; i++) {
+        model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
+        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
+    }
+    view->count = b->count;
+    view->values = model->values + b->first;
+    view->gradients = (adds ? model->gradients : model->nothing) + b->first;
+    return XD_OK;
+}
+
+/* Part of what ranks compare at the end of a step. */
+static void xdi_block_sign(const xd_block *b, xd_pass pass) {
+    xd_parallel *p = b->model->parallel;
+    const int64_t facts[] = { b->first, b->count, (int64_t)pass.kind, pass.leaf, pass.more };
+    p->signature = xd_hash(p->signature, facts, sizeof facts);
+    p->signature = xd_hash(p->signature, b->name, strlen(b->name));
+}
+
+XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
+    xd_parallel *p = block->model->parallel;
+    xd_block_view shown;
+    XD_TRY(xdi_block_check(block, pass));
+    if (p) XD_TRY(xdi_unit_open(p, block->unit));
+    const xd_result result = xdi_block_show(block, pass, &shown);
+    if (result != XD_OK) {
+        if (p) xdi_unit_close(p, block->unit);
+        return result;
+    }
+    if (p) xdi_block_sign(block, pass);
+    if (p) p->open++;
+    block->passes[block->open++] = pass;
+    *view = shown;
+    return XD_OK;
+}
+
+XD_API xd_result xd_block_end(xd_block *block) {
+    xd_parallel *p = block->model->parallel;
+    XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
+               block->name);
+    const xd_pass pass = block->passes[--block->open];
+    if (!p) return XD_OK;
+    p->open--;
+    xdi_unit_close(p, block->unit);
+    return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+}

@@ -1,0 +1,304 @@
+/* A toy model whose gradients are made up from its values and the number of the leaf, and its training under a wrapper; what
+ * came out is whole, so that runs on any ranks can be compared. */
+#ifndef WRAP_SCENE_H
+#define WRAP_SCENE_H
+
+#include "xdistill.h"
+
+#include "xd_test.h"
+
+#include <stdlib.h>
+
+enum { WRAP_LAYERS = 3, WRAP_ROOM = 4096, WRAP_STEPS = 3, WRAP_WEIGHTS = 32 };
+
+typedef enum wrap_kind { WRAP_DDP, WRAP_SHARDED, WRAP_FSDP, WRAP_FSDP_WHOLE, WRAP_HSDP } wrap_kind;
+
+/* One run. */
+typedef struct wrap_run {
+    wrap_kind kind;
+    int ranks;
+    int groups; /* HSDP */
+    int64_t leaves;
+    xd_reduction reduction;
+    bool together; /* all forwards before the first backward */
+    bool nested;   /* units inside units */
+    bool own;      /* storage of the caller's for every weight, and leaves without brackets */
+    int broken;    /* for tests of errors: which rank does something else, 0 -> none */
+    /* What came out, written by the ranks that count. */
+    float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
+    int64_t count;
+    double norms[WRAP_STEPS];
+    xd_result results[16];
+    char messages[16][200];
+} wrap_run;
+
+/* ---- the model ---- */
+
+static xd_block *wrap_child(xd_block *parent, const char *name, const char *type) {
+    xd_block *block = NULL;
+    CHECK(xd_block_add(parent, &(xd_block_desc){ .name = name, .type = type }, &block) == XD_OK);
+    return block;
+}
+
+static void wrap_weight(xd_block *block, const char *name, int ndim, int64_t rows, int64_t columns) {
+    xd_weight_desc d = { .name = name, .dtype = XD_DTYPE_F32, .ndim = ndim, .shape = { rows, columns } };
+    d.init = (xd_init){ XD_INIT_NORMAL, 0.1f, 0.5f };
+    CHECK(xd_weight_add(block, &d, NULL) == XD_OK);
+}
+
+static void wrap_layer(xd_block *root, int i) {
+    char name[32];
+    snprintf(name, sizeof name, "layers.%d", i);
+    xd_block *layer = wrap_child(root, name, "layer"), *mlp = wrap_child(layer, "mlp", "mlp");
+    wrap_weight(layer, "norm", 1, 5, 0);
+    wrap_weight(layer, "attention", 2, 5, 7 + i);
+    wrap_weight(mlp, "up", 2, 11, 5);
+    wrap_weight(mlp, "bias", 1, 11, 0);
+    wrap_weight(mlp, "nothing", 2, 0, 5);
+    xd_weight_desc table = { .name = "table", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } };
+    table.init = (xd_init){ XD_INIT_UNIFORM, 0.0f, 1.0f };
+    table.traits.frozen = true;
+    CHECK(xd_weight_add(layer, &table, NULL) == XD_OK);
+    xd_weight_desc seen = {
+        .name = "seen", .dtype = XD_DTYPE_I64, .ndim = 1, .shape = { 2 }, .buffer = true
+    };
+    CHECK(xd_weight_add(layer, &seen, NULL) == XD_OK);
+}
+
+static xd_model *wrap_model(xd_ctx *ctx) {
+    xd_model *model = NULL;
+    CHECK(xd_model_create(ctx, &(xd_model_desc){ .seed = 3 }, &model) == XD_OK);
+    xd_block *root = xd_model_root(model);
+    wrap_weight(root, "embed", 2, 7, 5);
+    wrap_weight(root, "scale", 0, 0, 0);
+    for (int i = 0; i < WRAP_LAYERS; i++) wrap_layer(root, i);
+    xd_weight_desc head = { .name = "head", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 7, 5 } };
+    head.tied_to = "embed";
+    CHECK(xd_weight_add(root, &head, NULL) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+/* ---- one rank's passes ---- */
+
+typedef struct wrap_rank {
+    wrap_run *run;
+    xd_ctx *ctx;
+    xd_comm *world, *data, *replicas;
+    xd_model *model;
+    xd_parallel *parallel;
+    float activation[64]; /* of each leaf */
+} wrap_rank;
+
+/* Any function of leaf and place will do; products round. */
+static float wrap_number(int64_t leaf, int64_t weight, int64_t at) {
+    uint64_t x = (uint64_t)(leaf * 7919 + weight * 104729 + at * 31 + 1) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    return (float)((double)(x >> 40) / 16777216.0 - 0.5);
+}
+
+static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, int64_t *first) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
+        if (xd_weight_describe(xd_model_weight_at(model, i)).block == block) {
+            if (n == 0) *first = i;
+            n++;
+        }
+    return n;
+}
+
+/* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
+static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
+                         bool backward) {
+    const int64_t leaf = xd_parallel_leaf(r->parallel, k);
+    int64_t first = 0;
+    CHECK_EQ_INT(wrap_weight_count(block, r->model, &first), view->count);
+    for (int64_t w = 0; w < view->count; w++) {
+        const xd_weight_info info = xd_weight_describe(xd_model_weight_at(r->model, first + w));
+        const float *value = (const float *)view->values[w];
+        float *gradient = (float *)view->gradients[w];
+        const bool trains = !info.owner || (!xd_weight_describe(info.owner).desc->buffer &&
+                                            !xd_weight_describe(info.owner).desc->traits.frozen);
+        CHECK((gradient != NULL) == (backward && leaf >= 0 && trains));
+        if (leaf < 0 || info.desc->dtype != XD_DTYPE_F32) continue;
+        for (int64_t i = 0; i < info.count; i++)
+            if (!backward)
+                r->activation[k] += value[i] * wrap_number(leaf, first + w, i);
+            else if (gradient)
+                gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value[i];
+    }
+}
+
+static xd_result wrap_visit(wrap_rank *r, xd_block *block, int64_t k, bool backward) {
+    const xd_pass pass = { backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD, k, false };
+    xd_block_view view;
+    XD_TRY(xd_block_begin(block, pass, &view));
+    wrap_compute(r, block, &view, k, backward);
+    return XD_OK;
+}
+
+static xd_result wrap_layer_pass(wrap_rank *r, int i, int64_t k, bool backward) {
+    char name[32];
+    snprintf(name, sizeof name, "layers.%d", i);
+    xd_block *layer = xd_model_find_block(r->model, name);
+    snprintf(name, sizeof name, "layers.%d.mlp", i);
+    xd_block *mlp = xd_model_find_block(r->model, name);
+    XD_TRY(wrap_visit(r, layer, k, backward));
+    XD_TRY(wrap_visit(r, mlp, k, backward));
+    XD_TRY(xd_block_end(mlp));
+    return xd_block_end(layer);
+}
+
+static xd_result wrap_pass(wrap_rank *r, int64_t k, bool backward) {
+    if (!backward) r->activation[k] = 0.0f;
+    XD_TRY(wrap_visit(r, xd_model_root(r->model), k, backward));
+    for (int i = 0; i < WRAP_LAYERS; i++)
+        XD_TRY(wrap_layer_pass(r, backward ? WRAP_LAYERS - 1 - i : i, k, backward));
+    return xd_block_end(xd_model_root(r->model));
+}
+
+static xd_result wrap_leaves(wrap_rank *r) {
+    const int64_t most = r->run->kind == WRAP_DDP || r->run->kind == WRAP_SHARDED
+                             ? xd_parallel_leaves(r->parallel).own
+                             : xd_parallel_leaves(r->parallel).most;
+    for (int64_t k = 0; k < most; k++) {
+        XD_TRY(wrap_pass(r, k, false));
+        if (!r->run->together) XD_TRY(wrap_pass(r, k, true));
+    }
+    for (int64_t k = 0; k < most && r->run->together; k++) XD_TRY(wrap_pass(r, k, true));
+    return XD_OK;
+}
+
+/* ---- a run ---- */
+
+static xd_result wrap_create(wrap_rank *r) {
+    static const char *const types[] = { "layer", "mlp" };
+    const wrap_run *run = r->run;
+    if (run->kind == WRAP_DDP || run->kind == WRAP_SHARDED) {
+        const xd_ddp_desc d = { run->leaves, run->kind == WRAP_SHARDED };
+        return xd_ddp_create(r->model, r->data, &d, &r->parallel);
+    }
+    const xd_fsdp_desc d = { run->leaves, types, run->nested ? 2 : 1, r->replicas,
+                             run->kind == WRAP_FSDP_WHOLE };
+    return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
+}
+
+static xd_result wrap_groups(wrap_rank *r) {
+    const int rank = xd_comm_rank(r->world),
+              each = xd_comm_size(r->world) / (r->run->groups ? r->run->groups : 1);
+    r->data = r->world;
+    if (r->run->groups < 2) return XD_OK;
+    XD_TRY(xd_comm_split(r->world, rank / each, rank, &r->data));
+    return xd_comm_split(r->world, rank % each, rank, &r->replicas);
+}
+
+static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer,
+                             xd_ema *ema, int step) {
+    const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 2.0 };
+    xd_gradient_norm norm;
+    XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
+    const xd_optimizer_step_desc modifiers = { .gradient_scale = &norm.coefficient,
+                                               .averages = &ema,
+                                               .average_count = 1 };
+    if (xd_comm_rank(r->world) == 0) r->run->norms[step] = norm.norm;
+    return xd_optimizer_step(optimizer, &modifiers, NULL);
+}
+
+/* What this rank counts, at its place among all weights one after another. */
+static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, xd_optimizer *optimizer,
+                      xd_ema *ema) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const xd_tensor_part *p = &parts[i];
+        const xd_optimizer_state state = xd_optimizer_state_at(optimizer, i);
+        int64_t numel = 1;
+        for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
+        for (int64_t j = p->range.begin; j < p->range.end && p->dtype == XD_DTYPE_F32; j++) {
+            const int64_t here = j - p->range.begin;
+            const float value = ((const float *)p->data)[here];
+            if (p->replica) continue;
+            r->run->values[at + j] = value;
+            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).value)[here];
+            if (state.exp_avg) r->run->moments[at + j] = state.exp_avg[here];
+            if (state.exp_avg_sq) r->run->squares[at + j] = state.exp_avg_sq[here];
+        }
+        at += p->dtype == XD_DTYPE_F32 ? numel : 0;
+    }
+    if (xd_comm_rank(r->world) == 0) r->run->count = at;
+}
+
+static xd_result wrap_train(wrap_rank *r) {
+    xd_param params[WRAP_WEIGHTS];
+    xd_tensor_part parts[WRAP_WEIGHTS];
+    xd_optimizer *optimizer = NULL;
+    xd_ema *ema = NULL;
+    int64_t count = 0;
+    CHECK(xd_parallel_params(r->parallel, WRAP_WEIGHTS, params, &count) == XD_OK);
+    CHECK(xd_parallel_parts(r->parallel, WRAP_WEIGHTS, parts, &count) == XD_OK);
+    xd_optimizer_desc d = xd_adamw_defaults(params, count);
+    d.learning_rate = 0.01;
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
+    average.decay = 0.9;
+    average.init_from_current = true;
+    CHECK(xd_optimizer_create(r->ctx, &d, &optimizer) == XD_OK);
+    CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
+    xd_result result = XD_OK;
+    for (int step = 0; step < WRAP_STEPS && result == XD_OK; step++) {
+        result = wrap_leaves(r);
+        if (result == XD_OK) result = xd_parallel_reduce(r->parallel);
+        if (result == XD_OK) result = wrap_update(r, params, count, optimizer, ema, step);
+        if (result == XD_OK) result = xd_parallel_publish(r->parallel);
+    }
+    if (result == XD_OK) wrap_keep(r, parts, count, optimizer, ema);
+    xd_ema_destroy(ema);
+    xd_optimizer_destroy(optimizer);
+    return result;
+}
+
+static xd_result wrap_rank_run(xd_comm *world, void *argument) {
+    wrap_rank r;
+    memset(&r, 0, sizeof r);
+    r.run = (wrap_run *)argument;
+    r.world = world;
+    r.ctx = xd_comm_ctx(world);
+    r.model = wrap_model(r.ctx);
+    xd_result result = wrap_groups(&r);
+    if (result == XD_OK) result = wrap_create(&r);
+    if (result == XD_OK) result = wrap_train(&r);
+    xd_parallel_destroy(r.parallel);
+    xd_model_destroy(r.model);
+    if (r.replicas) xd_comm_destroy(r.replicas);
+    if (r.data != r.world) xd_comm_destroy(r.data);
+    return result;
+}
+
+static xd_result wrap_execute(wrap_run *run) {
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.reduction = run->reduction;
+    desc.timeout_seconds = 20;
+    xd_error error;
+    const xd_result result = xd_run_threads(run->ranks, &desc, wrap_rank_run, run, &error);
+    if (result != XD_OK) printf("%s\n", error.message);
+    return result;
+}
+
+static wrap_run *wrap_new(wrap_kind kind, int ranks, int64_t leaves, xd_reduction reduction) {
+    wrap_run *run = (wrap_run *)calloc(1, sizeof *run);
+    run->kind = kind;
+    run->ranks = ranks;
+    run->leaves = leaves;
+    run->reduction = reduction;
+    return run;
+}
+
+static bool wrap_equal(const wrap_run *a, const wrap_run *b) {
+    return a->count == b->count && memcmp(a->values, b->values, sizeof a->values) == 0 &&
+           memcmp(a->averages, b->averages, sizeof a->averages) == 0 &&
+           memcmp(a->moments, b->moments, sizeof a->moments) == 0 &&
+           memcmp(a->squares, b->squares, sizeof a->squares) == 0 &&
+           memcmp(a->norms, b->norms, sizeof a->norms) == 0;
+}
+
+#endif

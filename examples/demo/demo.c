@@ -121,9 +121,9 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
 /* What training and measuring have in common. */
 static void demo_fill_job(demo_world *w, const demo_options *o, demo_job *job) {
     demo_lesson_tell(&w->lesson, job);
-    job->dp = o->dp;
-    job->cp = o->cp;
-    job->tp = o->tp;
+    job->dp = o->axes.dp;
+    job->cp = o->axes.cp;
+    job->tp = o->axes.tp;
     job->reduction = o->reduction;
     job->ranks_are = w->processes ? "processes" : "threads";
     job->seed = o->seed;
@@ -181,7 +181,7 @@ static xd_result demo_run_ranks(demo_world *w, const demo_options *o, demo_job *
 static void demo_introduce(const demo_world *w, const demo_options *o) {
     printf("%lld tokens of text, %lld held out; %d rank%s: dp=%d cp=%d tp=%d\n",
            (long long)w->lesson.student.text.count, (long long)w->lesson.student.heldout.count, o->ranks,
-           o->ranks > 1 ? "s" : "", o->dp, o->cp, o->tp);
+           o->ranks > 1 ? "s" : "", o->axes.dp, o->axes.cp, o->axes.tp);
     if (!o->teacher_text)
         printf("the teacher reads %lld tokens; %lld chunks, %lld of %d entries in both vocabularies\n",
                (long long)w->lesson.teacher.text.count, (long long)w->lesson.bridge.alignment.count,

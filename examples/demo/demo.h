@@ -21,9 +21,15 @@ enum { DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8, DEMO_POINTS = 10 };
 
 /* ---- options ---- */
 
+/* A mesh: what ranks split, rows of a batch, positions of a row, weights. */
+typedef struct demo_axes {
+    int dp, cp, tp;
+} demo_axes;
+
 /* The command line, every default filled in. */
 typedef struct demo_options {
-    int ranks, dp, cp, tp;
+    int ranks;
+    demo_axes axes;
     int steps;
     int seeds;
     uint64_t seed;
@@ -48,6 +54,9 @@ bool demo_parse(int argc, char **argv, int world_ranks, demo_options *out);
 
 /* The text of --help. */
 void demo_print_help(void);
+
+/* "dp=2,tp=2": each axis once at most; those that are not named have one rank. False for anything else. */
+bool demo_parse_mesh(const char *text, demo_axes *out);
 
 /* The name that --reduction takes. */
 const char *demo_reduction_name(xd_reduction reduction);

@@ -3,6 +3,8 @@
 
 #include "wrap_scene.h"
 
+#include <math.h>
+
 static const char *const kinds[] = { "DDP", "DDP, sharded optimizer", "FSDP", "FSDP, whole gradients",
                                      "HSDP" };
 
@@ -44,6 +46,199 @@ XD_TEST(replicated_groups_of_shards_train_to_the_bits_of_one_rank) {
     CHECK(compare(one, WRAP_HSDP, 8, 2, 2));
     CHECK(compare(one, WRAP_HSDP, 6, 2, 1));
     free(one);
+}
+
+/* ---- the other modes ---- */
+
+static double largest_difference(const float *a, const float *b, double *size) {
+    double most = 0.0;
+    *size = 0.0;
+    for (int i = 0; i < WRAP_ROOM; i++) {
+        const double difference = fabs((double)a[i] - (double)b[i]);
+        if (difference > most) most = difference;
+        if (fabs((double)a[i]) > *size) *size = fabs((double)a[i]);
+    }
+    return most;
+}
+
+XD_TEST(in_the_other_modes_a_layout_repeats_its_bits_and_all_layouts_agree_closely) {
+    static const xd_reduction modes[] = { XD_REDUCTION_DETERMINISTIC, XD_REDUCTION_FAST };
+    for (int m = 0; m < 2; m++) {
+        wrap_run *one = wrap_new(WRAP_DDP, 1, 12, modes[m]);
+        CHECK(wrap_execute(one) == XD_OK);
+        for (int kind = WRAP_DDP; kind <= WRAP_HSDP; kind++) {
+            wrap_run *first = wrap_new((wrap_kind)kind, kind == WRAP_HSDP ? 6 : 3, 12, modes[m]);
+            wrap_run *again = wrap_new((wrap_kind)kind, first->ranks, 12, modes[m]);
+            double size;
+            first->groups = again->groups = kind == WRAP_HSDP ? 2 : 0;
+            CHECK(wrap_execute(first) == XD_OK && wrap_execute(again) == XD_OK);
+            CHECK(wrap_equal(first, again));
+            CHECK(largest_difference(one->moments, first->moments, &size) <= 2e-5 * size);
+            CHECK(largest_difference(one->values, first->values, &size) <= 1e-3 * size);
+            free(first);
+            free(again);
+        }
+        free(one);
+    }
+}
+
+/* ---- gradients by hand ---- */
+
+enum { LEAVES = 6, ROWS = 3, COLUMNS = 5 };
+
+/* One weight, whose gradient of leaf i is known; the sum over the leaves follows the canonical tree. */
+static float by_hand(int64_t leaf, int64_t at) {
+    return wrap_number(leaf, 0, at) * 1e3f;
+}
+
+static float tree(int64_t begin, int64_t end, int64_t at) {
+    int64_t half = 1;
+    if (end - begin == 1) return by_hand(begin, at);
+    while (2 * half < end - begin) half *= 2;
+    return tree(begin, begin + half, at) + tree(begin + half, end, at);
+}
+
+static xd_model *one_weight(xd_ctx *ctx, void *value, void *gradient) {
+    xd_model *model = NULL;
+    xd_weight_desc d = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { ROWS, COLUMNS } };
+    d.value = value;
+    d.gradient = gradient;
+    d.room = ROWS * COLUMNS;
+    CHECK(xd_model_create(ctx, NULL, &model) == XD_OK);
+    CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+static void check_sum(xd_parallel *parallel) {
+    xd_param param;
+    xd_tensor_part part;
+    int64_t count = 0;
+    CHECK(xd_parallel_params(parallel, 1, &param, &count) == XD_OK && count == 1);
+    CHECK(xd_parallel_parts(parallel, 1, &part, &count) == XD_OK && count == 1);
+    CHECK_EQ_INT(part.range.end - part.range.begin, param.count);
+    for (int64_t i = 0; i < param.count; i++)
+        CHECK(((const float *)param.gradient)[i] == tree(0, LEAVES, part.range.begin + i));
+}
+
+static xd_result sum_by_brackets(xd_comm *world, void *argument) {
+    const int kind = *(const int *)argument;
+    const xd_ddp_desc ddp = { LEAVES, kind == WRAP_SHARDED };
+    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .accumulate_whole = kind == WRAP_FSDP_WHOLE };
+    xd_model *model = one_weight(xd_comm_ctx(world), NULL, NULL);
+    xd_block *root = xd_model_root(model);
+    xd_parallel *parallel = NULL;
+    CHECK((kind <= WRAP_SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
+                                : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
+    for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
+        for (int half = 0; half < 2; half++) { /* two brackets of one leaf */
+            xd_block_view view;
+            CHECK(xd_block_begin(root, (xd_pass){ XD_PASS_BACKWARD, k, half == 0 }, &view) == XD_OK);
+            for (int64_t i = 0; i < ROWS * COLUMNS; i++)
+                if (i % 2 == half)
+                    ((float *)view.gradients[0])[i] += by_hand(xd_parallel_leaf(parallel, k), i);
+            CHECK(xd_block_end(root) == XD_OK);
+        }
+    CHECK(xd_parallel_reduce(parallel) == XD_OK);
+    check_sum(parallel);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+static xd_result sum_by_pushes(xd_comm *world, void *argument) {
+    float value[ROWS * COLUMNS], gradient[ROWS * COLUMNS];
+    const xd_ddp_desc ddp = { LEAVES, *(const int *)argument == WRAP_SHARDED };
+    xd_parallel *parallel = NULL;
+    for (int i = 0; i < ROWS * COLUMNS; i++) value[i] = (float)i;
+    xd_model *model = one_weight(xd_comm_ctx(world), value, gradient);
+    CHECK(xd_ddp_create(model, world, &ddp, &parallel) == XD_OK);
+    for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) {
+        for (int64_t i = 0; i < ROWS * COLUMNS; i++) gradient[i] = by_hand(xd_parallel_leaf(parallel, k), i);
+        CHECK(xd_parallel_push_leaf(parallel) == XD_OK);
+    }
+    CHECK(xd_parallel_push_leaf(parallel) == XD_ERROR_STATE);
+    CHECK(xd_parallel_reduce(parallel) == XD_OK);
+    check_sum(parallel);
+    /* Each rank changes its part of the caller's values; all have all of them afterwards. */
+    xd_param param;
+    int64_t count = 0;
+    CHECK(xd_parallel_params(parallel, 1, &param, &count) == XD_OK);
+    for (int64_t i = 0; i < param.count; i++) ((float *)param.value)[i] += 100.0f;
+    CHECK(xd_parallel_publish(parallel) == XD_OK);
+    for (int i = 0; i < ROWS * COLUMNS; i++) CHECK(value[i] == (float)i + 100.0f);
+    xd_parallel_destroy(parallel);
+    for (int i = 0; i < ROWS * COLUMNS; i++) CHECK(value[i] == (float)i + 100.0f);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(gradients_are_the_sum_of_the_leaves_along_the_canonical_tree) {
+    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    for (int ranks = 1; ranks <= 6; ranks++)
+        for (int kind = WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++) {
+            if (kind >= WRAP_FSDP && LEAVES % ranks) continue; /* those are in the runs above */
+            CHECK(xd_run_threads(ranks, &desc, sum_by_brackets, &kind, NULL) == XD_OK);
+        }
+}
+
+XD_TEST(a_caller_with_buffers_of_his_own_needs_no_brackets) {
+    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    for (int ranks = 1; ranks <= 6; ranks++)
+        for (int kind = WRAP_DDP; kind <= WRAP_SHARDED; kind++)
+            CHECK(xd_run_threads(ranks, &desc, sum_by_pushes, &kind, NULL) == XD_OK);
+}
+
+/* ---- memory ---- */
+
+typedef struct counted {
+    size_t now, most;
+} counted;
+
+static void *counted_allocate(void *user, size_t bytes) {
+    counted *c = (counted *)user;
+    size_t *block = (size_t *)malloc(bytes + 64);
+    if (!block) return NULL;
+    block[0] = bytes;
+    c->now += bytes;
+    if (c->now > c->most) c->most = c->now;
+    return (char *)block + 64;
+}
+
+static void counted_release(void *user, void *memory) {
+    size_t *block = (size_t *)(void *)((char *)memory - 64);
+    ((counted *)user)->now -= block[0];
+    free(block);
+}
+
+XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
+    counted c = { 0, 0 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT,
+                               .allocator = { counted_allocate, counted_release, &c } };
+    xd_ctx *ctx = NULL;
+    xd_comm *self = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+    wrap_run run = { .kind = WRAP_FSDP };
+    wrap_rank r = { .run = &run, .ctx = ctx, .world = self, .data = self };
+    static const char *const types[] = { "layer" };
+    r.model = wrap_model(ctx);
+    const xd_fsdp_desc d = { .leaves = 3, .unit_types = types, .unit_type_count = 1 };
+    CHECK(xd_fsdp_create(r.model, self, &d, &r.parallel) == XD_OK);
+    const xd_parallel_bytes bytes = xd_parallel_memory(r.parallel);
+    CHECK(bytes.values > 300 * sizeof(float) && bytes.gradients > 0);
+    CHECK_EQ_INT(bytes.gathered, 0); /* there is nobody to gather from */
+    CHECK_EQ_INT(bytes.whole_gradients, 0);
+    const size_t before = c.now;
+    c.most = c.now;
+    CHECK(wrap_leaves(&r) == XD_OK && xd_parallel_reduce(r.parallel) == XD_OK &&
+          xd_parallel_publish(r.parallel) == XD_OK);
+    CHECK_EQ_INT(c.now, before);
+    CHECK_EQ_INT(c.most, before);
+    xd_parallel_destroy(r.parallel);
+    xd_model_destroy(r.model);
+    xd_comm_destroy(self);
+    xd_ctx_destroy(ctx);
+    CHECK_EQ_INT(c.now, 0);
 }
 
 XD_TEST_MAIN()

@@ -43,7 +43,8 @@ struct xd_mesh {
     xd_topology topology;            /* of this mesh; ranks owned */
 };
 
-XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+/* Which ranks differ from rank 0. Collective. */
+static xd_result xdi_agree_same_report(xd_comm *comm, uint64_t hash, const char *what) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
@@ -73,6 +74,14 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
                             what, differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
+}
+
+XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+    int64_t mine[2], most[2];
+    memcpy(&mine[0], &hash, sizeof hash);
+    mine[1] = ~mine[0]; /* its maximum tells the minimum of the hashes */
+    XD_TRY(xd_all_reduce(comm, mine, most, 2, XD_DTYPE_I64, XD_MAX));
+    return most[0] == ~most[1] ? XD_OK : xdi_agree_same_report(comm, hash, what);
 }
 
 static void xdi_mesh_entry_destroy(xd_ctx *ctx, xdi_mesh_entry *entry) {

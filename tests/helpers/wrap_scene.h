@@ -22,14 +22,10 @@ typedef struct wrap_run {
     xd_reduction reduction;
     bool together; /* all forwards before the first backward */
     bool nested;   /* units inside units */
-    bool own;      /* storage of the caller's for every weight, and leaves without brackets */
-    int broken;    /* for tests of errors: which rank does something else, 0 -> none */
     /* What came out, written by the ranks that count. */
     float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
     int64_t count;
     double norms[WRAP_STEPS];
-    xd_result results[16];
-    char messages[16][200];
 } wrap_run;
 
 /* ---- the model ---- */

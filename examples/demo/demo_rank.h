@@ -128,6 +128,15 @@ xd_result demo_complete_teacher(demo_rank *r);
 /* Student's logits -> loss, and the gradient in their place. Collective over the mesh. */
 xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out);
 
+/* ---- demo_keep.c ---- */
+
+/* What a file in bf16 holds of them. */
+void demo_round_to_bf16(float *weights, int64_t count);
+
+/* The student from everybody's share, whole on rank 0, which saves it when asked to, in job->save_directory, and lets it
+ * write. Collective over the mesh. Errors: STATE for a finished model of another run there. */
+xd_result demo_keep_student(demo_rank *r, const float *own, bool save, char sample[SAMPLE_BYTES]);
+
 /* ---- demo_measure.c ---- */
 
 /* Bits per byte of the held-out text. Collective over the mesh. */

@@ -16,8 +16,6 @@
  * library adds those exactly. So every dp mesh has the bits of one rank. */
 #include "demo_rank.h"
 
-#include "../common/model_directory.h"
-
 #include <stdio.h>
 #include <string.h>
 
@@ -188,44 +186,6 @@ static xd_result demo_train(demo_rank *r, uint64_t seed) {
 
 /* ---- what came out ---- */
 
-/* A finished model of another run is not replaced unless that was asked for; this run's own, which an interruption
- * came after, has the same bits. */
-static xd_result demo_keep(demo_rank *r, const nn_model *whole, float *weights) {
-    const demo_job *job = r->job;
-    const int32_t end = xd_tokenizer_find_special(job->tokenizer, "<|endoftext|>");
-    const model_extras extras = { job->tokenizer_path, end < 0 ? NULL : "<|endoftext|>", end, DEMO_ROW };
-    if (!job->overwrite && model_directory_is_finished(job->save_directory)) {
-        if (model_directory_holds(r->ctx, job->save_directory, whole, weights)) return XD_OK;
-        return XD_FAIL(r->ctx, XD_ERROR_STATE,
-                       "%s holds a finished model that this run did not make: "
-                       "--overwrite replaces it",
-                       job->save_directory);
-    }
-    return model_directory_save(r->ctx, job->save_directory, whole, weights, &extras);
-}
-
-/* The trained model whole on rank 0: rounded to bf16 as the file will hold it when it is saved, a sample from
- * it. */
-static xd_result demo_finish_whole(demo_rank *r, const float *own, bool save, demo_result *result) {
-    const demo_job *job = r->job;
-    nn_model whole;
-    bool failed = false;
-    const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
-    float *weights = problem ? NULL : (float *)demo_room(r, whole.float_count, sizeof(float), &failed);
-    xd_result status =
-        problem || failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the whole model") : XD_OK;
-    status = xd_agree(r->world, status);
-    if (status == XD_OK) status = demo_gather_shares(r->ctx, r->tp, &r->model, own, &whole, weights);
-    if (status == XD_OK && xd_comm_rank(r->world) == 0) {
-        if (save) status = demo_keep(r, &whole, weights);
-        if (status == XD_OK)
-            status = sample_write(r->ctx, &whole, weights, job->tokenizer, job->seed, result->sample);
-    }
-    xd_release(r->ctx, weights);
-    nn_model_free(&whole);
-    return xd_agree(r->world, status);
-}
-
 static xd_result demo_finish_arm(demo_rank *r, int seed_index, int arm_index) {
     const demo_job *job = r->job;
     demo_result *result = &job->results[seed_index * job->arm_count + arm_index];
@@ -233,8 +193,7 @@ static xd_result demo_finish_arm(demo_rank *r, int seed_index, int arm_index) {
     const bool save = seed_index == 0 && arm_index == job->saved_arm && job->save_directory;
     double bits = 0.0;
     /* What is saved is measured as it is saved: every weight rounded to bf16. */
-    for (int64_t i = 0; save && i < r->model.float_count; i++)
-        learner->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(learner->weights[i]));
+    if (save) demo_round_to_bf16(learner->weights, r->model.float_count);
     nn_flat flat = { &r->model, learner->weights, NULL };
     const nn_source source = nn_flat_source(&flat);
     XD_TRY(demo_evaluate_student(r, &source, &bits));
@@ -247,7 +206,7 @@ static xd_result demo_finish_arm(demo_rank *r, int seed_index, int arm_index) {
             demo_report_heldout(r->ctx, job->report, &job->arms[arm_index], &at, bits, job->heldout->bytes);
     }
     XD_TRY(xd_agree(r->world, status));
-    return demo_finish_whole(r, learner->weights, save, result);
+    return demo_keep_student(r, learner->weights, save, result->sample);
 }
 
 static xd_result demo_run_teacher(demo_rank *r) {

@@ -1,0 +1,57 @@
+/* sharded_table.c - the two runs side by side, and what each rank took. */
+#include "sharded.h"
+
+#include <stdio.h>
+
+/* The mean over the ranks of a leg. */
+static double sharded_mean_seconds(const sharded_leg *leg, const sharded_outcome *outcome) {
+    double sum = 0.0;
+    for (int r = 0; r < leg->ranks; r++)
+        if (outcome->ranks[r].steps > 0) sum += outcome->ranks[r].seconds / outcome->ranks[r].steps;
+    return sum / leg->ranks;
+}
+
+static void sharded_print_things(const sharded_comparison *c) {
+    static const char *const names[SHARDED_THINGS] = { "weights", "optimizer", "average", "loss curve" };
+    for (int i = 0; i < SHARDED_THINGS; i++) {
+        const char *unit = i == SHARDED_CURVE ? "steps" : "bytes";
+        printf("  %-16s %11lld %s ", names[i], (long long)c->bytes[i], unit);
+        if (c->same_bits[i])
+            printf("bit-equal\n");
+        else
+            printf("DIFFER, by %.3g at most\n", c->apart[i]);
+    }
+}
+
+static void sharded_print_rank(const sharded_news *n) {
+    const int steps = n->steps > 0 ? n->steps : 1;
+    printf("  %4d %12.1f %12.1f %12.1f %10.3f %10.3f\n", n->rank, (double)n->planned / 1024.0,
+           (double)n->counted / 1024.0, (double)n->bytes_sent / 1024.0 / steps, n->seconds / steps,
+           n->wrapper_seconds / steps);
+}
+
+static void sharded_print_leg(const sharded_leg *leg, const sharded_outcome *outcome) {
+    printf("\n%s, %d steps\n", leg->title, outcome->ranks[0].steps);
+    printf("  %4s %12s %12s %12s %10s %10s\n", "rank", "planned KiB", "counted KiB", "sent KiB", "seconds",
+           "in wrapper");
+    for (int r = 0; r < leg->ranks; r++) sharded_print_rank(&outcome->ranks[r]);
+}
+
+void sharded_print_tables(const sharded_options *o, const sharded_leg legs[SHARDED_LEGS],
+                          const sharded_outcome outcomes[SHARDED_LEGS],
+                          const sharded_comparison *comparison) {
+    const double plain = sharded_mean_seconds(&legs[0], &outcomes[0]);
+    printf("\n%d steps\n", o->steps);
+    printf("  %-16s %11.6f bits/byte\n", legs[0].title, outcomes[0].ranks[0].bits_per_byte);
+    printf("  %-16s %11.6f bits/byte\n", "sharded", outcomes[2].ranks[0].bits_per_byte);
+    sharded_print_things(comparison);
+    for (int i = 0; i < SHARDED_LEGS; i++) sharded_print_leg(&legs[i], &outcomes[i]);
+    printf("\nWeights, gradients, optimizer and average: as planned, and as the allocator counted, with "
+           "tables. Sent and "
+           "seconds are\nof a step; \"in wrapper\" is the part in which weights were gathered and gradients "
+           "summed, with "
+           "the wait for others.\n");
+    for (int i = 1; i < SHARDED_LEGS; i++)
+        printf("%s: a step takes %.2f times that of one rank alone.\n", legs[i].title,
+               sharded_mean_seconds(&legs[i], &outcomes[i]) / plain);
+}

@@ -3,9 +3,7 @@
 #ifndef WRAP_SCENE_H
 #define WRAP_SCENE_H
 
-#include "xdistill.h"
-
-#include "xd_test.h"
+#include "wrap_weights.h"
 
 #include <stdlib.h>
 
@@ -29,18 +27,6 @@ typedef struct wrap_run {
 } wrap_run;
 
 /* ---- the model ---- */
-
-static xd_block *wrap_child(xd_block *parent, const char *name, const char *type) {
-    xd_block *block = NULL;
-    CHECK(xd_block_add(parent, &(xd_block_desc){ .name = name, .type = type }, &block) == XD_OK);
-    return block;
-}
-
-static void wrap_weight(xd_block *block, const char *name, int ndim, int64_t rows, int64_t columns) {
-    xd_weight_desc d = { .name = name, .dtype = XD_DTYPE_F32, .ndim = ndim, .shape = { rows, columns } };
-    d.init = (xd_init){ XD_INIT_NORMAL, 0.1f, 0.5f };
-    CHECK(xd_weight_add(block, &d, NULL) == XD_OK);
-}
 
 static void wrap_layer(xd_block *root, int i) {
     char name[32];

@@ -1,0 +1,331 @@
+/* Wrappers: what they refuse, on which ranks, in which words. */
+#include "xdistill.h"
+
+#include "wrap_weights.h"
+
+/* A rank's scene: two layers of one size and a root, not wrapped yet. */
+typedef struct scene {
+    xd_ctx *ctx;
+    xd_comm *world;
+    int rank;
+    xd_model *model;
+    xd_block *root, *first, *second;
+    xd_parallel *parallel;
+} scene;
+
+static void open_scene(scene *s, xd_comm *world) {
+    memset(s, 0, sizeof *s);
+    s->ctx = xd_comm_ctx(world);
+    s->world = world;
+    s->rank = xd_comm_rank(world);
+    CHECK(xd_model_create(s->ctx, NULL, &s->model) == XD_OK);
+    s->root = xd_model_root(s->model);
+    wrap_weight(s->root, "head", 2, 3, 4);
+    s->first = wrap_child(s->root, "first", "layer");
+    s->second = wrap_child(s->root, "second", "layer");
+    wrap_weight(s->first, "w", 2, 4, 4);
+    wrap_weight(s->second, "w", 2, 4, 4);
+}
+
+static void close_scene(scene *s) {
+    xd_parallel_destroy(s->parallel);
+    xd_model_destroy(s->model);
+}
+
+static xd_result wrap_fsdp(scene *s, int64_t leaves) {
+    static const char *const types[] = { "layer" };
+    const xd_fsdp_desc d = { .leaves = leaves, .unit_types = types, .unit_type_count = 1 };
+    return xd_fsdp_create(s->model, s->world, &d, &s->parallel);
+}
+
+static bool says(const scene *s, const char *text) {
+    const char *message = xd_last_error(s->ctx)->message;
+    if (strstr(message, text)) return true;
+    printf("rank %d: \"%s\" lacks \"%s\"\n", s->rank, message, text);
+    return false;
+}
+
+static void run_ranks(int ranks, xd_reduction reduction, xd_rank_function function) {
+    const xd_ctx_desc desc = { .reduction = reduction, .timeout_seconds = 20 };
+    xd_error error;
+    const xd_result result = xd_run_threads(ranks, &desc, function, NULL, &error);
+    if (result != XD_OK) printf("%s\n", error.message);
+    CHECK(result == XD_OK);
+}
+
+/* ---- wrapping ---- */
+
+static xd_result refuse_wraps(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(wrap_fsdp(&s, 0) == XD_ERROR_STATE && says(&s, "not sealed") && !s.parallel);
+    CHECK(xd_model_seal(s.model) == XD_OK);
+    CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 leaves for 2 data ranks"));
+    CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 leaves"));
+    CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH && says(&s, "settings of a wrapper"));
+    CHECK(!s.parallel);
+    /* Nothing of these is left behind. */
+    CHECK(wrap_fsdp(&s, 4) == XD_OK);
+    xd_parallel *again = NULL;
+    CHECK(xd_ddp_create(s.model, world, NULL, &again) == XD_ERROR_STATE && says(&s, "wrapped already") &&
+          !again);
+    int64_t count = 77;
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    CHECK(xd_parallel_params(s.parallel, 2, params, &count) == XD_ERROR_ARGUMENT &&
+          says(&s, "3 parameters, capacity is 2"));
+    CHECK(xd_parallel_parts(s.parallel, 2, parts, &count) == XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(count, 77);
+    CHECK(xd_model_allocate(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
+    CHECK(xd_model_init_weights(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
+    CHECK(xd_model_params(s.model, 2, params, &count) == XD_ERROR_STATE && says(&s, "wrapped"));
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(a_wrap_that_is_refused_leaves_the_model_as_it_was) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, refuse_wraps);
+}
+
+/* Weights that a wrapper cannot take. */
+static xd_result refuse_weights(xd_comm *world, void *argument) {
+    static float value[6];
+    for (int i = 0; i < 5; i++) {
+        scene s;
+        xd_weight_desc d = { .name = "odd", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 6 } };
+        (void)argument;
+        open_scene(&s, world);
+        if (i == 0) d.dtype = XD_DTYPE_BF16;
+        if (i == 1) d.gradient_dtype = XD_DTYPE_BF16;
+        if (i == 2) d.traits.expert = true;
+        if (i == 3) d.value = value, d.room = 6;
+        if (i == 4) d.tied_to = "head", d.ndim = 2, d.shape[0] = 3, d.shape[1] = 4;
+        CHECK(xd_weight_add(s.second, &d, NULL) == XD_OK && xd_model_seal(s.model) == XD_OK);
+        const xd_result result = wrap_fsdp(&s, 2);
+        if (i < 2) CHECK(result == XD_ERROR_DTYPE && says(&s, "\"second.odd\"") && says(&s, "BF16"));
+        if (i == 2) CHECK(result == XD_ERROR_UNSUPPORTED && says(&s, "\"second.odd\" is an expert's"));
+        if (i == 3) CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage"));
+        if (i == 4)
+            CHECK(result == XD_ERROR_STATE &&
+                  says(&s, "\"second.odd\" in unit \"second\" is tied to \"head\" in unit \"\""));
+        close_scene(&s);
+    }
+    return XD_OK;
+}
+
+XD_TEST(weights_that_cannot_be_sharded_are_named) {
+    run_ranks(1, XD_REDUCTION_INVARIANT, refuse_weights);
+}
+
+static xd_result refuse_groups(xd_comm *world, void *argument) {
+    scene s;
+    xd_comm *data = NULL, *replicas = NULL;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK);
+    CHECK(xd_comm_split(world, s.rank / 2, 0, &data) == XD_OK &&
+          xd_comm_split(world, s.rank % 2, 0, &replicas) == XD_OK);
+    xd_fsdp_desc d = { .leaves = 12, .replicas = replicas };
+    CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_ERROR_UNSUPPORTED &&
+          says(&s, "6 leaves of a group"));
+    d.leaves = 9;
+    CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT && says(&s, "9 leaves") &&
+          says(&s, "2 groups"));
+    close_scene(&s);
+    xd_comm_destroy(replicas);
+    xd_comm_destroy(data);
+    return XD_OK;
+}
+
+XD_TEST(groups_whose_leaves_are_no_node_of_the_tree_are_refused) {
+    run_ranks(4, XD_REDUCTION_INVARIANT, refuse_groups);
+}
+
+/* ---- brackets ---- */
+
+static const xd_pass forward = { XD_PASS_FORWARD, 0, false }, backward = { XD_PASS_BACKWARD, 0, false };
+
+static void pass_over(scene *s, xd_block *block, xd_pass pass) {
+    xd_block_view view;
+    CHECK(xd_block_begin(block, pass, &view) == XD_OK);
+    CHECK(xd_block_end(block) == XD_OK);
+    (void)s;
+}
+
+static xd_result refuse_brackets(xd_comm *world, void *argument) {
+    scene s;
+    xd_block_view view = { 42, NULL, NULL };
+    xd_pass pass = backward;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_block_begin(s.first, forward, &view) == XD_ERROR_STATE && says(&s, "not sealed"));
+    CHECK(xd_model_seal(s.model) == XD_OK);
+    CHECK(xd_block_begin(s.first, forward, &view) == XD_ERROR_STATE &&
+          says(&s, "\"first.w\" has no storage"));
+    CHECK(xd_block_begin(s.first, backward, &view) == XD_ERROR_STATE && says(&s, "no wrapper"));
+    CHECK(wrap_fsdp(&s, 4) == XD_OK);
+    CHECK(xd_block_end(s.first) == XD_ERROR_STATE && says(&s, "\"first\" is not open"));
+    pass.kind = (xd_pass_kind)9;
+    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_ARGUMENT && says(&s, "pass 9"));
+    pass.kind = XD_PASS_BACKWARD;
+    pass.leaf = 2;
+    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_ARGUMENT && says(&s, "leaf 2") &&
+          says(&s, "has 2"));
+    pass.leaf = 1;
+    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_STATE && says(&s, "leaf 1") &&
+          says(&s, "next one is 0"));
+    CHECK_EQ_INT(view.count, 42);
+    CHECK(xd_block_begin(s.first, forward, &view) == XD_OK);
+    CHECK(xd_block_begin(s.second, forward, &view) == XD_ERROR_STATE && says(&s, "\"second\"") &&
+          says(&s, "\"first\" is open"));
+    CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE && says(&s, "\"first\" is open"));
+    CHECK(xd_block_end(s.first) == XD_OK);
+    CHECK(xd_parallel_push_leaf(s.parallel) == XD_ERROR_UNSUPPORTED);
+    for (int i = 0; i < 8; i++) CHECK(xd_block_begin(s.first, forward, &view) == XD_OK);
+    CHECK(xd_block_begin(s.first, forward, &view) == XD_ERROR_STATE && says(&s, "open 8 times"));
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(brackets_that_do_not_fit_together_are_refused) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, refuse_brackets);
+}
+
+/* ---- steps ---- */
+
+static void whole_leaf(scene *s, int64_t leaf) {
+    const xd_pass pass = { XD_PASS_BACKWARD, leaf, false };
+    pass_over(s, s->root, pass);
+    pass_over(s, s->second, pass);
+    pass_over(s, s->first, pass);
+}
+
+static xd_result refuse_steps(xd_comm *world, void *argument) {
+    scene s;
+    xd_block_view view;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 2) == XD_OK);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "0 leaves, not of 1"));
+    pass_over(&s, s.root, backward);
+    pass_over(&s, s.first, backward);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE &&
+          says(&s, "\"second\" has had backward passes of 0 leaves"));
+    /* That step is gone; the next one is whole. */
+    whole_leaf(&s, 0);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK);
+    CHECK(xd_block_begin(s.first, backward, &view) == XD_ERROR_STATE &&
+          says(&s, "xd_parallel_publish ends the step"));
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "reduced already"));
+    CHECK(xd_parallel_publish(s.parallel) == XD_OK);
+    whole_leaf(&s, 0);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(steps_without_all_backwards_are_refused_and_dropped) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, refuse_steps);
+}
+
+/* One rank leaves out a block that needs no communication: DDP. */
+static xd_result forget_a_block(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    const xd_ddp_desc d = { 3, false };
+    CHECK(xd_model_seal(s.model) == XD_OK && xd_ddp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    pass_over(&s, s.root, backward);
+    pass_over(&s, s.second, backward);
+    if (s.rank != 1) pass_over(&s, s.first, backward);
+    const xd_result result = xd_parallel_reduce(s.parallel);
+    CHECK(result == (s.rank == 1 ? XD_ERROR_STATE : XD_ERROR_PEER));
+    CHECK(says(&s, "\"first\" has had backward passes of 0 leaves, not of 1"));
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(all_ranks_are_told_of_the_block_that_one_forgot) {
+    run_ranks(3, XD_REDUCTION_DETERMINISTIC, forget_a_block);
+}
+
+/* Equal blocks in another order: no collective can tell, the step can. */
+static xd_result swap_blocks(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 3) == XD_OK);
+    pass_over(&s, s.root, backward);
+    pass_over(&s, s.rank == 2 ? s.first : s.second, backward);
+    pass_over(&s, s.rank == 2 ? s.second : s.first, backward);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_MISMATCH);
+    CHECK(says(&s, "the order in which blocks were opened") && says(&s, "rank 2"));
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(another_order_on_one_rank_is_found_before_the_step_is_made) {
+    run_ranks(3, XD_REDUCTION_INVARIANT, swap_blocks);
+}
+
+/* ---- the caller's buffers ---- */
+
+static xd_result refuse_pushes(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && xd_ddp_create(s.model, world, NULL, &s.parallel) == XD_OK);
+    CHECK(xd_parallel_push_leaf(s.parallel) == XD_ERROR_STATE &&
+          says(&s, "\"head\" has no gradient of the caller's"));
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(leaves_without_brackets_need_gradients_of_the_callers) {
+    run_ranks(1, XD_REDUCTION_INVARIANT, refuse_pushes);
+}
+
+/* ---- a rank that does not come ---- */
+
+enum { ABSENT = 1 };
+
+/* phase 0: gather; 1: reduction of a leaf; 2: the end of the step; 3: publish. */
+static int absent_phase;
+
+static xd_result leave_early(xd_comm *world, void *argument) {
+    scene s;
+    xd_block_view view;
+    xd_result result = XD_OK;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 3) == XD_OK);
+    const bool absent = s.rank == ABSENT;
+    if (absent_phase == 0 && absent) goto out;
+    result = xd_block_begin(s.first, backward, &view);
+    if (absent_phase == 1 && absent) goto out;
+    if (result == XD_OK) result = xd_block_end(s.first);
+    if (result == XD_OK) pass_over(&s, s.second, backward);
+    if (result == XD_OK) pass_over(&s, s.root, backward);
+    if (absent_phase == 2 && absent) goto out;
+    if (result == XD_OK) result = xd_parallel_reduce(s.parallel);
+    if (absent_phase == 3 && absent) goto out;
+    if (result == XD_OK) result = xd_parallel_publish(s.parallel);
+out:
+    if (absent)
+        xd_comm_abort(world);
+    else
+        CHECK(result == XD_ERROR_PEER && xd_last_error(s.ctx)->culprit == ABSENT);
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_that_leaves_ends_every_phase_of_a_step_on_the_others) {
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    for (absent_phase = 0; absent_phase < 4; absent_phase++) {
+        xd_error error;
+        (void)xd_run_threads(3, &desc, leave_early, NULL, &error);
+    }
+}
+
+XD_TEST_MAIN()

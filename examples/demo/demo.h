@@ -328,6 +328,9 @@ void demo_report_progress(demo_report *report, const demo_job *job, const demo_m
 /* The table on the terminal, loss.svg, run.json, and where all of it is. */
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);
 
+/* Fields that say what the program is made of and runs on: the bits of a run depend on each of these. */
+void demo_json_build(xd_json_writer *w, xd_ctx *ctx);
+
 /* The parts of that. */
 void demo_print_table(const demo_job *job);
 xd_result demo_write_figure(xd_ctx *ctx, const demo_job *job, const char *directory);

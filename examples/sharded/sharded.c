@@ -14,7 +14,7 @@
  * along one tree.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
- * and metrics.jsonl of the two. */
+ * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
@@ -35,9 +35,7 @@ typedef struct sharded_world {
     nn_config config;
     sharded_job job;
     char student[480], plain[480], wrapped[480], titles[SHARDED_LEGS][64];
-    sharded_leg legs[SHARDED_LEGS];
-    sharded_outcome outcomes[SHARDED_LEGS];
-    sharded_comparison comparison;
+    sharded_run run;
 } sharded_world;
 
 /* ---- set-up ---- */
@@ -49,23 +47,23 @@ static int sharded_draw_step(const sharded_options *o) {
 }
 
 static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
-    memset(w->legs, 0, sizeof w->legs);
+    sharded_leg *legs = w->run.legs;
+    memset(legs, 0, sizeof w->run.legs);
+    legs[0].wrap = SHARDED_PLAIN;
+    legs[0].ranks = 1;
+    legs[1].wrap = o->wrap;
+    legs[1].ranks = o->axes.dp;
+    legs[1].save_at = o->steps / 2;
+    legs[1].kill_at = sharded_draw_step(o);
+    legs[2].wrap = SHARDED_DDP;
+    legs[2].ranks = SHARDED_LATER_RANKS;
+    legs[2].resume = legs[2].keep = true;
     for (int i = 0; i < SHARDED_LEGS; i++) {
-        w->legs[i].title = w->titles[i];
-        w->legs[i].directory = i == 0 ? w->plain : w->wrapped;
+        snprintf(w->titles[i], sizeof w->titles[i], "%d rank%s, %s", legs[i].ranks,
+                 legs[i].ranks > 1 ? "s" : "", sharded_wrap_name(legs[i].wrap));
+        legs[i].title = w->titles[i];
+        legs[i].directory = i == 0 ? w->plain : w->wrapped;
     }
-    w->legs[0].wrap = SHARDED_PLAIN;
-    w->legs[0].ranks = 1;
-    w->legs[1].wrap = o->wrap;
-    w->legs[1].ranks = o->axes.dp;
-    w->legs[1].save_at = o->steps / 2;
-    w->legs[1].kill_at = sharded_draw_step(o);
-    w->legs[2].wrap = SHARDED_DDP;
-    w->legs[2].ranks = SHARDED_LATER_RANKS;
-    w->legs[2].resume = w->legs[2].keep = true;
-    for (int i = 0; i < SHARDED_LEGS; i++)
-        snprintf(w->titles[i], sizeof w->titles[i], "%d rank%s, %s", w->legs[i].ranks,
-                 w->legs[i].ranks > 1 ? "s" : "", sharded_wrap_name(w->legs[i].wrap));
 }
 
 static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o) {
@@ -81,7 +79,7 @@ static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o)
 
 static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     demo_job *job = &w->job.demo;
-    w->job.options = o;
+    w->run.options = o;
     job->config = &w->config;
     job->cp = job->tp = 1;
     job->reduction = XD_REDUCTION_INVARIANT;
@@ -104,26 +102,29 @@ static xd_result sharded_open_output(sharded_world *w, const sharded_options *o)
                        "%s holds a finished model: --overwrite replaces it, --out names another folder",
                        w->student);
     const char *const folders[] = { w->plain, w->wrapped };
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         XD_REQUIRE(w->ctx, files->make_directory(files->user, folders[i]) == 0, XD_ERROR_IO,
                    "cannot make the directory %s", folders[i]);
+        XD_TRY(sharded_forget(w->ctx, folders[i]));
+    }
     return XD_OK;
 }
 
 /* ---- the way ---- */
 
-static xd_result sharded_run_legs(sharded_world *w) {
-    for (int i = 0; i < SHARDED_LEGS; i++) {
-        w->job.leg = &w->legs[i];
-        w->job.demo.dp = w->legs[i].ranks;
-        if (w->legs[i].kill_at > 0)
-            printf("%s: saved after step %d, to be killed after step %d\n", w->legs[i].title,
-                   w->legs[i].save_at, w->legs[i].kill_at);
-        XD_TRY(sharded_run_leg(w->ctx, &w->job, &w->outcomes[i]));
-        if (w->outcomes[i].killed)
-            printf("%s: killed by SIGKILL after step %d\n", w->legs[i].title, w->outcomes[i].ranks[0].step);
-        fflush(stdout);
-    }
+static xd_result sharded_go(sharded_world *w, int i) {
+    const sharded_leg *leg = &w->run.legs[i];
+    sharded_outcome *outcome = &w->run.outcomes[i];
+    w->job.leg = leg;
+    w->job.demo.dp = leg->ranks;
+    if (leg->kill_at > 0)
+        printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
+               leg->kill_at);
+    XD_TRY(sharded_run_leg(w->ctx, &w->job, outcome));
+    if (outcome->killed) printf("%s: killed by SIGKILL after step %d\n", leg->title, outcome->ranks[0].step);
+    if (leg->resume)
+        printf("%s: went on after step %d\n", leg->title, outcome->ranks[0].step - outcome->ranks[0].steps);
+    fflush(stdout);
     return XD_OK;
 }
 
@@ -134,12 +135,13 @@ static xd_result sharded_work(sharded_world *w, const sharded_options *o) {
     sharded_fill_legs(w, o);
     printf("%lld tokens of text, %d steps of %d rows, seed %llu\n", (long long)w->lesson.student.text.count,
            o->steps, DEMO_BATCH, (unsigned long long)o->seed);
-    XD_TRY(sharded_run_legs(w));
-    XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->comparison));
-    sharded_print_tables(o, w->legs, w->outcomes, &w->comparison);
+    for (int i = 0; i < SHARDED_LEGS; i++) XD_TRY(sharded_go(w, i));
+    XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->run.comparison));
+    sharded_print_tables(&w->run);
+    XD_TRY(sharded_write_run(w->ctx, &w->run));
     printf("The sharded student is in %s: build/demo --eval %s measures it again.\n", w->student, w->student);
     for (int i = 0; i < SHARDED_THINGS; i++)
-        XD_REQUIRE(w->ctx, w->comparison.same_bits[i], XD_ERROR_MISMATCH,
+        XD_REQUIRE(w->ctx, w->run.comparison.same_bits[i], XD_ERROR_MISMATCH,
                    "the sharded run does not have the bits of the plain one");
     return XD_OK;
 }

@@ -73,7 +73,6 @@ typedef struct sharded_news {
 typedef struct sharded_job {
     demo_job demo;
     const sharded_leg *leg;
-    const sharded_options *options;
     int news; /* the pipe that sharded_news go into */
 } sharded_job;
 
@@ -147,6 +146,9 @@ xd_result sharded_student_gather(sharded_student *s, float *weights);
 xd_result sharded_save(const sharded_student *s, const char *directory, int step);
 xd_result sharded_load(const sharded_student *s, const char *directory, int *step);
 
+/* Removes the checkpoints of an older run, whose steps may be beyond this one's. Errors: IO. */
+xd_result sharded_forget(xd_ctx *ctx, const char *directory);
+
 /* ---- comparing ---- */
 
 enum { SHARDED_WEIGHTS, SHARDED_MOMENTS, SHARDED_AVERAGE, SHARDED_CURVE, SHARDED_THINGS };
@@ -168,8 +170,18 @@ xd_result sharded_metrics_bytes(xd_ctx *ctx, const char *directory, int lines, l
 
 enum { SHARDED_LEGS = 3 };
 
-void sharded_print_tables(const sharded_options *o, const sharded_leg legs[SHARDED_LEGS],
-                          const sharded_outcome outcomes[SHARDED_LEGS], const sharded_comparison *comparison);
+/* The whole way: a run on one rank, and one that was interrupted. */
+typedef struct sharded_run {
+    const sharded_options *options;
+    sharded_leg legs[SHARDED_LEGS];
+    sharded_outcome outcomes[SHARDED_LEGS];
+    sharded_comparison comparison;
+} sharded_run;
+
+void sharded_print_tables(const sharded_run *run);
+
+/* sharded.json. Errors: IO, MEMORY. */
+xd_result sharded_write_run(xd_ctx *ctx, const sharded_run *run);
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,7 @@ static void sharded_print_things(const sharded_comparison *c) {
     static const char *const names[SHARDED_THINGS] = { "weights", "optimizer", "average", "loss curve" };
     for (int i = 0; i < SHARDED_THINGS; i++) {
         const char *unit = i == SHARDED_CURVE ? "steps" : "bytes";
-        printf("  %-16s %11lld %s ", names[i], (long long)c->bytes[i], unit);
+        printf("  %-20s %11lld %-5s ", names[i], (long long)c->bytes[i], unit);
         if (c->same_bits[i])
             printf("bit-equal\n");
         else
@@ -37,21 +37,21 @@ static void sharded_print_leg(const sharded_leg *leg, const sharded_outcome *out
     for (int r = 0; r < leg->ranks; r++) sharded_print_rank(&outcome->ranks[r]);
 }
 
-void sharded_print_tables(const sharded_options *o, const sharded_leg legs[SHARDED_LEGS],
-                          const sharded_outcome outcomes[SHARDED_LEGS],
-                          const sharded_comparison *comparison) {
+void sharded_print_tables(const sharded_run *run) {
+    const sharded_leg *legs = run->legs;
+    const sharded_outcome *outcomes = run->outcomes;
     const double plain = sharded_mean_seconds(&legs[0], &outcomes[0]);
-    printf("\n%d steps\n", o->steps);
-    printf("  %-16s %11.6f bits/byte\n", legs[0].title, outcomes[0].ranks[0].bits_per_byte);
-    printf("  %-16s %11.6f bits/byte\n", "sharded", outcomes[2].ranks[0].bits_per_byte);
-    sharded_print_things(comparison);
+    printf("\n%d steps\n", run->options->steps);
+    printf("  %-20s %11.6f bits/byte\n", legs[0].title, outcomes[0].ranks[0].bits_per_byte);
+    printf("  %-20s %11.6f bits/byte\n", "sharded", outcomes[SHARDED_LEGS - 1].ranks[0].bits_per_byte);
+    sharded_print_things(&run->comparison);
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_print_leg(&legs[i], &outcomes[i]);
-    printf("\nWeights, gradients, optimizer and average: as planned, and as the allocator counted, with "
-           "tables. Sent and "
-           "seconds are\nof a step; \"in wrapper\" is the part in which weights were gathered and gradients "
-           "summed, with "
-           "the wait for others.\n");
+    printf("\nBytes are those of weights, gradients, optimizer and average: as planned, and as the allocator "
+           "counted "
+           "them, with\ntables. Sent and seconds are of a step; \"in wrapper\" is the part in which weights "
+           "were "
+           "gathered and gradients\nsummed, with the wait for others.\n\n");
     for (int i = 1; i < SHARDED_LEGS; i++)
-        printf("%s: a step takes %.2f times that of one rank alone.\n", legs[i].title,
+        printf("%s: a step takes %.2f times that of one rank without a wrapper.\n", legs[i].title,
                sharded_mean_seconds(&legs[i], &outcomes[i]) / plain);
 }

@@ -497,20 +497,21 @@ static void check_description(bool tied) {
     const nn_config config = tiny_config(tied);
     nn_model model;
     xd_ctx *ctx = NULL;
-    xd_model *description = NULL;
+    nn_description description;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
     CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(description), model.param_count + tied);
-    CHECK_EQ_INT(xd_model_parameter_count(description), model.float_count);
-    CHECK_EQ_INT(xd_model_trained_count(description), model.float_count);
+    CHECK_EQ_INT(xd_model_weight_count(description.model), model.param_count + tied);
+    CHECK_EQ_INT(xd_model_parameter_count(description.model), model.float_count);
+    CHECK_EQ_INT(xd_model_trained_count(description.model), model.float_count);
     for (int block = NN_ROOT; block < config.layers; block++)
-        for (int i = 0; i < nn_block_weights(block); i++) check_weight(description, &model, block, i);
-    const xd_weight *head = xd_model_find_weight(description, "lm_head.weight");
+        for (int i = 0; i < nn_block_weights(block); i++) check_weight(description.model, &model, block, i);
+    const xd_weight *head = xd_model_find_weight(description.model, "lm_head.weight");
     CHECK_EQ_STR(xd_weight_describe(xd_weight_describe(head).owner).name,
                  tied ? "model.embed_tokens.weight" : "lm_head.weight");
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(description, "model.layers.1"))->type, NN_LAYER_TYPE);
-    xd_model_destroy(description);
+    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(description.model, "model.layers.1"))->type,
+                 NN_LAYER_TYPE);
+    nn_description_free(&description);
     nn_model_free(&model);
     xd_ctx_destroy(ctx);
 }
@@ -533,33 +534,60 @@ XD_TEST(first_values_have_the_size_that_the_model_wants) {
     nn_config config = tiny_config(true);
     nn_model model;
     xd_ctx *ctx = NULL;
-    xd_model *description = NULL;
+    nn_description description;
     config.hidden = config.ffn = 96;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
     CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
-    CHECK(xd_model_allocate(description) == XD_OK && xd_model_init_weights(description) == XD_OK);
-    CHECK_NEAR(size_of(description, "model.layers.0.mlp.up_proj.weight"), 0.02, 0.002);
-    CHECK_NEAR(size_of(description, "model.layers.0.mlp.down_proj.weight"), 0.01, 0.001);
-    CHECK_NEAR(size_of(description, "model.embed_tokens.weight"), 0.02, 0.002);
-    CHECK_NEAR(size_of(description, "model.norm.weight"), 1.0, 0.0);
-    xd_model_destroy(description);
+    CHECK(xd_model_allocate(description.model) == XD_OK && xd_model_init_weights(description.model) == XD_OK);
+    CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.up_proj.weight"), 0.02, 0.002);
+    CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.down_proj.weight"), 0.01, 0.001);
+    CHECK_NEAR(size_of(description.model, "model.embed_tokens.weight"), 0.02, 0.002);
+    CHECK_NEAR(size_of(description.model, "model.norm.weight"), 1.0, 0.0);
+    nn_description_free(&description);
     nn_model_free(&model);
     xd_ctx_destroy(ctx);
 }
 
-XD_TEST(a_share_of_a_model_is_not_described_and_says_so) {
-    const nn_config config = tiny_config(true);
+/* A rank's first values are those of the whole model at the places that it holds. */
+static void check_share(xd_ctx *ctx, const nn_model *whole, const xd_model *all, int ranks, int rank) {
     nn_group tp;
+    nn_model part;
+    nn_description share;
+    memset(&tp, 0, sizeof tp);
+    tp.size = ranks;
+    tp.rank = rank;
+    CHECK(nn_model_init(&whole->config, &tp, NULL, &part) == NULL);
+    CHECK(nn_describe(ctx, &part, 3, &share) == XD_OK);
+    CHECK(xd_model_allocate(share.model) == XD_OK && xd_model_init_weights(share.model) == XD_OK);
+    CHECK_EQ_INT(xd_model_parameter_count(share.model), part.float_count);
+    CHECK(xd_model_hash(share.model) == xd_model_hash(all));
+    for (int i = 0; i < part.param_count; i++) {
+        const nn_param *p = &part.params[i];
+        const xd_weight_info here = xd_weight_describe(xd_model_find_weight(share.model, p->name));
+        const float *own = (const float *)here.value;
+        const float *full = (const float *)xd_weight_describe(xd_model_find_weight(all, p->name)).value;
+        CHECK_EQ_INT(here.count, nn_param_count(p));
+        for (int r = 0; r < p->rows; r++)
+            for (int c = 0; c < p->cols; c++)
+                CHECK(own[r * p->cols + c] == full[(p->row_begin + r) * p->full_cols + p->col_begin + c]);
+    }
+    nn_description_free(&share);
+    nn_model_free(&part);
+}
+
+XD_TEST(shares_of_tensor_parallel_ranks_are_described_as_parts_of_the_whole) {
+    const nn_config config = tiny_config(false);
     nn_model model;
     xd_ctx *ctx = NULL;
-    xd_model *description = NULL;
-    memset(&tp, 0, sizeof tp);
-    tp.size = 2;
+    nn_description whole;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(nn_model_init(&config, &tp, NULL, &model) == NULL);
-    CHECK(nn_describe(ctx, &model, 3, &description) == XD_ERROR_UNSUPPORTED && !description);
-    CHECK(strstr(xd_last_error(ctx)->message, "2 tensor-parallel ranks") != NULL);
+    CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
+    CHECK(nn_describe(ctx, &model, 3, &whole) == XD_OK);
+    CHECK(xd_model_allocate(whole.model) == XD_OK && xd_model_init_weights(whole.model) == XD_OK);
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int rank = 0; rank < ranks; rank++) check_share(ctx, &model, whole.model, ranks, rank);
+    nn_description_free(&whole);
     nn_model_free(&model);
     xd_ctx_destroy(ctx);
 }

@@ -15,11 +15,19 @@ extern "C" {
 /* The type of the blocks that are layers: what a wrapper shards by. */
 #define NN_LAYER_TYPE "layer"
 
-/* Describes a model; first values are those that nn_model_randomize is said to have, from the library's random numbers.
- * The description is sealed and holds no memory for weights; the caller destroys it.
- *
- * Errors: UNSUPPORTED for a share of a tensor-parallel group, with its ranks; those of the description. */
-xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, xd_model **out);
+/* A sealed model without memory for weights, and how tensor-parallel ranks have cut them. */
+typedef struct nn_description {
+    xd_ctx *ctx;
+    xd_model *model;
+    xd_layout **layouts; /* [layout_count]; of the tensor-parallel group's ranks */
+    int layout_count;
+} nn_description;
+
+/* Describes a model, or this rank's share of one. First values have the size that nn_model_randomize gives them, from the
+ * library's random numbers: a weight's depend on the seed, its name and its place in the whole tensor. nn_description_free in
+ * any case. Local. Errors: those of the description. */
+xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, nn_description *out);
+void nn_description_free(nn_description *description);
 
 /* The block of a description that nn_transformer.h numbers so. */
 xd_block *nn_find_block(const xd_model *model, int block);

@@ -24,7 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: gradient buckets. A call of what was left out is an error that names the option.
+             _NO_MODELS: gradient buckets; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error that names
+             the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -4328,6 +4329,206 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
 
 #endif
 
+/* Checkpoints. */
+#ifndef XDISTILL_NO_CHECKPOINT
+/* >>checkpoint/checkpoint */
+
+/* Checkpoints: weights, states of optimizers and averages of a run, saved by all ranks together and loaded on any other number
+ * of ranks, each of which holds any part of any tensor.
+ *
+ *     root/step-200/model.safetensors        weights and buffers, as Hugging Face reads them
+ *                   optim.safetensors        optim.exp_avg.NAME, optim.exp_avg_sq.NAME, optim.master.NAME, optim.step.NAME
+ *                   ema-slow.safetensors     an average, under the names of the weights
+ *                   state.json               step, settings of optimizers and averages, the caller's own state
+ *                   manifest.json            sizes and checksums of all files, places and fingerprints of all tensors
+ *     root/latest                            "step-200", a hint for people
+ *
+ * Beyond max_shard_bytes a file becomes model-00001-of-00002.safetensors and so on, with model.safetensors.index.json. Files
+ * are logical: every tensor is there once, whole, in global order, however many ranks wrote it, so equal content gives equal
+ * bytes of every file on every layout. A directory appears under its name when all of its files are on disk; one without a
+ * valid manifest is no checkpoint, whatever its name. Elements lie in memory of the context's device.
+ *
+ * A save takes the lock root/checkpoint.lock, so there is one at a time, and removes what killed ones have left. */
+
+/* One average of a network. */
+typedef struct xd_checkpoint_average {
+    const char *name; /* required; letters, digits and '_': part of the file's name */
+    xd_ema *ema;      /* created over a list whose entry i is parts[i] */
+} xd_checkpoint_average;
+
+/* What is saved and loaded of one network. All ranks have the same list: names, types, shapes, order. */
+typedef struct xd_checkpoint_network {
+    const char *
+        name; /* NULL: the model itself; otherwise letters, digits and '_': its weights are in extra-NAME.safetensors, its
+                       * optimizer in optim-NAME.safetensors, its averages in ema-NAME-AVERAGE.safetensors */
+    const xd_tensor_part *parts; /* [part_count] weights and buffers */
+    int64_t part_count;
+    xd_optimizer
+        *optimizer; /* entry i of its list is parts[i]; NULL -> its state is neither saved nor loaded */
+    const xd_checkpoint_average *averages; /* [average_count] */
+    int average_count;
+} xd_checkpoint_network;
+
+/* A file of its own in the checkpoint: config.json, tokenizer.json. */
+typedef struct xd_checkpoint_file {
+    const char *name; /* a plain name that the checkpoint does not use itself */
+    const void *data; /* [bytes] */
+    size_t bytes;
+} xd_checkpoint_file;
+
+/* What to save and where. Zero is the default of every field but root. */
+typedef struct xd_checkpoint_save_desc {
+    const char *
+        root; /* required; the directory of all checkpoints of a run, made when it is missing. Ranks may reach it by
+                       * different paths */
+    int64_t step;
+    const xd_checkpoint_network *networks; /* [network_count] */
+    int network_count;
+    const char *
+        state; /* of rank 0: a JSON object of at most 48 levels that loads hand back as it is; NULL -> none */
+    const xd_checkpoint_file *files; /* [file_count], of rank 0 */
+    int file_count;
+    uint64_t max_shard_bytes; /* of tensors in one file; 0 -> 5,000,000,000 */
+    int keep;                 /* checkpoints that stay, at least 2: the newest ones and this one; 0 -> all */
+    bool overwrite;           /* replace a checkpoint of this step */
+    size_t
+        block_bytes; /* a checksum covers so many bytes of a file, a power of two from 4096 to 2^30; 0 -> 4 MiB */
+    size_t staging_bytes; /* of tensors in memory of this rank at once; 0 -> 16 MiB */
+} xd_checkpoint_save_desc;
+
+/* Saves a checkpoint. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
+ * and gives the directory its name when everything is on disk. Then root/latest is written, and checkpoints beyond `keep` are
+ * removed.
+ *
+ * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
+ * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
+ * Errors, on every rank, with all older checkpoints as they were: ARGUMENT; MISMATCH when ranks pass other lists, when an element
+ * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
+ * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
+ * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message
+ * says that the checkpoint is complete. */
+XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
+
+/* Finds the checkpoint of the highest step in root: one of that exact name whose manifest is valid and whose files have the
+ * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, IO, MEMORY, UNSUPPORTED. */
+XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
+
+/* Which checksums a load compares before it changes anything. */
+typedef enum xd_checkpoint_check {
+    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of the blocks that some rank needs; these are read twice */
+    XD_CHECKPOINT_CHECK_ALL,         /* of every block of every file, dealt to the ranks */
+    XD_CHECKPOINT_CHECK_NONE         /* of the manifest and state.json only */
+} xd_checkpoint_check;
+
+/* The step of xd_checkpoint_find. */
+#define XD_CHECKPOINT_NEWEST INT64_C(-1)
+
+/* What to load. Zero is the default of every field but root. */
+typedef struct xd_checkpoint_load_desc {
+    const char *root;
+    int64_t step; /* or XD_CHECKPOINT_NEWEST */
+    const xd_checkpoint_network
+        *networks; /* [network_count] where everything goes. Networks, optimizers and averages that are
+                                            * not listed are left in the file */
+    int network_count;
+    xd_checkpoint_check check;
+    bool
+        lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is here of them stays
+                   * as it is; false -> they are errors */
+    bool
+        convert; /* floating-point tensors of another type are converted, rounded to nearest even; false -> DTYPE */
+    size_t staging_bytes; /* as for saves */
+} xd_checkpoint_load_desc;
+
+/* What a load found; the same on every rank. */
+typedef struct xd_checkpoint_report {
+    int64_t step;
+    int64_t loaded;      /* tensors, states of optimizers and averages included */
+    int64_t missing;     /* asked for, but not in the checkpoint */
+    int64_t unexpected;  /* in a file that was asked for, but not asked for themselves */
+    int64_t wrong_shape; /* in both, with other shapes */
+    int64_t converted;   /* of those loaded */
+    char names[200];     /* the first five that are missing, unexpected or of a wrong shape, ", " between */
+} xd_checkpoint_report;
+
+/* Loads a checkpoint into the memory of the parts, the states of the optimizers with their step counts and learning rates, and
+ * the averages with their counters. Reads only what this rank holds of each tensor, and the rest of the blocks that it compares;
+ * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts.
+ *
+ *   report   filled in also when the load is refused for what it counts; may be NULL
+ *   state    the caller's state as it was given to the save, NUL-terminated, to be released with xd_release; NULL when the
+ *            checkpoint has none; may be NULL
+ *
+ * Collective. Memory: staging_bytes, three times that when types are converted, and the manifest. Nothing is changed before
+ * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
+ * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
+ * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files
+ * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
+ * arrays partly loaded. */
+XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
+                                    xd_checkpoint_report *report, char **state);
+
+/* Reads every byte of the checkpoint in a directory and compares every checksum, every fingerprint, and the headers of
+ * its safetensors files with the manifest. Local. Errors: the first damage: FORMAT or CORRUPT, naming file, block and tensors;
+ * MISSING for a file; IO, MEMORY. */
+XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory);
+
+/* ---- looking into one ---- */
+
+/* An open manifest. */
+typedef struct xd_checkpoint xd_checkpoint;
+
+/* What a checkpoint is. */
+typedef struct xd_checkpoint_info {
+    int64_t step, file_count, tensor_count;
+    size_t block_bytes;
+} xd_checkpoint_info;
+
+/* One file of a checkpoint; pointers live as long as the object. */
+typedef struct xd_checkpoint_file_info {
+    const char *name;
+    const char *
+        group; /* the name without number and suffix, of a file with tensors: "model", "optim"; NULL for others */
+    uint64_t bytes;
+    uint32_t crc32c;
+} xd_checkpoint_file_info;
+
+/* One tensor of a checkpoint; pointers live as long as the object. */
+typedef struct xd_checkpoint_tensor_info {
+    const char *group, *name; /* names differ within a group */
+    int64_t file;
+    xd_dtype dtype;
+    int ndim;
+    const int64_t *shape; /* [ndim] */
+    uint64_t begin, end;  /* bytes in the file */
+    uint64_t
+        fingerprint; /* sum over the elements, modulo 2^64, of a mixture of each one's bits and its index: equal tensors have
+                           * equal ones, whoever wrote them */
+} xd_checkpoint_tensor_info;
+
+/* Reads and checks the manifest of a checkpoint, of which no other file is opened. Local. Errors: IO, MEMORY; FORMAT for
+ * whatever it should not hold, with the numbers; CORRUPT when it does not have its own checksum. */
+XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const char *directory, xd_checkpoint **out);
+
+/* The same over the text of a manifest, which is not needed afterwards. Errors: FORMAT, CORRUPT, MEMORY. */
+XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t bytes, xd_checkpoint **out);
+
+/* Frees the object. NULL is fine. */
+XD_API void xd_checkpoint_close(xd_checkpoint *checkpoint);
+
+/* Local facts. Files are in the order in which the manifest lists them, tensors in the order of their groups' and names' bytes;
+ * NULL for an index out of range. */
+XD_API xd_checkpoint_info xd_checkpoint_describe(const xd_checkpoint *checkpoint);
+XD_API const xd_checkpoint_file_info *xd_checkpoint_file_at(const xd_checkpoint *checkpoint, int64_t index);
+XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpoint *checkpoint,
+                                                                int64_t index);
+
+/* Index of a tensor, -1 for an unknown one. O(log tensors). */
+XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *checkpoint, const char *group,
+                                         const char *name);
+
+#endif
+
 /* What reproduces other trainers. */
 #ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical */
@@ -7259,6 +7460,30 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 /* >>left_out */
 
 /* What an option leaves out: the compiler calls it undeclared by a name that tells the option. */
+#if defined(XDISTILL_NO_CHECKPOINT)
+#    define xd_checkpoint_average XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_average
+#    define xd_checkpoint_network XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_network
+#    define xd_checkpoint_file XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file
+#    define xd_checkpoint_save_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_desc
+#    define xd_checkpoint_check XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_check
+#    define xd_checkpoint_load_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_load_desc
+#    define xd_checkpoint_report XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_report
+#    define xd_checkpoint XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint
+#    define xd_checkpoint_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_info
+#    define xd_checkpoint_file_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_info
+#    define xd_checkpoint_tensor_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_info
+#    define xd_checkpoint_save (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save)
+#    define xd_checkpoint_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_find)
+#    define xd_checkpoint_load (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_load)
+#    define xd_checkpoint_verify (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_verify)
+#    define xd_checkpoint_open (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_open)
+#    define xd_checkpoint_open_memory (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_open_memory)
+#    define xd_checkpoint_close (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_close)
+#    define xd_checkpoint_describe (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_describe)
+#    define xd_checkpoint_file_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_at)
+#    define xd_checkpoint_tensor_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_at)
+#    define xd_checkpoint_tensor_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_find)
+#endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
 #    define xd_align_scores XDISTILL_NO_COMPAT_leaves_out_xd_align_scores
@@ -7514,6 +7739,9 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
  * put aside. */
 #define XDI_DIRECTORY_OLD ".old-0"
 XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
+
+/* directory.c: removes a directory with all that is in it: 0, also when there is none, or an errno value. */
+XD_PRIVATE int xdi_directory_remove(xd_ctx *ctx, const char *path);
 
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
@@ -9453,8 +9681,7 @@ static void xdi_tree_remove(xdi_tree *t) {
     if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
 }
 
-/* Removes a directory with all that is in it; 0 also when there is none. */
-static int xdi_directory_remove(xd_ctx *ctx, const char *path) {
+XD_PRIVATE int xdi_directory_remove(xd_ctx *ctx, const char *path) {
     xdi_tree t;
     memset(&t, 0, sizeof t);
     t.files = &xd_ctx_settings(ctx)->files;
@@ -23610,7 +23837,8 @@ struct xd_mesh {
     xd_topology topology;            /* of this mesh; ranks owned */
 };
 
-XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+/* Which ranks differ from rank 0. Collective. */
+static xd_result xdi_agree_same_report(xd_comm *comm, uint64_t hash, const char *what) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
@@ -23640,6 +23868,14 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
                             what, differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
     xd_release(ctx, counts);
     return result;
+}
+
+XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+    int64_t mine[2], most[2];
+    memcpy(&mine[0], &hash, sizeof hash);
+    mine[1] = ~mine[0]; /* its maximum tells the minimum of the hashes */
+    XD_TRY(xd_all_reduce(comm, mine, most, 2, XD_DTYPE_I64, XD_MAX));
+    return most[0] == ~most[1] ? XD_OK : xdi_agree_same_report(comm, hash, what);
 }
 
 static void xdi_mesh_entry_destroy(xd_ctx *ctx, xdi_mesh_entry *entry) {
@@ -25504,6 +25740,13 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
+/* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
+XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
+XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
+
+/* ema.c: sets the counters, when the shadows have been filled otherwise. */
+XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
+
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
@@ -26161,6 +26404,24 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     view.dtype = s->dtype;
     view.gradient = NULL;
     return view;
+}
+
+XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema) {
+    return ema->param_count;
+}
+
+XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    xd_param entry = ema->created[index];
+    entry.value = s->value;
+    entry.dtype = s->dtype;
+    entry.gradient = NULL;
+    return entry;
+}
+
+XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
+    ema->iteration = iteration;
+    ema->initialized = initialized;
 }
 
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
@@ -30681,6 +30942,3118 @@ XD_API xd_result xd_block_end(xd_block *block) {
     p->open--;
     xdi_unit_close(p, block->unit);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+}
+
+#endif
+
+#ifndef XDISTILL_NO_CHECKPOINT
+/* >>checkpoint/internal */
+
+#define XDI_MANIFEST_FILE "manifest.json"
+#define XDI_STATE_FILE "state.json"
+
+enum {
+    XDI_GROUP_ROOM = 80,      /* "ema-", two names and a '-' */
+    XDI_FILE_NAME_ROOM = 160, /* a group, two numbers and ".safetensors.index.json" */
+    XDI_SHOWN = 80,           /* bytes of a name in a message */
+    XDI_STAGING = 16 << 20,   /* bytes */
+    XDI_ROUND = 256 << 20,    /* bytes that a rank moves before it agrees with the others again */
+    XDI_BLOCK = 4 << 20,      /* bytes that a checksum covers */
+    XDI_BLOCK_LEAST = 4096,   /* and the least, */
+    XDI_BLOCK_MOST = 1 << 30, /* and the most */
+    XDI_STATE_DEPTH = 48      /* levels of the caller's state */
+};
+
+/* ---- content.c: what descs of saves and loads say, as one list of tensors ---- */
+
+/* Tensors whose names differ, and their files. */
+typedef struct xdi_group {
+    char name[XDI_GROUP_ROOM]; /* of the file, without number and suffix */
+    int64_t first, count;      /* of the content's tensors */
+} xdi_group;
+
+/* A tensor of a file, and what this rank has of it. */
+typedef struct xdi_stored {
+    const char *name;
+    const xd_tensor_part *part; /* places and shape */
+    xd_dtype dtype;
+    void *data; /* [part->range] in memory of the device */
+    int64_t *
+        step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
+    int64_t *live; /* and where it lies on the device */
+    int64_t group;
+} xdi_stored;
+
+typedef struct xdi_content {
+    xd_ctx *ctx;
+    const xd_checkpoint_network *networks;
+    int network_count;
+    xdi_group *groups;
+    int64_t group_count;
+    xdi_stored *tensors;
+    int64_t tensor_count;
+    int64_t *steps; /* of all parameters with a state */
+    int64_t step_count;
+    char *text; /* names that are not those of parts */
+    size_t text_bytes;
+    void *memory; /* all of it */
+    bool filling; /* false: counting */
+} xdi_content;
+
+/* Checks what one rank can see, and lists it. Local. The content is to be freed whatever the result. */
+XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                        xdi_content *out);
+XD_PRIVATE void xdi_content_destroy(xdi_content *content);
+
+/* MISMATCH, naming the first tensor, when ranks have other lists. Collective. */
+XD_PRIVATE xd_result xdi_content_agree(const xdi_content *content, xd_comm *comm);
+
+/* Brings the counts of steps to the host; and from there to the optimizers. */
+XD_PRIVATE xd_result xdi_content_get_steps(xdi_content *content);
+XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *content);
+
+/* Elements of a tensor, and whether this rank speaks for elements of it. */
+XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t);
+XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
+
+/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
+ * and in *index the first one's in the whole tensor. */
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+
+/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+ * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
+typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
+XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
+
+/* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
+XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
+
+/* cover.c: MISMATCH unless the ranks that hold elements of a parameter have counted the same steps, which all get. Collective. */
+XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *content, xd_comm *comm);
+
+/* ---- fingerprint.c ---- */
+
+/* The sum over elements whose indices begin at `first`. */
+XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first, int64_t count);
+
+/* ---- plan.c: the files of a save ---- */
+
+typedef struct xdi_planned_file {
+    char name[XDI_FILE_NAME_ROOM];
+    int64_t group, first, count; /* of the content's tensors */
+    xd_safetensors_layout *layout;
+    int64_t first_block; /* among those of all files */
+} xdi_planned_file;
+
+typedef struct xdi_plan {
+    const xdi_content *content;
+    size_t block_bytes;
+    xdi_planned_file *files;
+    int64_t file_count, block_count;
+} xdi_plan;
+
+XD_PRIVATE xd_result xdi_plan_create(const xdi_content *content, uint64_t max_shard_bytes, size_t block_bytes,
+                                     xdi_plan *out);
+XD_PRIVATE void xdi_plan_destroy(xdi_plan *plan);
+
+/* Blocks of a file of so many bytes. */
+XD_PRIVATE int64_t xdi_block_count(uint64_t bytes, size_t block_bytes);
+
+/* ---- write.c: the tensors of a save ---- */
+
+typedef struct xdi_writer {
+    const xdi_plan *plan;
+    xd_comm *comm;
+    const char *directory;
+    uint64_t *blocks; /* [block_count]; those of all ranks, combined by exclusive or, are the checksums */
+    uint64_t *fingerprints; /* [tensor_count]; those of all ranks are added */
+    unsigned char *stage;
+    size_t stage_bytes;
+    int64_t tensor, position; /* what comes next */
+    int64_t file;             /* that is open */
+    xd_publish *open;
+} xdi_writer;
+
+/* Bytes of this rank, and an xdi_work with a writer that writes them. */
+XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w);
+XD_PRIVATE xd_result xdi_writer_work(void *writer, uint64_t bytes);
+
+/* Counts bytes at an offset of a file into its blocks. */
+XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, const void *data, size_t bytes);
+
+/* Brings everybody's blocks and fingerprints together on rank 0. Collective. */
+XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w);
+
+/* ---- state.c ---- */
+
+/* The text of state.json, to be released with xd_release. */
+XD_PRIVATE xd_result xdi_state_write(xd_ctx *ctx, const xd_checkpoint_save_desc *desc, char **text,
+                                     size_t *bytes);
+
+/* FORMAT unless a text can be the caller's state. */
+XD_PRIVATE xd_result xdi_state_check(xd_ctx *ctx, const char *state);
+
+/* What state.json says, applied: the settings must fit, before anything is loaded; and then the counters. */
+XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc);
+XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc);
+
+/* The caller's state in new memory; *state NULL when there is none. */
+XD_PRIVATE xd_result xdi_state_take(xd_ctx *ctx, const xd_json *root, const char *text, size_t bytes,
+                                    char **state);
+
+/* ---- manifest.c ---- */
+
+struct xd_checkpoint {
+    xd_ctx *ctx;
+    xd_json *root;
+    xd_checkpoint_info info;
+    xd_checkpoint_file_info *files; /* [file_count] */
+    xd_checkpoint_tensor_info *tensors;
+    int64_t *shapes;
+    int64_t *first_block; /* [file_count + 1] */
+    uint32_t *blocks;
+    int64_t *first_tensor; /* [file_count + 1]: by_place is sorted by file and begin */
+    const xd_checkpoint_tensor_info **by_place;
+};
+
+/* A plain name of the directory that can be printed, and is not that of the manifest. */
+XD_PRIVATE bool xdi_manifest_is_name(const char *name);
+
+/* A file of a manifest to be written. */
+typedef struct xdi_manifest_file {
+    const char *name, *group;
+    uint64_t bytes;
+    const uint64_t *blocks;
+} xdi_manifest_file;
+
+/* The text of a manifest, to be released with xd_release. `others` are the files without tensors. */
+XD_PRIVATE xd_result xdi_manifest_write(const xdi_writer *w, int64_t step, const xdi_manifest_file *others,
+                                        int64_t other_count, char **text, size_t *bytes);
+
+/* CORRUPT, saying which block of which file it is and what lies in it. */
+XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *directory, int64_t file,
+                                         int64_t block, uint32_t found);
+
+/* The bytes of a block in its file. */
+XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset);
+
+/* Index of a file by its name, -1 for none. */
+XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name);
+
+/* ---- find.c: names ---- */
+
+/* root/step-N in new memory; NULL when there is no room. */
+XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step);
+
+/* Whether a name is exactly that of a step; `suffix` is what must follow it. */
+XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step);
+
+/* Opens the manifest and looks at the sizes of all files. Errors: those of xd_checkpoint_open, MISSING, CORRUPT. */
+XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out);
+
+/* Removes checkpoints older than the newest `keep`, but not `saved`; and what killed saves have left. The lock is held. */
+XD_PRIVATE xd_result xdi_checkpoint_prune(xd_ctx *ctx, const char *root, int64_t saved, int keep);
+XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root);
+
+/* ---- read.c: bytes of a checkpoint's files ---- */
+
+typedef struct xdi_reader {
+    const xd_checkpoint *checkpoint;
+    const char *directory;
+    int64_t file; /* that is open; -1: none */
+    intptr_t handle;
+} xdi_reader;
+
+XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory);
+XD_PRIVATE void xdi_reader_close(xdi_reader *r);
+XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offset, size_t bytes, void *to);
+
+/* Reads a block, a piece at a time, and returns CORRUPT when it does not have its checksum. */
+XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block, void *stage,
+                                      size_t stage_bytes);
+
+/* >>checkpoint/runs.c */
+
+/* Where the elements of a part lie in the whole tensor, and work in rounds. */
+
+/* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
+static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
+    int d = p->ndim - 1;
+    *row = 1;
+    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
+        *row *= p->shape[d];
+    return d;
+}
+
+/* The index at a position of a list; *after: how many follow it in its interval, it included. */
+static int64_t xdi_run_index(const xd_interval *list, int64_t position, int64_t *after) {
+    for (; position >= list->end - list->begin; list++) position -= list->end - list->begin;
+    *after = list->end - list->begin - position;
+    return list->begin + position;
+}
+
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64_t *index) {
+    int64_t row, at[XD_DIMS_MAX], after = 1;
+    *index = position;
+    if (!p->region || p->ndim == 0) return p->range.end - position;
+    const int last = xdi_run_dimension(p, &row);
+    int64_t left = position / row;
+    for (int d = last; d >= 0; d--) {
+        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
+        at[d] = left % extent;
+        left /= extent;
+    }
+    *index = 0;
+    for (int d = 0; d <= last; d++)
+        *index = *index * p->shape[d] + xdi_run_index(p->region->interval[d], at[d], &after);
+    *index = *index * row + position % row;
+    const int64_t run = after * row - position % row, rest = p->range.end - position;
+    return run < rest ? run : rest;
+}
+
+XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
+    int64_t rounds = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
+    if (rounds == 0) rounds = 1;
+    XD_TRY(xd_all_reduce(comm, &rounds, &rounds, 1, XD_DTYPE_I64, XD_MAX));
+    for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
+    return XD_OK;
+}
+
+/* >>checkpoint/fingerprint.c */
+
+/* Fingerprints of tensors: sums, so that each rank forms that of its elements alone. */
+
+#include <string.h>
+
+/* A finaliser of 64 bits (splitmix64): every bit of the input changes about half of the output's. */
+static uint64_t xdi_fingerprint_mix(uint64_t x) {
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint64_t xdi_fingerprint_bits(const unsigned char *data, size_t size) {
+    uint16_t half;
+    uint32_t word;
+    uint64_t twice;
+    switch (size) {
+    case 1: return *data;
+    case 2: memcpy(&half, data, sizeof half); return half;
+    case 4: memcpy(&word, data, sizeof word); return word;
+    default: memcpy(&twice, data, sizeof twice); return twice;
+    }
+}
+
+XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first, int64_t count) {
+    const unsigned char *bytes = (const unsigned char *)data;
+    uint64_t sum = 0, key = ((uint64_t)first + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    for (int64_t i = 0; i < count; i++, bytes += size, key += UINT64_C(0x9e3779b97f4a7c15))
+        sum += xdi_fingerprint_mix(xdi_fingerprint_bits(bytes, size) + key);
+    return sum;
+}
+
+/* >>checkpoint/content.c */
+
+/* What a save or a load is about: all tensors of all networks, optimizers and averages, in one list. */
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- checks ---- */
+
+static xd_result xdi_content_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
+    int64_t numel = 1;
+    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
+               p->region ? p->region->ndim : 0);
+    for (int d = 0; d < p->ndim; d++) {
+        const xd_region *r = p->region;
+        XD_REQUIRE(ctx,
+                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
+                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
+                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
+                   p->name, (long long)p->shape[d], d);
+        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
+    }
+    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
+               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
+               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
+    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": %lld elements at NULL", p->name,
+               (long long)(p->range.end - p->range.begin));
+    return XD_OK;
+}
+
+static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_network *n) {
+    XD_REQUIRE(ctx, n->part_count >= 0 && (n->parts || n->part_count == 0), XD_ERROR_ARGUMENT,
+               "%lld parts at %p", (long long)n->part_count, (const void *)n->parts);
+    for (int64_t i = 0; i < n->part_count; i++) {
+        const xd_tensor_part *p = &n->parts[i];
+        xd_safetensors_entry entry;
+        uint64_t bytes;
+        entry.name = p->name;
+        entry.dtype = p->dtype;
+        entry.ndim = p->ndim;
+        entry.shape = p->shape;
+        XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                   "tensor %lld has %d dimensions, allowed are %d", (long long)i, p->ndim, (int)XD_DIMS_MAX);
+        XD_TRY(xdi_safetensors_check_entry(ctx, &entry, i, &bytes));
+        XD_TRY(xdi_content_check_region(ctx, p));
+    }
+    return XD_OK;
+}
+
+/* A list of parameters is that of the parts. */
+static xd_result xdi_content_check_param(xd_ctx *ctx, const char *what, const xd_tensor_part *part,
+                                         const xd_param *param) {
+    const int64_t count = part->range.end - part->range.begin;
+    XD_REQUIRE(ctx, param->count == count, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %lld elements here, the %s has %lld", part->name, (long long)count, what,
+               (long long)param->count);
+    XD_REQUIRE(ctx, param->dtype == part->dtype, XD_ERROR_DTYPE, "tensor \"%.80s\" is %s, the %s has %s",
+               part->name, xd_dtype_name(part->dtype), what, xd_dtype_name(param->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_content_check_optimizer(xd_ctx *ctx, const xd_checkpoint_network *n) {
+    if (!n->optimizer) return XD_OK;
+    const xd_optimizer_desc *d = xd_optimizer_settings(n->optimizer);
+    XD_REQUIRE(ctx, d->param_count == n->part_count, XD_ERROR_ARGUMENT,
+               "the optimizer has %lld parameters, the network %lld parts", (long long)d->param_count,
+               (long long)n->part_count);
+    for (int64_t i = 0; i < n->part_count; i++)
+        XD_TRY(xdi_content_check_param(ctx, "optimizer", &n->parts[i], &d->params[i]));
+    return XD_OK;
+}
+
+static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_network *n) {
+    XD_REQUIRE(ctx, n->average_count >= 0 && (n->averages || n->average_count == 0), XD_ERROR_ARGUMENT,
+               "%d averages at %p", n->average_count, (const void *)n->averages);
+    for (int k = 0; k < n->average_count; k++) {
+        const xd_checkpoint_average *a = &n->averages[k];
+        XD_REQUIRE(ctx, a->name && xdi_topology_name_is_valid(a->name), XD_ERROR_ARGUMENT,
+                   "average %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", k,
+                   a->name ? a->name : "", XD_AXIS_NAME_MAX - 1);
+        for (int i = 0; i < k; i++)
+            XD_REQUIRE(ctx, strcmp(a->name, n->averages[i].name) != 0, XD_ERROR_ARGUMENT,
+                       "averages %d and %d are both named \"%s\"", i, k, a->name);
+        XD_REQUIRE(ctx, a->ema && xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
+                   "average \"%s\" has %lld parameters, the network %lld parts", a->name,
+                   (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
+        for (int64_t i = 0; i < n->part_count; i++) {
+            xd_param shadow = xdi_ema_entry(a->ema, i);
+            shadow.dtype = n->parts[i].dtype; /* shadows have types of their own */
+            XD_TRY(xdi_content_check_param(ctx, "average", &n->parts[i], &shadow));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
+    XD_REQUIRE(ctx, count >= 0 && (networks || count == 0), XD_ERROR_ARGUMENT, "%d networks at %p", count,
+               (const void *)networks);
+    for (int i = 0; i < count; i++) {
+        const char *name = networks[i].name;
+        XD_REQUIRE(ctx, !name || xdi_topology_name_is_valid(name), XD_ERROR_ARGUMENT,
+                   "network %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, name,
+                   XD_AXIS_NAME_MAX - 1);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, strcmp(name ? name : "", networks[k].name ? networks[k].name : "") != 0,
+                       XD_ERROR_ARGUMENT, "networks %d and %d are both named \"%s\"", k, i, name ? name : "");
+        XD_TRY(xdi_content_check_parts(ctx, &networks[i]));
+        XD_TRY(xdi_content_check_optimizer(ctx, &networks[i]));
+        XD_TRY(xdi_content_check_averages(ctx, &networks[i]));
+    }
+    return XD_OK;
+}
+
+/* ---- the list: each function runs twice, to count and to fill in ---- */
+
+static void xdi_content_add_group(xdi_content *c, const char *kind, const char *network,
+                                  const char *average) {
+    const bool dash = network != NULL;
+    if (c->filling) {
+        xdi_group *g = &c->groups[c->group_count];
+        snprintf(g->name, sizeof g->name, "%s%s%s%s%s", kind, dash ? "-" : "", dash ? network : "",
+                 average ? "-" : "", average ? average : "");
+        g->first = c->tensor_count;
+        g->count = 0;
+    }
+    c->group_count++;
+}
+
+/* A tensor of the current group whose name is that of the part after a prefix. */
+static xdi_stored *xdi_content_add(xdi_content *c, const char *prefix, const xd_tensor_part *part,
+                                   xd_dtype dtype, void *data) {
+    const size_t bytes = prefix ? strlen(prefix) + strlen(part->name) + 1 : 0;
+    char *text = c->text + c->text_bytes;
+    c->text_bytes += bytes;
+    c->tensor_count++;
+    if (!c->filling) return NULL;
+    xdi_stored *t = &c->tensors[c->tensor_count - 1];
+    if (prefix) snprintf(text, bytes, "%s%s", prefix, part->name);
+    t->name = prefix ? text : part->name;
+    t->part = part;
+    t->dtype = dtype;
+    t->data = data;
+    t->group = c->group_count - 1;
+    c->groups[t->group].count++;
+    return t;
+}
+
+static void xdi_content_add_state(xdi_content *c, const xd_tensor_part *part,
+                                  const xd_optimizer_state *state) {
+    if (!state->exp_avg) return; /* frozen, or a buffer */
+    (void)xdi_content_add(c, "optim.exp_avg.", part, XD_DTYPE_F32, state->exp_avg);
+    if (state->exp_avg_sq)
+        (void)xdi_content_add(c, "optim.exp_avg_sq.", part, XD_DTYPE_F32, state->exp_avg_sq);
+    if (state->master) (void)xdi_content_add(c, "optim.master.", part, XD_DTYPE_F32, state->master);
+    xdi_stored *t = xdi_content_add(c, "optim.step.", part, XD_DTYPE_I64, NULL);
+    if (t) {
+        t->step = &c->steps[c->step_count];
+        t->live = state->step;
+    }
+    c->step_count++;
+}
+
+static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network *n) {
+    xdi_content_add_group(c, n->name ? "extra" : "model", n->name, NULL);
+    for (int64_t i = 0; i < n->part_count; i++)
+        (void)xdi_content_add(c, NULL, &n->parts[i], n->parts[i].dtype, n->parts[i].data);
+    if (n->optimizer) {
+        xdi_content_add_group(c, "optim", n->name, NULL);
+        for (int64_t i = 0; i < n->part_count; i++) {
+            const xd_optimizer_state state = xd_optimizer_state_at(n->optimizer, i);
+            xdi_content_add_state(c, &n->parts[i], &state);
+        }
+    }
+    for (int k = 0; k < n->average_count; k++) {
+        xdi_content_add_group(c, "ema", n->name, n->averages[k].name);
+        for (int64_t i = 0; i < n->part_count; i++) {
+            const xd_param shadow = xdi_ema_entry(n->averages[k].ema, i);
+            (void)xdi_content_add(c, NULL, &n->parts[i], shadow.dtype, shadow.value);
+        }
+    }
+}
+
+static void xdi_content_list(xdi_content *c, bool filling) {
+    c->filling = filling;
+    c->group_count = c->tensor_count = c->step_count = 0;
+    c->text_bytes = 0;
+    for (int i = 0; i < c->network_count; i++) xdi_content_add_network(c, &c->networks[i]);
+}
+
+static int xdi_content_by_name(const void *a, const void *b) {
+    return strcmp(((const xdi_stored *)a)->name, ((const xdi_stored *)b)->name);
+}
+
+/* Names within a group differ when those of its parts do. */
+static xd_result xdi_content_check_repeats(const xdi_content *c) {
+    const void **order = (const void **)xd_allocate(c->ctx, (size_t)c->tensor_count * sizeof *order);
+    xd_result result = XD_OK;
+    XD_REQUIRE(c->ctx, order, XD_ERROR_MEMORY, "no room to sort %lld tensors", (long long)c->tensor_count);
+    for (int64_t g = 0; g < c->group_count && result == XD_OK; g++) {
+        const xdi_group *group = &c->groups[g];
+        for (int64_t i = 0; i < group->count; i++) order[i] = &c->tensors[group->first + i];
+        xdi_sort(order, (size_t)group->count, xdi_content_by_name);
+        for (int64_t i = 1; i < group->count && result == XD_OK; i++)
+            if (xdi_content_by_name(order[i - 1], order[i]) == 0)
+                result = XD_FAIL(c->ctx, XD_ERROR_ARGUMENT, "two tensors of %s are named \"%.80s\"",
+                                 group->name, ((const xdi_stored *)order[i])->name);
+    }
+    xd_release(c->ctx, order);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                        xdi_content *out) {
+    memset(out, 0, sizeof *out);
+    out->ctx = ctx;
+    XD_TRY(xdi_content_check(ctx, networks, count));
+    out->networks = networks;
+    out->network_count = count;
+    xdi_content_list(out, false);
+    const size_t groups = (size_t)out->group_count * sizeof *out->groups;
+    const size_t tensors = (size_t)out->tensor_count * sizeof *out->tensors;
+    const size_t steps = (size_t)out->step_count * sizeof *out->steps;
+    char *memory = (char *)xd_allocate(ctx, tensors + steps + groups + out->text_bytes);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a list of %lld tensors",
+               (long long)out->tensor_count);
+    out->memory = memory;
+    out->tensors = (xdi_stored *)(void *)memory;
+    out->steps = (int64_t *)(void *)(memory + tensors);
+    out->groups = (xdi_group *)(void *)(memory + tensors + steps);
+    out->text = memory + tensors + steps + groups;
+    xdi_content_list(out, true);
+    return xdi_content_check_repeats(out);
+}
+
+XD_PRIVATE void xdi_content_destroy(xdi_content *content) {
+    if (content->ctx) xd_release(content->ctx, content->memory);
+    memset(content, 0, sizeof *content);
+}
+
+/* ---- what ranks have in common ---- */
+
+static uint64_t xdi_stored_hash(const xdi_content *c, int64_t index) {
+    if (index >= c->tensor_count) return 0;
+    const xdi_stored *t = &c->tensors[index];
+    const char *group = c->groups[t->group].name;
+    const int64_t numbers[2] = { (int64_t)t->dtype, t->part->ndim };
+    uint64_t hash = xd_hash(0, t->name, strlen(t->name) + 1);
+    hash = xd_hash(hash, group, strlen(group) + 1);
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    return xd_hash(hash, t->part->shape, (size_t)t->part->ndim * sizeof *t->part->shape);
+}
+
+/* Groups without tensors are in the hash too. */
+static uint64_t xdi_content_hash(const xdi_content *c) {
+    uint64_t hash = xd_hash(0, &c->tensor_count, sizeof c->tensor_count);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const uint64_t one = xdi_stored_hash(c, i);
+        hash = xd_hash(hash, &one, sizeof one);
+    }
+    for (int64_t i = 0; i < c->group_count; i++)
+        hash = xd_hash(hash, c->groups[i].name, strlen(c->groups[i].name) + 1);
+    return hash;
+}
+
+/* The first tensor in which some rank differs from rank 0, and the lowest such rank; `most` when none does. Collective. */
+static xd_result xdi_content_locate(const xdi_content *c, xd_comm *comm, int64_t most, int64_t *index,
+                                    int *rank) {
+    enum { AT_ONCE = 512 };
+    uint64_t hashes[AT_ONCE];
+    const int size = xd_comm_size(comm);
+    int64_t same = 0;
+    for (int64_t first = 0; first < most; first += AT_ONCE) {
+        const int64_t n = most - first < AT_ONCE ? most - first : (int64_t)AT_ONCE;
+        for (int64_t i = 0; i < n; i++) hashes[i] = xdi_stored_hash(c, first + i);
+        XD_TRY(xd_broadcast(comm, hashes, n, XD_DTYPE_U64, 0));
+        for (int64_t i = 0; i < n && same == first + i; i++) same += hashes[i] == xdi_stored_hash(c, same);
+    }
+    int64_t found = same * size + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
+    *index = found / size;
+    *rank = (int)(found % size);
+    return XD_OK;
+}
+
+static xd_result xdi_content_show(const xdi_content *c, xd_comm *comm, int64_t index, int rank,
+                                  char text[XDI_SHOWN]) {
+    memset(text, 0, XDI_SHOWN);
+    if (xd_comm_rank(comm) == rank)
+        snprintf(text, XDI_SHOWN, "%s", index < c->tensor_count ? c->tensors[index].name : "nothing");
+    return xd_broadcast(comm, text, XDI_SHOWN, XD_DTYPE_U8, rank);
+}
+
+XD_PRIVATE xd_result xdi_content_agree(const xdi_content *c, xd_comm *comm) {
+    const uint64_t hash = xdi_content_hash(c);
+    int64_t sent[3], most[3], index = 0;
+    char here[XDI_SHOWN], there[XDI_SHOWN];
+    int rank = 0;
+    memcpy(&sent[0], &hash, sizeof hash);
+    sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
+    sent[2] = c->tensor_count;
+    XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
+    if (most[0] == ~most[1]) return XD_OK;
+    XD_TRY(xdi_content_locate(c, comm, most[2], &index, &rank));
+    XD_TRY(xdi_content_show(c, comm, index, 0, here));
+    XD_TRY(xdi_content_show(c, comm, index, rank, there));
+    const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
+    return XD_FAIL_CULPRIT(c->ctx, XD_ERROR_MISMATCH, culprit,
+                           "the lists differ first at tensor %lld: \"%s\" on rank %d, \"%s\" on rank %d%s",
+                           (long long)index, here, root, there, culprit,
+                           strcmp(here, there) == 0 ? " in another file or with another type or shape" : "");
+}
+
+/* ---- steps ---- */
+
+XD_PRIVATE xd_result xdi_content_get_steps(xdi_content *c) {
+    const xd_launch launch = xd_ctx_launch(c->ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(c->ctx)->memory;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const xdi_stored *t = &c->tensors[i];
+        if (t->step) XD_TRY(memory->copy(&launch, t->step, t->live, sizeof *t->step, XD_COPY_TO_HOST));
+    }
+    return memory->synchronize(&launch);
+}
+
+XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *c) {
+    const xd_launch launch = xd_ctx_launch(c->ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(c->ctx)->memory;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const xdi_stored *t = &c->tensors[i];
+        if (t->step) XD_TRY(memory->copy(&launch, t->live, t->step, sizeof *t->step, XD_COPY_TO_DEVICE));
+    }
+    return memory->synchronize(&launch);
+}
+
+/* ---- one tensor ---- */
+
+XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t) {
+    int64_t numel = 1;
+    for (int d = 0; !t->step && d < t->part->ndim; d++) numel *= t->part->shape[d];
+    return numel;
+}
+
+XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank) {
+    if (t->step) return rank == 0;
+    return !t->part->replica && t->part->range.begin < t->part->range.end;
+}
+
+/* >>checkpoint/cover.c */
+
+/* Whether the ranks of a save hold every element once, and have counted the same steps: found before anything is written. */
+
+#include <string.h>
+
+/* Each rank looks at every size-th tensor, so it receives what all others hold of that one: for each part its number, how many
+ * boxes follow, and each box as the interval lists of its dimensions, each list after its length. */
+typedef struct xdi_cover {
+    xd_ctx *ctx;
+    xd_comm *comm;
+    const xdi_content *content;
+    int rank, size;
+    int64_t *send_counts, *recv_counts, *at; /* [size]; at: where a rank's message is read or written */
+    int64_t *sent, *received;
+    const int64_t **boxes; /* [levels][box_count] */
+    int64_t box_count;
+    xd_region whole, pieces[XD_REGION_FLAT_MAX];
+} xdi_cover;
+
+static int64_t xdi_cover_put(int64_t *to, int64_t at, int64_t value) {
+    if (to) to[at] = value;
+    return at + 1;
+}
+
+static int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at) {
+    for (int d = 0; d < box->ndim; d++) {
+        at = xdi_cover_put(to, at, box->count[d]);
+        for (int i = 0; i < box->count[d]; i++) {
+            at = xdi_cover_put(to, at, box->interval[d][i].begin);
+            at = xdi_cover_put(to, at, box->interval[d][i].end);
+        }
+    }
+    return at;
+}
+
+/* Appends a part to a message; NULL to find its length. Returns the new length. */
+static int64_t xdi_cover_put_part(xdi_cover *c, const xd_tensor_part *p, int64_t number, int64_t *to,
+                                  int64_t at) {
+    int pieces = 0;
+    if (p->replica || p->range.begin == p->range.end) return at;
+    if (!p->region) c->whole = xd_region_whole(p->ndim, p->shape);
+    (void)xd_region_flat_range(c->ctx, p->region ? p->region : &c->whole, p->range, c->pieces, &pieces);
+    at = xdi_cover_put(to, at, number);
+    at = xdi_cover_put(to, at, pieces);
+    for (int i = 0; i < pieces; i++) at = xdi_cover_put_box(&c->pieces[i], to, at);
+    return at;
+}
+
+/* Calls the function above for every part; `at` begins and ends as the positions in the messages. */
+static void xdi_cover_pack(xdi_cover *c, int64_t *to) {
+    int64_t number = 0;
+    for (int n = 0; n < c->content->network_count; n++)
+        for (int64_t i = 0; i < c->content->networks[n].part_count; i++, number++) {
+            int64_t *at = &c->at[number % c->size];
+            *at = xdi_cover_put_part(c, &c->content->networks[n].parts[i], number, to, *at);
+        }
+}
+
+/* ---- looking ---- */
+
+/* The first index from dimension d on that is not held once by the boxes, which are at their lists of that dimension. `rest` has
+ * room for as many boxes in each further dimension. */
+static bool xdi_cover_once(const xd_tensor_part *p, int d, const int64_t **boxes, int64_t count, int64_t room,
+                           int64_t first[XD_DIMS_MAX], int64_t *holders) {
+    const int64_t **rest = boxes + room;
+    *holders = count;
+    if (d == p->ndim) return count == 1;
+    for (int64_t index = 0, next; index < p->shape[d]; index = next) {
+        int64_t held = 0;
+        next = p->shape[d];
+        for (int64_t b = 0; b < count; b++) {
+            const int64_t *list = boxes[b], *end = list + 1 + 2 * list[0];
+            for (const int64_t *v = list + 1; v < end; v += 2) {
+                if (v[0] <= index && index < v[1]) rest[held++] = end;
+                if (v[0] > index && v[0] < next) next = v[0];
+                if (v[1] > index && v[1] < next) next = v[1];
+            }
+        }
+        first[d] = index;
+        *holders = held;
+        if (held == 0 || !xdi_cover_once(p, d + 1, rest, held, room, first, holders)) return false;
+    }
+    return true;
+}
+
+/* The boxes of a part in all messages; their order is that of the ranks. */
+static int64_t xdi_cover_collect(xdi_cover *c, const xd_tensor_part *p, int64_t number) {
+    int64_t count = 0, begin = 0;
+    for (int r = 0; r < c->size; begin += c->recv_counts[r++]) {
+        const int64_t *at = c->received + begin + c->at[r], *end = c->received + begin + c->recv_counts[r];
+        if (at == end || at[0] != number) continue;
+        const int64_t pieces = at[1];
+        at += 2;
+        for (int64_t i = 0; i < pieces; i++) {
+            c->boxes[count++] = at;
+            for (int d = 0; d < p->ndim; d++) at += 1 + 2 * at[0];
+        }
+        c->at[r] = at - c->received - begin;
+    }
+    return count;
+}
+
+static xd_result xdi_cover_part(xdi_cover *c, const xd_tensor_part *p, int64_t number) {
+    int64_t first[XD_DIMS_MAX] = { 0 }, holders, index = 0;
+    const int64_t count = xdi_cover_collect(c, p, number);
+    bool once = xdi_cover_once(p, 0, c->boxes, count, c->box_count, first, &holders);
+    for (int d = 0; d < p->ndim; d++) once = once || p->shape[d] == 0; /* nothing to hold */
+    for (int d = 0; d < p->ndim; d++) index = index * p->shape[d] + first[d];
+    if (once) return XD_OK;
+    if (holders == 0)
+        return XD_FAIL(c->ctx, XD_ERROR_MISMATCH, "tensor \"%.80s\": no rank holds element %lld", p->name,
+                       (long long)index);
+    return XD_FAIL(c->ctx, XD_ERROR_MISMATCH,
+                   "tensor \"%.80s\": element %lld is held %lld times, not as a replica", p->name,
+                   (long long)index, (long long)holders);
+}
+
+static xd_result xdi_cover_look(xdi_cover *c) {
+    int64_t number = 0;
+    memset(c->at, 0, (size_t)c->size * sizeof *c->at);
+    for (int n = 0; n < c->content->network_count; n++)
+        for (int64_t i = 0; i < c->content->networks[n].part_count; i++, number++)
+            if (number % c->size == c->rank)
+                XD_TRY(xdi_cover_part(c, &c->content->networks[n].parts[i], number));
+    return XD_OK;
+}
+
+/* ---- the exchange ---- */
+
+static xd_result xdi_cover_reserve(xdi_cover *c) {
+    const int64_t sent = xdi_comm_total(c->send_counts, c->size),
+                  received = xdi_comm_total(c->recv_counts, c->size);
+    c->box_count =
+        received + 1; /* more than there are, also of scalars, which take two numbers for one box */
+    c->sent = (int64_t *)xd_allocate(c->ctx, (size_t)(sent + received) * sizeof *c->sent);
+    c->boxes =
+        (const int64_t **)xd_allocate(c->ctx, (XD_DIMS_MAX + 1) * (size_t)c->box_count * sizeof *c->boxes);
+    XD_REQUIRE(c->ctx, c->sent && c->boxes, XD_ERROR_MEMORY, "no room for %lld numbers about parts",
+               (long long)(sent + received));
+    c->received = c->sent + sent;
+    return XD_OK;
+}
+
+static xd_result xdi_cover_exchange(xdi_cover *c) {
+    int64_t at = 0;
+    xdi_cover_pack(c, NULL);
+    memcpy(c->send_counts, c->at, (size_t)c->size * sizeof *c->at);
+    for (int i = 0; i < c->size; i++) c->at[i] = 1;
+    XD_TRY(xd_all_to_all(c->comm, c->send_counts, c->at, c->recv_counts, c->at, XD_DTYPE_I64));
+    XD_TRY(xd_agree(c->comm, xdi_cover_reserve(c)));
+    for (int i = 0; i < c->size; at += c->send_counts[i++]) c->at[i] = at;
+    xdi_cover_pack(c, c->sent);
+    XD_TRY(xd_all_to_all(c->comm, c->sent, c->send_counts, c->received, c->recv_counts, XD_DTYPE_I64));
+    return xd_agree(c->comm, xdi_cover_look(c));
+}
+
+XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm) {
+    const size_t size = (size_t)xd_comm_size(comm);
+    xdi_cover *c = (xdi_cover *)xd_allocate(content->ctx, sizeof *c + 3 * size * sizeof *c->at);
+    const xd_result room =
+        xd_agree(comm, c ? XD_OK
+                         : XD_FAIL(content->ctx, XD_ERROR_MEMORY, "no room to compare %llu ranks",
+                                   (unsigned long long)size));
+    if (room != XD_OK) {
+        xd_release(content->ctx, c);
+        return room;
+    }
+    c->ctx = content->ctx;
+    c->comm = comm;
+    c->content = content;
+    c->rank = xd_comm_rank(comm);
+    c->size = (int)size;
+    c->send_counts = (int64_t *)(void *)(c + 1);
+    c->recv_counts = c->send_counts + size;
+    c->at = c->recv_counts + size;
+    const xd_result result = xdi_cover_exchange(c);
+    xd_release(c->ctx, c->boxes);
+    xd_release(c->ctx, c->sent);
+    xd_release(c->ctx, c);
+    return result;
+}
+
+/* ---- steps ---- */
+
+/* The largest count and the largest complement, which tells the smallest count, of those that hold elements. */
+static void xdi_cover_list_steps(const xdi_content *c, int64_t *most) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const xdi_stored *t = &c->tensors[i];
+        if (!t->step) continue;
+        const bool holds = t->part->range.begin < t->part->range.end;
+        most[at++] = holds ? *t->step : INT64_MIN;
+        most[at++] = holds ? ~*t->step : INT64_MIN;
+    }
+}
+
+static xd_result xdi_cover_take_steps(const xdi_content *c, const int64_t *most) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const xdi_stored *t = &c->tensors[i];
+        if (!t->step) continue;
+        const int64_t high = most[at++], low = ~most[at++];
+        const bool held = high != INT64_MIN;
+        XD_REQUIRE(c->ctx, !held || high == low, XD_ERROR_MISMATCH,
+                   "tensor \"%.80s\": some rank has counted %lld steps, another %lld", t->part->name,
+                   (long long)low, (long long)high);
+        *t->step = held ? high : 0; /* of an empty tensor: no step has changed anything */
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *c, xd_comm *comm) {
+    const int64_t count = 2 * c->step_count;
+    int64_t *most = (int64_t *)xd_allocate(c->ctx, (size_t)count * sizeof *most);
+    xd_result result = xd_agree(
+        comm,
+        most ? XD_OK : XD_FAIL(c->ctx, XD_ERROR_MEMORY, "no room for %lld steps", (long long)c->step_count));
+    if (result == XD_OK) {
+        xdi_cover_list_steps(c, most);
+        result = xd_all_reduce(comm, most, most, count, XD_DTYPE_I64, XD_MAX);
+    }
+    if (result == XD_OK) result = xdi_cover_take_steps(c, most);
+    xd_release(c->ctx, most);
+    return result;
+}
+
+/* >>checkpoint/plan.c */
+
+/* The files of a save: a pure function of the list of tensors, so that every rank knows where every byte goes. */
+
+#include <stdio.h>
+#include <string.h>
+
+XD_PRIVATE int64_t xdi_block_count(uint64_t bytes, size_t block_bytes) {
+    return (int64_t)(bytes / block_bytes + (bytes % block_bytes != 0));
+}
+
+static uint64_t xdi_plan_bytes(const xdi_stored *t) {
+    return (uint64_t)xdi_stored_numel(t) * xd_dtype_size(t->dtype);
+}
+
+/* Tensors from `first` of a group that share a file: as many as fit, at least one where there is one. */
+static int64_t xdi_plan_fill(const xdi_content *c, const xdi_group *group, int64_t first, uint64_t limit) {
+    const int64_t end = group->first + group->count;
+    int64_t at = first;
+    for (uint64_t used = 0; at < end; at++) {
+        const uint64_t bytes = xdi_plan_bytes(&c->tensors[at]);
+        if (at > first && (used > limit || bytes > limit - used)) break;
+        used += bytes;
+    }
+    return at - first;
+}
+
+/* Deals the tensors to files; without files it counts them. */
+static int64_t xdi_plan_deal(const xdi_content *c, uint64_t limit, xdi_planned_file *files) {
+    int64_t count = 0;
+    for (int64_t g = 0; g < c->group_count; g++) {
+        const xdi_group *group = &c->groups[g];
+        int64_t first = group->first, shards = 0;
+        do {
+            const int64_t n = xdi_plan_fill(c, group, first, limit);
+            if (files) {
+                files[count].group = g;
+                files[count].first = first;
+                files[count].count = n;
+            }
+            first += n;
+            count++;
+            shards++;
+        } while (first < group->first + group->count);
+        for (int64_t s = 0; files && s < shards; s++) {
+            xdi_planned_file *f = &files[count - shards + s];
+            if (shards == 1)
+                snprintf(f->name, sizeof f->name, "%s.safetensors", group->name);
+            else
+                snprintf(f->name, sizeof f->name, "%s-%05lld-of-%05lld.safetensors", group->name,
+                         (long long)s + 1, (long long)shards);
+        }
+    }
+    return count;
+}
+
+static xd_result xdi_plan_file(xdi_plan *p, xdi_planned_file *f, xd_safetensors_entry *entries) {
+    xd_safetensors_writer_desc d;
+    for (int64_t i = 0; i < f->count; i++) {
+        const xdi_stored *t = &p->content->tensors[f->first + i];
+        entries[i].name = t->name;
+        entries[i].dtype = t->dtype;
+        entries[i].ndim = t->step ? 0 : t->part->ndim;
+        entries[i].shape = t->part->shape;
+    }
+    memset(&d, 0, sizeof d);
+    d.entries = entries;
+    d.entry_count = f->count;
+    d.alignment = XDI_BLOCK_LEAST;
+    XD_TRY(xd_safetensors_plan(p->content->ctx, &d, &f->layout));
+    f->first_block = p->block_count;
+    p->block_count += xdi_block_count(f->layout->file_bytes, p->block_bytes);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_plan_create(const xdi_content *content, uint64_t max_shard_bytes, size_t block_bytes,
+                                     xdi_plan *out) {
+    const uint64_t limit = max_shard_bytes ? max_shard_bytes : UINT64_C(5000000000);
+    xd_ctx *ctx = content->ctx;
+    memset(out, 0, sizeof *out);
+    out->content = content;
+    out->block_bytes = block_bytes;
+    out->file_count = xdi_plan_deal(content, limit, NULL);
+    out->files = (xdi_planned_file *)xd_allocate(ctx, (size_t)out->file_count * sizeof *out->files);
+    xd_safetensors_entry *entries =
+        (xd_safetensors_entry *)xd_allocate(ctx, (size_t)content->tensor_count * sizeof *entries);
+    xd_result result = XD_OK;
+    if (!out->files || !entries)
+        result =
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to plan %lld tensors", (long long)content->tensor_count);
+    if (out->files) (void)xdi_plan_deal(content, limit, out->files);
+    for (int64_t i = 0; i < out->file_count && result == XD_OK; i++)
+        result = xdi_plan_file(out, &out->files[i], entries);
+    xd_release(ctx, entries);
+    return result;
+}
+
+XD_PRIVATE void xdi_plan_destroy(xdi_plan *plan) {
+    if (!plan->content) return;
+    for (int64_t i = 0; plan->files && i < plan->file_count; i++)
+        xd_release(plan->content->ctx, plan->files[i].layout);
+    xd_release(plan->content->ctx, plan->files);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* >>checkpoint/write.c */
+
+/* The tensors of a save: each rank writes its elements where they belong in the files. */
+
+#include <string.h>
+
+static size_t xdi_writer_size(const xdi_stored *t) {
+    return xd_dtype_size(t->dtype);
+}
+
+XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w) {
+    const xdi_content *c = w->plan->content;
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        const xdi_stored *t = &c->tensors[i];
+        if (!xdi_stored_speaks(t, xd_comm_rank(w->comm))) continue;
+        bytes += (t->step ? 1 : (uint64_t)(t->part->range.end - t->part->range.begin)) * xdi_writer_size(t);
+    }
+    return bytes;
+}
+
+/* A checksum is linear in its pieces: that of a block is the exclusive or of those of its pieces, each moved to its distance
+ * from the end of the block. So no list of pieces is kept, however small they are. */
+XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, const void *data,
+                                size_t bytes) {
+    const xdi_planned_file *f = &w->plan->files[file];
+    const uint64_t size = w->plan->block_bytes;
+    const unsigned char *at = (const unsigned char *)data;
+    while (bytes > 0) {
+        const uint64_t block = offset / size, rest = f->layout->file_bytes - block * size;
+        const uint64_t end = block * size + (rest < size ? rest : size);
+        const size_t n = end - offset < bytes ? (size_t)(end - offset) : bytes;
+        const uint32_t crc = xd_crc32c_combine(xd_crc32c(0, at, n), 0, end - offset - n);
+        w->blocks[f->first_block + (int64_t)block] ^= crc;
+        at += n;
+        offset += n;
+        bytes -= n;
+    }
+}
+
+/* ---- one tensor ---- */
+
+static xd_result xdi_writer_close(xdi_writer *w) {
+    xd_publish *open = w->open;
+    w->open = NULL;
+    return open ? xd_publish_commit(open) : XD_OK;
+}
+
+/* Opens the file of the next tensor, and closes the one before. */
+static xd_result xdi_writer_open(xdi_writer *w) {
+    while (w->tensor >= w->plan->files[w->file].first + w->plan->files[w->file].count) {
+        XD_TRY(xdi_writer_close(w));
+        w->file++;
+    }
+    if (w->open) return XD_OK;
+    char *path = xdi_weights_path(w->plan->content->ctx, w->directory, w->plan->files[w->file].name);
+    XD_REQUIRE(w->plan->content->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", w->directory);
+    const xd_result result = xd_publish_join(w->plan->content->ctx, path, &w->open);
+    xd_release(w->plan->content->ctx, path);
+    return result;
+}
+
+/* Elements in memory of the host, from `index` of the whole tensor on. */
+static xd_result xdi_writer_put(xdi_writer *w, const void *data, int64_t index, int64_t count) {
+    const xdi_planned_file *f = &w->plan->files[w->file];
+    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
+    const uint64_t offset = f->layout->begin[w->tensor - f->first] + (uint64_t)index * size;
+    XD_TRY(xd_publish_write(w->open, data, (size_t)count * size, offset));
+    xdi_writer_note(w, w->file, offset, data, (size_t)count * size);
+    w->fingerprints[w->tensor] += xdi_fingerprint(data, size, index, count);
+    return XD_OK;
+}
+
+/* The next elements of the part in memory of the host. */
+static xd_result xdi_writer_fetch(xdi_writer *w, int64_t count, const unsigned char **data) {
+    const xdi_stored *t = &w->plan->content->tensors[w->tensor];
+    xd_ctx *ctx = w->plan->content->ctx;
+    const size_t size = xdi_writer_size(t);
+    const unsigned char *from = (const unsigned char *)t->data + (size_t)w->position * size;
+    *data = from;
+    if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU) return XD_OK;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    *data = w->stage;
+    XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, w->stage, from, (size_t)count * size, XD_COPY_TO_HOST));
+    return xd_ctx_kernels(ctx)->memory.synchronize(&launch);
+}
+
+/* As many elements as staging holds, run by run; *bytes: how many that were. */
+static xd_result xdi_writer_some(xdi_writer *w, uint64_t *bytes) {
+    const xdi_stored *t = &w->plan->content->tensors[w->tensor];
+    const size_t size = xdi_writer_size(t);
+    const xd_interval range = t->part->range;
+    const unsigned char *data;
+    XD_TRY(xdi_writer_open(w));
+    *bytes = size;
+    if (t->step) {
+        w->position = 1;
+        return xdi_writer_put(w, t->step, 0, 1);
+    }
+    const int64_t left = range.end - range.begin - w->position, room = (int64_t)(w->stage_bytes / size);
+    const int64_t count = left < room ? left : room;
+    XD_TRY(xdi_writer_fetch(w, count, &data));
+    for (int64_t done = 0, run; done < count; done += run) {
+        int64_t index;
+        run = xdi_part_run(t->part, range.begin + w->position + done, &index);
+        if (run > count - done) run = count - done;
+        XD_TRY(xdi_writer_put(w, data + (size_t)done * size, index, run));
+    }
+    w->position += count;
+    *bytes = (uint64_t)count * size;
+    return XD_OK;
+}
+
+/* Goes to the next tensor of which this rank has something to write; false behind the last. */
+static bool xdi_writer_next(xdi_writer *w) {
+    const xdi_content *c = w->plan->content;
+    for (; w->tensor < c->tensor_count; w->tensor++, w->position = 0) {
+        const xdi_stored *t = &c->tensors[w->tensor];
+        if (!xdi_stored_speaks(t, xd_comm_rank(w->comm))) continue;
+        if (t->step ? w->position == 0 : w->position < t->part->range.end - t->part->range.begin) return true;
+    }
+    return false;
+}
+
+XD_PRIVATE xd_result xdi_writer_work(void *writer, uint64_t bytes) {
+    xdi_writer *w = (xdi_writer *)writer;
+    uint64_t done = 0, now = 0;
+    while (done < bytes && xdi_writer_next(w)) {
+        XD_TRY(xdi_writer_some(w, &now));
+        done += now;
+    }
+    return xdi_writer_next(w) ? XD_OK : xdi_writer_close(w);
+}
+
+/* ---- what all ranks have found ---- */
+
+/* values[i] becomes, on rank 0, that of all ranks together. A window at a time. */
+static xd_result xdi_writer_merge_array(xdi_writer *w, uint64_t *values, int64_t count, bool add) {
+    xd_ctx *ctx = w->plan->content->ctx;
+    const int size = xd_comm_size(w->comm), rank = xd_comm_rank(w->comm);
+    const int64_t room = (1 << 20) / size + 1, most = count < room ? count : room;
+    int64_t *counts = (int64_t *)xd_allocate(ctx, (size_t)size * sizeof *counts);
+    uint64_t *all = (uint64_t *)xd_allocate(ctx, (rank == 0 ? (size_t)(most * size) : 0) * sizeof *all);
+    xd_result result = xd_agree(w->comm, counts && all ? XD_OK
+                                                       : XD_FAIL(ctx, XD_ERROR_MEMORY,
+                                                                 "no room for %lld numbers of %d ranks",
+                                                                 (long long)most, size));
+    for (int64_t first = 0; first < count && result == XD_OK; first += most) {
+        const int64_t n = count - first < most ? count - first : most;
+        for (int r = 0; r < size; r++) counts[r] = n;
+        result = xd_gather(w->comm, values + first, all, counts, XD_DTYPE_U64, 0);
+        for (int r = 1; r < size && rank == 0 && result == XD_OK; r++)
+            for (int64_t i = 0; i < n; i++) {
+                const uint64_t other = all[r * n + i];
+                values[first + i] = add ? values[first + i] + other : values[first + i] ^ other;
+            }
+    }
+    xd_release(ctx, all);
+    xd_release(ctx, counts);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w) {
+    XD_TRY(xdi_writer_merge_array(w, w->blocks, w->plan->block_count, false));
+    return xdi_writer_merge_array(w, w->fingerprints, w->plan->content->tensor_count, true);
+}
+
+/* >>checkpoint/state.c */
+
+/* state.json: what a checkpoint says beside its tensors. */
+
+#include <stdio.h>
+#include <string.h>
+
+#define XDI_STATE_KEY ",\"state\":" /* last in the object, so that the caller's text can be cut out again */
+enum { XDI_STATE_FORMAT = 1 };
+
+static const char *const xdi_state_kinds[] = { "adamw", "adam_l2", "sgd" };
+static const char *const xdi_state_schedules[] = { "constant", "power", "halflife", "ramp" };
+
+/* ---- writing ---- */
+
+static void xdi_state_write_double(xd_json_writer *w, const char *key, double value) {
+    xd_json_write_key(w, key);
+    xd_json_write_double(w, value);
+}
+
+static void xdi_state_write_optimizer(xd_json_writer *w, const xd_optimizer *optimizer) {
+    const xd_optimizer_desc *d = xd_optimizer_settings(optimizer);
+    xd_json_write_key(w, "optimizer");
+    xd_json_write_object(w);
+    xd_json_write_key(w, "kind");
+    xd_json_write_string(w, xdi_state_kinds[d->kind]);
+    xdi_state_write_double(w, "learning_rate", d->learning_rate);
+    xdi_state_write_double(w, "beta1", d->beta1);
+    xdi_state_write_double(w, "beta2", d->beta2);
+    xdi_state_write_double(w, "eps", d->eps);
+    xdi_state_write_double(w, "momentum", d->momentum);
+    xd_json_write_key(w, "maximize");
+    xd_json_write_bool(w, d->maximize);
+    xd_json_write_key(w, "groups");
+    xd_json_write_array(w);
+    for (int i = 0; i < d->group_count; i++) {
+        xd_json_write_object(w);
+        xdi_state_write_double(w, "learning_rate_scale", d->groups[i].learning_rate_scale);
+        xdi_state_write_double(w, "weight_decay", d->groups[i].weight_decay);
+        xd_json_write_end(w);
+    }
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+static void xdi_state_write_average(xd_json_writer *w, const xd_checkpoint_average *average) {
+    const xd_ema_record r = xd_ema_describe(average->ema);
+    xd_json_write_key(w, average->name);
+    xd_json_write_object(w);
+    xd_json_write_key(w, "format_version");
+    xd_json_write_int64(w, r.format_version);
+    xd_json_write_key(w, "iteration");
+    xd_json_write_int64(w, r.iteration);
+    xd_json_write_key(w, "initialized");
+    xd_json_write_bool(w, r.initialized);
+    xd_json_write_key(w, "schedule");
+    xd_json_write_string(w, xdi_state_schedules[r.config.schedule]);
+    xdi_state_write_double(w, "decay", r.config.decay);
+    xdi_state_write_double(w, "gamma", r.config.gamma);
+    xdi_state_write_double(w, "halflife_kimg", r.config.halflife_kimg);
+    xdi_state_write_double(w, "rampup_ratio", r.config.rampup_ratio);
+    xd_json_write_key(w, "disable_rampup");
+    xd_json_write_bool(w, r.config.disable_rampup);
+    xd_json_write_key(w, "batch_size");
+    xd_json_write_int64(w, r.config.batch_size);
+    xd_json_write_key(w, "start_iteration");
+    xd_json_write_int64(w, r.config.start_iteration);
+    xd_json_write_end(w);
+}
+
+static void xdi_state_write_network(xd_json_writer *w, const xd_checkpoint_network *n) {
+    xd_json_write_object(w);
+    if (n->name) {
+        xd_json_write_key(w, "name");
+        xd_json_write_string(w, n->name);
+    }
+    if (n->optimizer) xdi_state_write_optimizer(w, n->optimizer);
+    if (n->average_count > 0) {
+        xd_json_write_key(w, "averages");
+        xd_json_write_object(w);
+        for (int i = 0; i < n->average_count; i++) xdi_state_write_average(w, &n->averages[i]);
+        xd_json_write_end(w);
+    }
+    xd_json_write_end(w);
+}
+
+static void xdi_state_write_all(xd_json_writer *w, const xd_checkpoint_save_desc *desc) {
+    xd_json_write_object(w);
+    xd_json_write_key(w, "format");
+    xd_json_write_int64(w, XDI_STATE_FORMAT);
+    xd_json_write_key(w, "step");
+    xd_json_write_int64(w, desc->step);
+    xd_json_write_key(w, "networks");
+    xd_json_write_array(w);
+    for (int i = 0; i < desc->network_count; i++) xdi_state_write_network(w, &desc->networks[i]);
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+XD_PRIVATE xd_result xdi_state_check(xd_ctx *ctx, const char *state) {
+    xd_json_desc limits;
+    xd_json *root = NULL;
+    if (!state) return XD_OK;
+    memset(&limits, 0, sizeof limits);
+    limits.max_depth = XDI_STATE_DEPTH;
+    const xd_result result = xd_json_load_memory(ctx, &limits, state, strlen(state), &root);
+    const xd_json_kind kind = xd_json_kind_of(root);
+    xd_json_destroy(ctx, root);
+    XD_REQUIRE(ctx, result == XD_OK, result, "the state: %s", xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, kind == XD_JSON_OBJECT, XD_ERROR_FORMAT, "the state is no JSON object");
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_state_write(xd_ctx *ctx, const xd_checkpoint_save_desc *desc, char **text,
+                                     size_t *bytes) {
+    xd_json_writer w = xd_json_writer_create(ctx);
+    const char *written = NULL;
+    size_t length = 0;
+    xdi_state_write_all(&w, desc);
+    xd_result result = xd_json_writer_text(&w, &written, &length);
+    const size_t room = length + sizeof XDI_STATE_KEY + (desc->state ? strlen(desc->state) : 0) + 2;
+    char *out = result == XD_OK ? (char *)xd_allocate(ctx, room) : NULL;
+    if (out) {
+        /* all but the last bracket, then the caller's own */
+        *bytes = (size_t)snprintf(out, room, "%.*s%s%s}\n", (int)length - 1, written,
+                                  desc->state ? XDI_STATE_KEY : "", desc->state ? desc->state : "");
+        *text = out;
+    } else if (result == XD_OK) {
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a state of %llu bytes", (unsigned long long)room);
+    }
+    xd_json_writer_destroy(&w);
+    return result;
+}
+
+/* ---- reading ---- */
+
+/* What state.json has of a network; NULL when it has none of that name. */
+static const xd_json *xdi_state_network(const xd_json *root, const char *name) {
+    const xd_json *list = xd_json_find(root, "networks");
+    for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item)) {
+        const char *own = xd_json_string(xd_json_find(item, "name"), NULL);
+        if (name ? own && strcmp(own, name) == 0 : !own) return item;
+    }
+    return NULL;
+}
+
+static xd_result xdi_state_fits_optimizer(xd_ctx *ctx, const xd_json *saved, const xd_checkpoint_network *n,
+                                          bool lenient) {
+    const xd_json *record = xd_json_find(saved, "optimizer");
+    const char *kind = xd_json_string(xd_json_find(record, "kind"), NULL);
+    double rate;
+    if (!n->optimizer || (!record && lenient)) return XD_OK;
+    const char *here = xdi_state_kinds[xd_optimizer_settings(n->optimizer)->kind];
+    XD_REQUIRE(ctx, record, XD_ERROR_MISSING, "the checkpoint has no optimizer of the network \"%s\"",
+               n->name ? n->name : "");
+    XD_REQUIRE(ctx, kind && xd_json_double(xd_json_find(record, "learning_rate"), &rate) && rate >= 0.0,
+               XD_ERROR_FORMAT, "%s: the optimizer has no kind or no learning rate", XDI_STATE_FILE);
+    XD_REQUIRE(ctx, strcmp(kind, here) == 0, XD_ERROR_STATE,
+               "the optimizer is %s, the checkpoint has one of kind %.20s", here, kind);
+    return XD_OK;
+}
+
+static const xd_json *xdi_state_average(const xd_json *saved, const char *name) {
+    return xd_json_find(xd_json_find(saved, "averages"), name);
+}
+
+static xd_result xdi_state_fits_average(xd_ctx *ctx, const xd_json *saved, const char *name, bool lenient) {
+    const xd_json *record = xdi_state_average(saved, name);
+    int64_t version, iteration;
+    bool initialized;
+    if (!record && lenient) return XD_OK;
+    XD_REQUIRE(ctx, record, XD_ERROR_MISSING, "the checkpoint has no average \"%s\"", name);
+    XD_REQUIRE(ctx,
+               xd_json_int64(xd_json_find(record, "format_version"), &version) && version == 1 &&
+                   xd_json_int64(xd_json_find(record, "iteration"), &iteration) && iteration >= 0 &&
+                   xd_json_bool(xd_json_find(record, "initialized"), &initialized),
+               XD_ERROR_FORMAT, "%s: the record of the average \"%s\" is none of version 1", XDI_STATE_FILE,
+               name);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc) {
+    int64_t format = 0;
+    const xd_json *state = xd_json_find(root, "state");
+    XD_REQUIRE(ctx, xd_json_int64(xd_json_find(root, "format"), &format) && format == XDI_STATE_FORMAT,
+               XD_ERROR_FORMAT, "%s of format %lld, known is %d", XDI_STATE_FILE, (long long)format,
+               (int)XDI_STATE_FORMAT);
+    XD_REQUIRE(ctx, !state || xd_json_kind_of(state) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+               "%s: the state is no object", XDI_STATE_FILE);
+    for (int i = 0; i < desc->network_count; i++) {
+        const xd_checkpoint_network *n = &desc->networks[i];
+        const xd_json *saved = xdi_state_network(root, n->name);
+        XD_TRY(xdi_state_fits_optimizer(ctx, saved, n, desc->lenient));
+        for (int k = 0; k < n->average_count; k++)
+            XD_TRY(xdi_state_fits_average(ctx, saved, n->averages[k].name, desc->lenient));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc) {
+    for (int i = 0; i < desc->network_count; i++) {
+        const xd_checkpoint_network *n = &desc->networks[i];
+        const xd_json *saved = xdi_state_network(root, n->name);
+        double rate;
+        if (n->optimizer &&
+            xd_json_double(xd_json_find(xd_json_find(saved, "optimizer"), "learning_rate"), &rate))
+            (void)xd_optimizer_set_learning_rate(n->optimizer,
+                                                 rate); /* not negative, as xdi_state_fits has seen */
+        for (int k = 0; k < n->average_count; k++) {
+            const xd_json *record = xdi_state_average(saved, n->averages[k].name);
+            int64_t iteration;
+            bool initialized;
+            if (xd_json_int64(xd_json_find(record, "iteration"), &iteration) &&
+                xd_json_bool(xd_json_find(record, "initialized"), &initialized))
+                xdi_ema_restore(n->averages[k].ema, iteration, initialized);
+        }
+    }
+}
+
+XD_PRIVATE xd_result xdi_state_take(xd_ctx *ctx, const xd_json *root, const char *text, size_t bytes,
+                                    char **state) {
+    const xd_json *own = xd_json_find(root, "state");
+    *state = NULL;
+    if (!own) return XD_OK;
+    const size_t begin = xd_json_offset(own);
+    size_t end = bytes;
+    while (end > begin && text[end - 1] != '}') end--;
+    end -= end > begin; /* the bracket of the whole */
+    while (end > begin && text[end - 1] != '}') end--;
+    char *copy = (char *)xd_allocate(ctx, end - begin + 1);
+    XD_REQUIRE(ctx, copy, XD_ERROR_MEMORY, "no room for a state of %llu bytes",
+               (unsigned long long)(end - begin));
+    memcpy(copy, text + begin, end - begin);
+    const xd_result result = xdi_state_check(ctx, copy); /* it was the last one, as saves write it */
+    if (result == XD_OK)
+        *state = copy;
+    else
+        xd_release(ctx, copy);
+    return result;
+}
+
+/* >>checkpoint/manifest.c */
+
+/* manifest.json: what the files of a checkpoint are and what lies in them. Read with distrust. */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The text ends with its own checksum, which is formed with eight zeros in its place. */
+#define XDI_MANIFEST_KEY "\"self\":\""
+#define XDI_MANIFEST_CLOSE "\"}\n"
+enum { XDI_MANIFEST_FORMAT = 1, XDI_MANIFEST_DIGITS = 8, XDI_MANIFEST_NAME = 255 };
+
+/* ---- writing ---- */
+
+static void xdi_manifest_write_hex(xd_json_writer *w, const char *key, uint64_t value) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, value);
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, text);
+}
+
+static void xdi_manifest_write_file(xd_json_writer *w, const xdi_manifest_file *f, size_t block_bytes) {
+    const int64_t blocks = xdi_block_count(f->bytes, block_bytes);
+    uint32_t whole = 0;
+    for (int64_t i = 0; i < blocks; i++) {
+        const uint64_t left = f->bytes - (uint64_t)i * block_bytes;
+        whole = xd_crc32c_combine(whole, (uint32_t)f->blocks[i], left < block_bytes ? left : block_bytes);
+    }
+    xd_json_write_object(w);
+    xd_json_write_key(w, "name");
+    xd_json_write_string(w, f->name);
+    if (f->group) {
+        xd_json_write_key(w, "group");
+        xd_json_write_string(w, f->group);
+    }
+    xd_json_write_key(w, "bytes");
+    xd_json_write_uint64(w, f->bytes);
+    xd_json_write_key(w, "crc32c");
+    xd_json_write_uint64(w, whole);
+    xd_json_write_key(w, "blocks");
+    xd_json_write_array(w);
+    for (int64_t i = 0; i < blocks; i++) xd_json_write_uint64(w, f->blocks[i]);
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+static void xdi_manifest_write_tensor(xd_json_writer *json, const xdi_writer *w, int64_t file,
+                                      int64_t index) {
+    const xdi_planned_file *f = &w->plan->files[file];
+    const xdi_stored *t = &w->plan->content->tensors[index];
+    const uint64_t begin = f->layout->begin[index - f->first], bytes = f->layout->bytes[index - f->first];
+    xd_json_write_object(json);
+    xd_json_write_key(json, "name");
+    xd_json_write_string(json, t->name);
+    xd_json_write_key(json, "file");
+    xd_json_write_int64(json, file);
+    xd_json_write_key(json, "dtype");
+    xd_json_write_string(json, xd_dtype_name(t->dtype));
+    xd_json_write_key(json, "shape");
+    xd_json_write_array(json);
+    for (int d = 0; !t->step && d < t->part->ndim; d++) xd_json_write_int64(json, t->part->shape[d]);
+    xd_json_write_end(json);
+    xd_json_write_key(json, "begin");
+    xd_json_write_uint64(json, begin);
+    xd_json_write_key(json, "end");
+    xd_json_write_uint64(json, begin + bytes);
+    xdi_manifest_write_hex(json, "fingerprint", w->fingerprints[index]);
+    xd_json_write_end(json);
+}
+
+static void xdi_manifest_write_all(xd_json_writer *json, const xdi_writer *w, int64_t step,
+                                   const xdi_manifest_file *others, int64_t other_count) {
+    const xdi_plan *p = w->plan;
+    xd_json_write_object(json);
+    xd_json_write_key(json, "format");
+    xd_json_write_int64(json, XDI_MANIFEST_FORMAT);
+    xd_json_write_key(json, "step");
+    xd_json_write_int64(json, step);
+    xd_json_write_key(json, "block_bytes");
+    xd_json_write_uint64(json, p->block_bytes);
+    xd_json_write_key(json, "files");
+    xd_json_write_array(json);
+    for (int64_t i = 0; i < p->file_count; i++) {
+        xdi_manifest_file f;
+        f.name = p->files[i].name;
+        f.group = p->content->groups[p->files[i].group].name;
+        f.bytes = p->files[i].layout->file_bytes;
+        f.blocks = w->blocks + p->files[i].first_block;
+        xdi_manifest_write_file(json, &f, p->block_bytes);
+    }
+    for (int64_t i = 0; i < other_count; i++) xdi_manifest_write_file(json, &others[i], p->block_bytes);
+    xd_json_write_end(json);
+    xd_json_write_key(json, "tensors");
+    xd_json_write_array(json);
+    for (int64_t i = 0; i < p->file_count; i++)
+        for (int64_t k = 0; k < p->files[i].count; k++)
+            xdi_manifest_write_tensor(json, w, i, p->files[i].first + k);
+    xd_json_write_end(json);
+    xd_json_write_key(json, "self");
+    xd_json_write_string(json, "00000000");
+    xd_json_write_end(json);
+}
+
+XD_PRIVATE xd_result xdi_manifest_write(const xdi_writer *w, int64_t step, const xdi_manifest_file *others,
+                                        int64_t other_count, char **text, size_t *bytes) {
+    xd_ctx *ctx = w->plan->content->ctx;
+    xd_json_writer json = xd_json_writer_create(ctx);
+    const char *written = NULL;
+    size_t length = 0;
+    xdi_manifest_write_all(&json, w, step, others, other_count);
+    xd_result result = xd_json_writer_text(&json, &written, &length);
+    char *out = result == XD_OK ? (char *)xd_allocate(ctx, length + 2) : NULL;
+    if (out) {
+        char digits[XDI_MANIFEST_DIGITS + 1];
+        memcpy(out, written, length);
+        out[length++] = '\n';
+        snprintf(digits, sizeof digits, "%08" PRIx32, xd_crc32c(0, out, length));
+        memcpy(out + length - strlen(XDI_MANIFEST_CLOSE) - XDI_MANIFEST_DIGITS, digits, XDI_MANIFEST_DIGITS);
+        *text = out;
+        *bytes = length;
+    } else if (result == XD_OK) {
+        result =
+            XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a manifest of %llu bytes", (unsigned long long)length);
+    }
+    xd_json_writer_destroy(&json);
+    return result;
+}
+
+/* ---- reading ---- */
+
+/* The checksum at the end of the text is that of the text. */
+static xd_result xdi_manifest_check_self(xd_ctx *ctx, const char *text, size_t bytes) {
+    static const char zeros[] = "00000000";
+    const size_t close = strlen(XDI_MANIFEST_CLOSE), key = strlen(XDI_MANIFEST_KEY);
+    const size_t tail = key + XDI_MANIFEST_DIGITS + close;
+    char digits[XDI_MANIFEST_DIGITS + 1], expected[XDI_MANIFEST_DIGITS + 1];
+    XD_REQUIRE(ctx,
+               bytes >= tail && memcmp(text + bytes - tail, XDI_MANIFEST_KEY, key) == 0 &&
+                   memcmp(text + bytes - close, XDI_MANIFEST_CLOSE, close) == 0,
+               XD_ERROR_FORMAT, "a manifest of %llu bytes does not end with its checksum",
+               (unsigned long long)bytes);
+    const size_t at = bytes - close - XDI_MANIFEST_DIGITS;
+    uint32_t crc = xd_crc32c(0, text, at);
+    crc = xd_crc32c(xd_crc32c(crc, zeros, XDI_MANIFEST_DIGITS), text + bytes - close, close);
+    memcpy(digits, text + at, XDI_MANIFEST_DIGITS);
+    digits[XDI_MANIFEST_DIGITS] = '\0';
+    snprintf(expected, sizeof expected, "%08" PRIx32, crc);
+    XD_REQUIRE(ctx, strcmp(digits, expected) == 0, XD_ERROR_CORRUPT,
+               "the manifest's checksum is %s, it says %.8s", expected, digits);
+    return XD_OK;
+}
+
+static xd_result xdi_manifest_read_numbers(xd_checkpoint *c) {
+    int64_t format = 0, block = 0;
+    XD_REQUIRE(c->ctx,
+               xd_json_int64(xd_json_find(c->root, "format"), &format) && format == XDI_MANIFEST_FORMAT,
+               XD_ERROR_FORMAT, "a manifest of format %lld, known is %d", (long long)format,
+               (int)XDI_MANIFEST_FORMAT);
+    XD_REQUIRE(c->ctx, xd_json_int64(xd_json_find(c->root, "step"), &c->info.step) && c->info.step >= 0,
+               XD_ERROR_FORMAT, "the manifest has no step from 0 on");
+    XD_REQUIRE(c->ctx,
+               xd_json_int64(xd_json_find(c->root, "block_bytes"), &block) && block >= XDI_BLOCK_LEAST &&
+                   block <= XDI_BLOCK_MOST && (block & (block - 1)) == 0,
+               XD_ERROR_FORMAT, "the manifest has blocks of %lld bytes", (long long)block);
+    c->info.block_bytes = (size_t)block;
+    return XD_OK;
+}
+
+static const xd_json *xdi_manifest_list(const xd_checkpoint *c, const char *key) {
+    const xd_json *list = xd_json_find(c->root, key);
+    return xd_json_kind_of(list) == XD_JSON_ARRAY ? list : NULL;
+}
+
+XD_PRIVATE bool xdi_manifest_is_name(const char *name) {
+    if (!name || !name[0] || strlen(name) > XDI_MANIFEST_NAME || !xdi_weights_is_basename(name)) return false;
+    for (const char *c = name; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == '\\' || *c == 127) return false;
+    return name[0] != '.' && strcmp(name, XDI_MANIFEST_FILE) != 0;
+}
+
+static xd_result xdi_manifest_read_blocks(xd_checkpoint *c, const xd_json *list, int64_t file) {
+    const xd_checkpoint_file_info *f = &c->files[file];
+    const int64_t count = xdi_block_count(f->bytes, c->info.block_bytes);
+    XD_REQUIRE(c->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY && (int64_t)xd_json_count(list) == count,
+               XD_ERROR_FORMAT, "file \"%.80s\" of %llu bytes has %llu blocks, not %lld", f->name,
+               (unsigned long long)f->bytes, (unsigned long long)xd_json_count(list), (long long)count);
+    uint32_t *to = c->blocks + c->first_block[file];
+    for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item)) {
+        uint64_t crc = 0;
+        XD_REQUIRE(c->ctx, xd_json_uint64(item, &crc) && crc <= UINT32_MAX, XD_ERROR_FORMAT,
+                   "file \"%.80s\": checksum %lld of a block is none", f->name,
+                   (long long)(to - c->blocks - c->first_block[file]));
+        *to++ = (uint32_t)crc;
+    }
+    c->first_block[file + 1] = c->first_block[file] + count;
+    return XD_OK;
+}
+
+static xd_result xdi_manifest_read_file(xd_checkpoint *c, const xd_json *entry, int64_t file) {
+    xd_checkpoint_file_info *f = &c->files[file];
+    const xd_json *group = xd_json_find(entry, "group");
+    uint64_t crc = 0;
+    f->name = xd_json_string(xd_json_find(entry, "name"), NULL);
+    f->group = xd_json_string(group, NULL);
+    XD_REQUIRE(c->ctx, xdi_manifest_is_name(f->name), XD_ERROR_FORMAT,
+               "file %lld: \"%.80s\" does not lie in the directory", (long long)file, f->name ? f->name : "");
+    XD_REQUIRE(c->ctx, !group || (f->group && f->group[0]), XD_ERROR_FORMAT,
+               "file \"%.80s\": the group is no name", f->name);
+    XD_REQUIRE(c->ctx,
+               xd_json_uint64(xd_json_find(entry, "bytes"), &f->bytes) && f->bytes <= (uint64_t)INT64_MAX &&
+                   xd_json_uint64(xd_json_find(entry, "crc32c"), &crc) && crc <= UINT32_MAX,
+               XD_ERROR_FORMAT, "file \"%.80s\" has no length or no checksum", f->name);
+    f->crc32c = (uint32_t)crc;
+    return xdi_manifest_read_blocks(c, xd_json_find(entry, "blocks"), file);
+}
+
+static int xdi_manifest_by_file_name(const void *a, const void *b) {
+    return strcmp(((const xd_checkpoint_file_info *)a)->name, ((const xd_checkpoint_file_info *)b)->name);
+}
+
+static xd_result xdi_manifest_check_names(xd_checkpoint *c) {
+    const void **order = (const void **)xd_allocate(c->ctx, (size_t)c->info.file_count * sizeof *order);
+    xd_result result = XD_OK;
+    XD_REQUIRE(c->ctx, order, XD_ERROR_MEMORY, "no room to sort %lld files", (long long)c->info.file_count);
+    for (int64_t i = 0; i < c->info.file_count; i++) order[i] = &c->files[i];
+    xdi_sort(order, (size_t)c->info.file_count, xdi_manifest_by_file_name);
+    for (int64_t i = 1; i < c->info.file_count && result == XD_OK; i++)
+        if (xdi_manifest_by_file_name(order[i - 1], order[i]) == 0)
+            result = XD_FAIL(c->ctx, XD_ERROR_FORMAT, "two files are named \"%.80s\"",
+                             ((const xd_checkpoint_file_info *)order[i])->name);
+    xd_release(c->ctx, order);
+    return result;
+}
+
+static xd_result xdi_manifest_read_files(xd_checkpoint *c) {
+    const xd_json *list = xdi_manifest_list(c, "files");
+    size_t blocks = 0;
+    int64_t i = 0;
+    XD_REQUIRE(c->ctx, list, XD_ERROR_FORMAT, "the manifest has no list of files");
+    for (const xd_json *entry = xd_json_first(list); entry; entry = xd_json_next(entry))
+        blocks += xd_json_count(xd_json_find(entry, "blocks"));
+    const size_t count = xd_json_count(list);
+    c->files = (xd_checkpoint_file_info *)xd_allocate(c->ctx, count * sizeof *c->files);
+    c->first_block = (int64_t *)xd_allocate(c->ctx, (count + 1) * sizeof *c->first_block);
+    c->blocks = (uint32_t *)xd_allocate(c->ctx, blocks * sizeof *c->blocks);
+    XD_REQUIRE(c->ctx, c->files && c->first_block && c->blocks, XD_ERROR_MEMORY, "no room for %llu files",
+               (unsigned long long)count);
+    c->info.file_count = (int64_t)count;
+    for (const xd_json *entry = xd_json_first(list); entry; entry = xd_json_next(entry), i++)
+        XD_TRY(xdi_manifest_read_file(c, entry, i));
+    return xdi_manifest_check_names(c);
+}
+
+/* ---- its tensors ---- */
+
+static xd_result xdi_manifest_read_shape(xd_checkpoint *c, const xd_json *shape, xd_checkpoint_tensor_info *t,
+                                         int64_t *sizes) {
+    const size_t ndim = xd_json_count(shape);
+    uint64_t bytes = xd_dtype_size(t->dtype);
+    XD_REQUIRE(c->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY && ndim <= XD_DIMS_MAX, XD_ERROR_FORMAT,
+               "tensor \"%.80s\" has %llu dimensions, allowed are %d", t->name, (unsigned long long)ndim,
+               (int)XD_DIMS_MAX);
+    t->ndim = (int)ndim;
+    t->shape = sizes;
+    for (size_t i = 0; i < ndim; i++) {
+        XD_REQUIRE(c->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
+                   "tensor \"%.80s\": size %llu of its shape is none", t->name, (unsigned long long)i);
+        const uint64_t size = (uint64_t)sizes[i];
+        XD_REQUIRE(c->ctx, size == 0 || bytes <= (uint64_t)INT64_MAX / size, XD_ERROR_FORMAT,
+                   "the size of tensor \"%.80s\" overflows", t->name);
+        bytes *= size;
+    }
+    XD_REQUIRE(c->ctx, t->begin <= t->end && t->end - t->begin == bytes, XD_ERROR_FORMAT,
+               "tensor \"%.80s\" needs %llu bytes, its place goes from %llu to %llu", t->name,
+               (unsigned long long)bytes, (unsigned long long)t->begin, (unsigned long long)t->end);
+    return XD_OK;
+}
+
+/* Sixteen digits, and nothing that strtoull would accept beside them. */
+static bool xdi_manifest_read_hex(const xd_json *value, uint64_t *out) {
+    const char *text = xd_json_string(value, NULL);
+    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
+    *out = strtoull(text, NULL, 16);
+    return true;
+}
+
+static xd_result xdi_manifest_read_tensor(xd_checkpoint *c, const xd_json *entry,
+                                          xd_checkpoint_tensor_info *t, int64_t *sizes) {
+    const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
+    t->name = xd_json_string(xd_json_find(entry, "name"), NULL);
+    XD_REQUIRE(c->ctx, t->name && t->name[0], XD_ERROR_FORMAT, "a tensor has no name");
+    XD_REQUIRE(c->ctx,
+               xd_json_int64(xd_json_find(entry, "file"), &t->file) && t->file >= 0 &&
+                   t->file < c->info.file_count && c->files[t->file].group,
+               XD_ERROR_FORMAT, "tensor \"%.80s\" lies in no file of tensors", t->name);
+    t->group = c->files[t->file].group;
+    t->dtype = dtype && strcmp(dtype, "NONE") != 0 ? xd_dtype_from_name(dtype) : XD_DTYPE_NONE;
+    XD_REQUIRE(c->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_FORMAT,
+               "tensor \"%.80s\" has the unknown dtype \"%.20s\"", t->name, dtype ? dtype : "");
+    XD_REQUIRE(c->ctx,
+               xd_json_uint64(xd_json_find(entry, "begin"), &t->begin) &&
+                   xd_json_uint64(xd_json_find(entry, "end"), &t->end) &&
+                   xdi_manifest_read_hex(xd_json_find(entry, "fingerprint"), &t->fingerprint),
+               XD_ERROR_FORMAT, "tensor \"%.80s\" has no place or no fingerprint", t->name);
+    XD_REQUIRE(c->ctx, t->begin >= 8 && t->begin % xd_dtype_size(t->dtype) == 0, XD_ERROR_FORMAT,
+               "tensor \"%.80s\" begins at %llu, elements have %llu bytes", t->name,
+               (unsigned long long)t->begin, (unsigned long long)xd_dtype_size(t->dtype));
+    return xdi_manifest_read_shape(c, xd_json_find(entry, "shape"), t, sizes);
+}
+
+static int xdi_manifest_by_name(const void *a, const void *b) {
+    const xd_checkpoint_tensor_info *x = (const xd_checkpoint_tensor_info *)a,
+                                    *y = (const xd_checkpoint_tensor_info *)b;
+    const int order = strcmp(x->group, y->group);
+    return order ? order : strcmp(x->name, y->name);
+}
+
+static int xdi_manifest_by_place(const void *a, const void *b) {
+    const xd_checkpoint_tensor_info *x = (const xd_checkpoint_tensor_info *)a,
+                                    *y = (const xd_checkpoint_tensor_info *)b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
+}
+
+/* Puts the tensors into the order of their names; `order` has room for all. */
+static xd_result xdi_manifest_sort(xd_checkpoint *c, const xd_checkpoint_tensor_info *found,
+                                   const void **order) {
+    const size_t count = (size_t)c->info.tensor_count;
+    for (size_t i = 0; i < count; i++) order[i] = &found[i];
+    xdi_sort(order, count, xdi_manifest_by_name);
+    for (size_t i = 0; i < count; i++) c->tensors[i] = *(const xd_checkpoint_tensor_info *)order[i];
+    for (size_t i = 1; i < count; i++)
+        XD_REQUIRE(c->ctx, xdi_manifest_by_name(&c->tensors[i - 1], &c->tensors[i]) != 0, XD_ERROR_FORMAT,
+                   "two tensors of %.80s are named \"%.80s\"", c->tensors[i].group, c->tensors[i].name);
+    for (size_t i = 0; i < count; i++) order[i] = &c->tensors[i];
+    xdi_sort(order, count, xdi_manifest_by_place);
+    return XD_OK;
+}
+
+/* The tensors of a file follow each other without gap and overlap, up to its end. */
+static xd_result xdi_manifest_check_places(xd_checkpoint *c) {
+    int64_t at = 0;
+    for (int64_t file = 0; file < c->info.file_count; file++) {
+        const xd_checkpoint_file_info *f = &c->files[file];
+        c->first_tensor[file] = at;
+        uint64_t end =
+            at < c->info.tensor_count && c->by_place[at]->file == file ? c->by_place[at]->begin : f->bytes;
+        for (; at < c->info.tensor_count && c->by_place[at]->file == file; at++) {
+            const xd_checkpoint_tensor_info *t = c->by_place[at];
+            XD_REQUIRE(c->ctx, t->begin == end, XD_ERROR_FORMAT,
+                       "tensor \"%.80s\" begins at %llu of %s, the one before ends at %llu", t->name,
+                       (unsigned long long)t->begin, f->name, (unsigned long long)end);
+            end = t->end;
+        }
+        XD_REQUIRE(c->ctx, end == f->bytes, XD_ERROR_FORMAT,
+                   "the tensors of %s end at %llu, the file at %llu", f->name, (unsigned long long)end,
+                   (unsigned long long)f->bytes);
+    }
+    c->first_tensor[c->info.file_count] = at;
+    return XD_OK;
+}
+
+static xd_result xdi_manifest_fill_tensors(xd_checkpoint *c, const xd_json *list,
+                                           xd_checkpoint_tensor_info *found) {
+    int64_t *sizes = c->shapes, i = 0;
+    for (const xd_json *entry = xd_json_first(list); entry; entry = xd_json_next(entry), i++) {
+        XD_TRY(xdi_manifest_read_tensor(c, entry, &found[i], sizes));
+        sizes += found[i].ndim;
+    }
+    XD_TRY(xdi_manifest_sort(c, found, (const void **)c->by_place));
+    return xdi_manifest_check_places(c);
+}
+
+static xd_result xdi_manifest_read_tensors(xd_checkpoint *c) {
+    const xd_json *list = xdi_manifest_list(c, "tensors");
+    size_t sizes = 0;
+    XD_REQUIRE(c->ctx, list, XD_ERROR_FORMAT, "the manifest has no list of tensors");
+    for (const xd_json *entry = xd_json_first(list); entry; entry = xd_json_next(entry))
+        sizes += xd_json_count(xd_json_find(entry, "shape"));
+    const size_t count = xd_json_count(list), files = (size_t)c->info.file_count;
+    xd_checkpoint_tensor_info *found =
+        (xd_checkpoint_tensor_info *)xd_allocate(c->ctx, count * sizeof *found);
+    c->tensors = (xd_checkpoint_tensor_info *)xd_allocate(c->ctx, count * sizeof *c->tensors);
+    c->by_place = (const xd_checkpoint_tensor_info **)xd_allocate(c->ctx, count * sizeof *c->by_place);
+    c->shapes = (int64_t *)xd_allocate(c->ctx, sizes * sizeof *c->shapes);
+    c->first_tensor = (int64_t *)xd_allocate(c->ctx, (files + 1) * sizeof *c->first_tensor);
+    xd_result result = XD_OK;
+    if (!found || !c->tensors || !c->by_place || !c->shapes || !c->first_tensor)
+        result = XD_FAIL(c->ctx, XD_ERROR_MEMORY, "no room for %llu tensors", (unsigned long long)count);
+    c->info.tensor_count = (int64_t)count;
+    if (result == XD_OK) result = xdi_manifest_fill_tensors(c, list, found);
+    xd_release(c->ctx, found);
+    return result;
+}
+
+static xd_result xdi_manifest_read(xd_checkpoint *c, const char *text, size_t bytes) {
+    XD_TRY(xdi_manifest_check_self(c->ctx, text, bytes));
+    XD_TRY(xd_json_load_memory(c->ctx, NULL, text, bytes, &c->root));
+    XD_TRY(xdi_manifest_read_numbers(c));
+    XD_TRY(xdi_manifest_read_files(c));
+    return xdi_manifest_read_tensors(c);
+}
+
+/* ---- public ---- */
+
+XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t bytes, xd_checkpoint **out) {
+    xd_checkpoint *c = (xd_checkpoint *)xd_allocate(ctx, sizeof *c);
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a checkpoint");
+    c->ctx = ctx;
+    const xd_result result = xdi_manifest_read(c, text, bytes);
+    if (result == XD_OK)
+        *out = c;
+    else
+        xd_checkpoint_close(c);
+    return result;
+}
+
+XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
+    char *text = NULL, *path = xdi_weights_path(ctx, directory, XDI_MANIFEST_FILE);
+    size_t bytes = 0;
+    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
+    xd_result result = xd_file_load(ctx, path, 0, &text, &bytes);
+    if (result == XD_OK) {
+        result = xd_checkpoint_open_memory(ctx, text, bytes, out);
+        if (result != XD_OK) result = XD_FAIL(ctx, result, "%s: %s", path, xd_last_error(ctx)->message);
+    }
+    xd_release(ctx, text);
+    xd_release(ctx, path);
+    return result;
+}
+
+XD_API void xd_checkpoint_close(xd_checkpoint *c) {
+    if (!c) return;
+    xd_release(c->ctx, c->files);
+    xd_release(c->ctx, c->tensors);
+    xd_release(c->ctx, c->shapes);
+    xd_release(c->ctx, c->first_block);
+    xd_release(c->ctx, c->blocks);
+    xd_release(c->ctx, c->first_tensor);
+    xd_release(c->ctx, (void *)c->by_place);
+    xd_json_destroy(c->ctx, c->root);
+    xd_release(c->ctx, c);
+}
+
+XD_API xd_checkpoint_info xd_checkpoint_describe(const xd_checkpoint *c) {
+    return c->info;
+}
+
+XD_API const xd_checkpoint_file_info *xd_checkpoint_file_at(const xd_checkpoint *c, int64_t index) {
+    return index >= 0 && index < c->info.file_count ? &c->files[index] : NULL;
+}
+
+XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpoint *c, int64_t index) {
+    return index >= 0 && index < c->info.tensor_count ? &c->tensors[index] : NULL;
+}
+
+XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *c, const char *group, const char *name) {
+    int64_t low = 0, high = c->info.tensor_count;
+    xd_checkpoint_tensor_info key;
+    memset(&key, 0, sizeof key);
+    key.group = group;
+    key.name = name;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = xdi_manifest_by_name(&key, &c->tensors[middle]);
+        if (order == 0) return middle;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return -1;
+}
+
+XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name) {
+    for (int64_t i = 0; i < c->info.file_count; i++)
+        if (strcmp(c->files[i].name, name) == 0) return i;
+    return -1;
+}
+
+XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset) {
+    *offset = (uint64_t)block * c->info.block_bytes;
+    const uint64_t left = c->files[file].bytes - *offset;
+    return left < c->info.block_bytes ? (size_t)left : c->info.block_bytes;
+}
+
+/* What lies in a block: the first tensors by name, and how many there are. */
+static void xdi_manifest_tell(const xd_checkpoint *c, int64_t file, uint64_t begin, uint64_t end, char *text,
+                              size_t room) {
+    enum { SHOWN = 3 };
+    int64_t count = 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int64_t i = c->first_tensor[file]; i < c->first_tensor[file + 1]; i++) {
+        const xd_checkpoint_tensor_info *t = c->by_place[i];
+        if (t->end <= begin || t->begin >= end) continue;
+        if (count++ < SHOWN && used < room)
+            used += (size_t)snprintf(text + used, room - used, "%s\"%.60s\"", count > 1 ? ", " : "", t->name);
+    }
+    if (count > SHOWN && used < room)
+        snprintf(text + used, room - used, " and %lld more tensors", (long long)count - SHOWN);
+    if (count == 0) snprintf(text, room, "no tensor");
+}
+
+XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *directory, int64_t file,
+                                         int64_t block, uint32_t found) {
+    char tensors[240];
+    uint64_t offset;
+    const size_t bytes = xdi_manifest_block(c, file, block, &offset);
+    xdi_manifest_tell(c, file, offset, offset + bytes, tensors, sizeof tensors);
+    return XD_FAIL(c->ctx, XD_ERROR_CORRUPT,
+                   "%.120s/%s: block %lld (%llu bytes at %llu) has checksum %08" PRIx32 ", not %08" PRIx32
+                   ": %s",
+                   directory, c->files[file].name, (long long)block, (unsigned long long)bytes,
+                   (unsigned long long)offset, found, c->blocks[c->first_block[file] + block], tensors);
+}
+
+/* >>checkpoint/find.c */
+
+/* Checkpoints in the directory of a run: their names, the newest, and those that go. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define XDI_FIND_PREFIX "step-"
+#define XDI_FIND_DELETED ".del-0"
+
+/* ---- names ---- */
+
+/* root/step-N and a suffix, in new memory. */
+static char *xdi_find_path(xd_ctx *ctx, const char *root, int64_t step, const char *suffix) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%lld%s", XDI_FIND_PREFIX, (long long)step, suffix);
+    return xdi_weights_path(ctx, root, name);
+}
+
+XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step) {
+    return xdi_find_path(ctx, root, step, "");
+}
+
+XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step) {
+    const size_t prefix = strlen(XDI_FIND_PREFIX);
+    int64_t value = 0;
+    if (strncmp(name, XDI_FIND_PREFIX, prefix) != 0) return false;
+    const char *digits = name + prefix, *c = digits;
+    for (; *c >= '0' && *c <= '9'; c++) {
+        if (value > (INT64_MAX - 9) / 10) return false;
+        value = 10 * value + (*c - '0');
+    }
+    if (c == digits || (digits[0] == '0' && c > digits + 1) || strcmp(c, suffix) != 0) return false;
+    *step = value;
+    return true;
+}
+
+/* A name of what a save works with: step-N.lock, step-N.old-0, step-N.del-0, step-N.tmp- and a number. */
+static bool xdi_find_is_leftover(const char *name, int64_t *step) {
+    char known[64];
+    const char *dot = strchr(name, '.');
+    if (!dot || (size_t)(dot - name) >= sizeof known) return false;
+    memcpy(known, name, (size_t)(dot - name));
+    known[dot - name] = '\0';
+    if (!xdi_checkpoint_is_step(known, "", step)) return false;
+    const size_t digits = strncmp(dot, ".tmp-", 5) == 0 ? strspn(dot + 5, "0123456789") : 0;
+    return strcmp(dot, ".lock") == 0 || strcmp(dot, XDI_DIRECTORY_OLD) == 0 ||
+           strcmp(dot, XDI_FIND_DELETED) == 0 || (digits > 0 && dot[5 + digits] == '\0');
+}
+
+/* ---- which are checkpoints ---- */
+
+static xd_result xdi_find_check_size(const xd_checkpoint *c, const char *directory, int64_t index) {
+    const xd_files *files = &xd_ctx_settings(c->ctx)->files;
+    const xd_checkpoint_file_info *f = &c->files[index];
+    char *path = xdi_weights_path(c->ctx, directory, f->name);
+    intptr_t file;
+    uint64_t bytes = 0;
+    XD_REQUIRE(c->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
+    const int refused = xdi_file_open_read(c->ctx, path, &file);
+    xd_release(c->ctx, path);
+    XD_REQUIRE(c->ctx, refused == 0, refused == ENOENT ? XD_ERROR_MISSING : XD_ERROR_IO, "%s/%s: open: %s",
+               directory, f->name, xdi_open_error(refused));
+    const int error = files->size(files->user, file, &bytes);
+    files->close(files->user, file);
+    XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s/%s: size: %s", directory, f->name, strerror(error));
+    XD_REQUIRE(c->ctx, bytes == f->bytes, XD_ERROR_CORRUPT, "%s/%s has %llu bytes, the manifest says %llu",
+               directory, f->name, (unsigned long long)bytes, (unsigned long long)f->bytes);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
+    xd_checkpoint *c = NULL;
+    XD_TRY(xd_checkpoint_open(ctx, directory, &c));
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++)
+        result = xdi_find_check_size(c, directory, i);
+    if (result == XD_OK)
+        *out = c;
+    else
+        xd_checkpoint_close(c);
+    return result;
+}
+
+/* Whether a step is a checkpoint. Only what says nothing about it is an error: no memory. */
+static xd_result xdi_find_is_valid(xd_ctx *ctx, const char *root, int64_t step, bool *valid) {
+    char *path = xdi_checkpoint_path(ctx, root, step);
+    xd_checkpoint *c = NULL;
+    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", root);
+    const xd_result result = xdi_checkpoint_open_whole(ctx, path, &c);
+    xd_release(ctx, path);
+    *valid = result == XD_OK && xd_checkpoint_describe(c).step == step;
+    xd_checkpoint_close(c);
+    return result == XD_ERROR_MEMORY ? result : XD_OK;
+}
+
+static void xdi_find_sift(int64_t *steps, int64_t at, int64_t count) {
+    for (int64_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && steps[child + 1] < steps[child]) child++;
+        if (steps[at] <= steps[child]) return;
+        const int64_t swap = steps[at];
+        steps[at] = steps[child];
+        steps[child] = swap;
+    }
+}
+
+/* Highest first. */
+static void xdi_find_sort(int64_t *steps, int64_t count) {
+    for (int64_t i = count / 2; i-- > 0;) xdi_find_sift(steps, i, count);
+    for (int64_t left = count; left-- > 1;) {
+        const int64_t swap = steps[0];
+        steps[0] = steps[left];
+        steps[left] = swap;
+        xdi_find_sift(steps, 0, left);
+    }
+}
+
+/* The steps of which root has a directory, highest first, in new memory; also of one that a save has put aside, and that opens
+ * under its own name. */
+static xd_result xdi_find_steps(xd_ctx *ctx, const char *root, int64_t **steps, int64_t *count) {
+    const char **names = NULL;
+    int64_t name_count = 0, n = 0, kept = 0;
+    XD_TRY(xd_file_list(ctx, root, &names, &name_count));
+    int64_t *found = (int64_t *)xd_allocate(ctx, (size_t)name_count * sizeof *found);
+    for (int64_t i = 0; i < name_count && found; i++)
+        if (xdi_checkpoint_is_step(names[i], "", &found[n]) ||
+            xdi_checkpoint_is_step(names[i], XDI_DIRECTORY_OLD, &found[n]))
+            n++;
+    xd_release(ctx, (void *)names);
+    XD_REQUIRE(ctx, found, XD_ERROR_MEMORY, "%s: no room for %lld steps", root, (long long)name_count);
+    xdi_find_sort(found, n);
+    for (int64_t i = 0; i < n; i++)
+        if (kept == 0 || found[kept - 1] != found[i]) found[kept++] = found[i];
+    *steps = found;
+    *count = kept;
+    return XD_OK;
+}
+
+XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step) {
+    int64_t *steps = NULL, count = 0, i = 0;
+    bool valid = false;
+    XD_TRY(xdi_find_steps(ctx, root, &steps, &count));
+    xd_result result = XD_OK;
+    for (; i < count && !valid && result == XD_OK; i++)
+        result = xdi_find_is_valid(ctx, root, steps[i], &valid);
+    if (result == XD_OK && !valid)
+        result = XD_FAIL(ctx, XD_ERROR_MISSING, "%s: none of %lld directories of steps is a checkpoint", root,
+                         (long long)count);
+    if (result == XD_OK) *step = steps[i - 1];
+    xd_release(ctx, steps);
+    return result;
+}
+
+/* ---- which go ---- */
+
+/* Removes a directory under another name, so that nobody takes the rest of it for a checkpoint. */
+static xd_result xdi_find_delete(xd_ctx *ctx, const char *root, int64_t step) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    char *path = xdi_checkpoint_path(ctx, root, step),
+         *gone = xdi_find_path(ctx, root, step, XDI_FIND_DELETED);
+    int error = path && gone ? files->rename(files->user, path, gone) : ENOMEM;
+    if (error == 0) error = xdi_directory_remove(ctx, gone);
+    xd_release(ctx, path);
+    xd_release(ctx, gone);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s/%s%lld: remove: %s", root, XDI_FIND_PREFIX, (long long)step,
+               strerror(error));
+    return XD_OK;
+}
+
+/* What is no checkpoint is not counted and stays: whoever made it knows what it is for. */
+XD_PRIVATE xd_result xdi_checkpoint_prune(xd_ctx *ctx, const char *root, int64_t saved, int keep) {
+    int64_t *steps = NULL, count = 0;
+    int kept = 1; /* the one just saved, which may have a lower step than others */
+    xd_result result = XD_OK;
+    if (keep == 0) return XD_OK;
+    XD_TRY(xdi_find_steps(ctx, root, &steps, &count));
+    for (int64_t i = 0; i < count && result == XD_OK; i++) {
+        bool valid = false;
+        if (steps[i] != saved) result = xdi_find_is_valid(ctx, root, steps[i], &valid);
+        if (result == XD_OK && valid && kept++ >= keep) result = xdi_find_delete(ctx, root, steps[i]);
+    }
+    xd_release(ctx, steps);
+    return result;
+}
+
+/* A writer of the directory begins by putting things in order; this one does nothing else. A directory that another program is
+ * writing stays. */
+static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
+    char *path = xdi_checkpoint_path(ctx, root, step),
+         *gone = xdi_find_path(ctx, root, step, XDI_FIND_DELETED);
+    xd_publish_directory *d = NULL;
+    xd_result result = XD_OK;
+    int error = path && gone ? xdi_directory_remove(ctx, gone) : 0;
+    if (!path || !gone)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for a path", root);
+    else if (error != 0)
+        result = XD_FAIL(ctx, XD_ERROR_IO, "%s: remove: %s", gone, strerror(error));
+    else
+        result = xd_publish_directory_create(ctx, path, &d);
+    xd_publish_directory_abort(d);
+    xd_release(ctx, path);
+    xd_release(ctx, gone);
+    return result == XD_ERROR_STATE ? XD_OK : result;
+}
+
+XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root) {
+    const char **names = NULL;
+    int64_t count = 0, step, last = -1;
+    if (!xd_ctx_settings(ctx)->files.list) return XD_OK;
+    XD_TRY(xd_file_list(ctx, root, &names, &count));
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < count && result == XD_OK; i++) {
+        if (!xdi_find_is_leftover(names[i], &step) || step == last) continue;
+        result = xdi_find_recover(ctx, root, step);
+        last = step;
+    }
+    xd_release(ctx, (void *)names);
+    return result;
+}
+
+/* >>checkpoint/save.c */
+
+/* A save: agree, lay out, write together, publish. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define XDI_SAVE_LOCK "checkpoint.lock"
+#define XDI_SAVE_LATEST "latest"
+
+enum { XDI_SAVE_NAME = 64, XDI_STAGING_LEAST = 64 };
+
+typedef struct xdi_save {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_checkpoint_save_desc desc; /* defaults filled in */
+    bool root;                    /* rank 0 */
+    xdi_content content;
+    xdi_plan plan;
+    xdi_writer writer;
+    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
+    xdi_lock lock;
+    xd_publish_directory *directory;
+    char *own;                 /* the temporary directory as this rank reaches it */
+    xdi_manifest_file *others; /* of rank 0: files without tensors */
+    int64_t other_count;
+} xdi_save;
+
+/* ---- before the first file ---- */
+
+static void xdi_save_resolve(xd_checkpoint_save_desc *d) {
+    if (d->block_bytes == 0) d->block_bytes = XDI_BLOCK;
+    if (d->staging_bytes == 0) d->staging_bytes = XDI_STAGING;
+}
+
+static xd_result xdi_save_check_files(const xdi_save *s) {
+    const xd_checkpoint_save_desc *d = &s->desc;
+    XD_REQUIRE(s->ctx, d->file_count >= 0 && (d->files || d->file_count == 0), XD_ERROR_ARGUMENT,
+               "%d files at %p", d->file_count, (const void *)d->files);
+    for (int i = 0; i < d->file_count; i++) {
+        const xd_checkpoint_file *f = &d->files[i];
+        XD_REQUIRE(s->ctx, xdi_manifest_is_name(f->name), XD_ERROR_ARGUMENT,
+                   "file %d: \"%.80s\" is no name for a file of a checkpoint", i, f->name ? f->name : "");
+        XD_REQUIRE(s->ctx, f->data || f->bytes == 0, XD_ERROR_ARGUMENT, "file \"%.80s\": %llu bytes at NULL",
+                   f->name, (unsigned long long)f->bytes);
+    }
+    return xdi_state_check(s->ctx, d->state);
+}
+
+static xd_result xdi_save_check(const xdi_save *s) {
+    const xd_checkpoint_save_desc *d = &s->desc;
+    XD_REQUIRE(s->ctx, d->root && d->root[0], XD_ERROR_ARGUMENT, "there is no root to save in");
+    XD_REQUIRE(s->ctx, d->step >= 0, XD_ERROR_ARGUMENT, "step %lld is negative", (long long)d->step);
+    XD_REQUIRE(s->ctx, d->keep == 0 || d->keep >= 2, XD_ERROR_ARGUMENT,
+               "keep is %d: 0 keeps all checkpoints, otherwise two have to stay", d->keep);
+    XD_REQUIRE(s->ctx,
+               d->block_bytes >= XDI_BLOCK_LEAST && d->block_bytes <= XDI_BLOCK_MOST &&
+                   (d->block_bytes & (d->block_bytes - 1)) == 0,
+               XD_ERROR_ARGUMENT, "block_bytes %llu is no power of two from %d to %d",
+               (unsigned long long)d->block_bytes, (int)XDI_BLOCK_LEAST, (int)XDI_BLOCK_MOST);
+    XD_REQUIRE(s->ctx, d->staging_bytes >= XDI_STAGING_LEAST, XD_ERROR_ARGUMENT,
+               "staging_bytes %llu is less than %d", (unsigned long long)d->staging_bytes,
+               (int)XDI_STAGING_LEAST);
+    return s->root ? xdi_save_check_files(s) : XD_OK;
+}
+
+static xd_result xdi_save_list(xdi_save *s) {
+    XD_TRY(xdi_save_check(s));
+    XD_TRY(xdi_content_create(s->ctx, s->desc.networks, s->desc.network_count, &s->content));
+    return xdi_content_get_steps(&s->content);
+}
+
+static uint64_t xdi_save_hash(const xdi_save *s) {
+    const xd_checkpoint_save_desc *d = &s->desc;
+    const uint64_t numbers[5] = { (uint64_t)d->step, d->max_shard_bytes, (uint64_t)d->keep, d->overwrite,
+                                  (uint64_t)d->block_bytes };
+    return xd_hash(0, numbers, sizeof numbers);
+}
+
+static xd_result xdi_save_prepare(xdi_save *s) {
+    xdi_writer *w = &s->writer;
+    XD_TRY(xdi_plan_create(&s->content, s->desc.max_shard_bytes, s->desc.block_bytes, &s->plan));
+    w->plan = &s->plan;
+    w->comm = s->comm;
+    w->stage_bytes = s->desc.staging_bytes;
+    w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
+    w->fingerprints =
+        (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
+    w->stage = (unsigned char *)xd_allocate(s->ctx, w->stage_bytes);
+    XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
+               "no room for %llu bytes of staging and the checksums of %lld blocks",
+               (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
+    return XD_OK;
+}
+
+static xd_result xdi_save_agree(xdi_save *s) {
+    XD_TRY(xd_agree(s->comm, xdi_save_list(s)));
+    XD_TRY(
+        xd_agree_same(s->comm, xdi_save_hash(s), "step, max_shard_bytes, keep, overwrite and block_bytes"));
+    XD_TRY(xdi_content_agree(&s->content, s->comm));
+    XD_TRY(xdi_cover_check(&s->content, s->comm));
+    XD_TRY(xdi_cover_steps(&s->content, s->comm));
+    return xd_agree(s->comm, xdi_save_prepare(s));
+}
+
+/* ---- the files ---- */
+
+/* A data file at its full length, with its header. */
+static xd_result xdi_save_start_file(xdi_save *s, int64_t index) {
+    const xdi_planned_file *f = &s->plan.files[index];
+    char *path = xdi_weights_path(s->ctx, xd_publish_directory_path(s->directory), f->name);
+    xd_publish *file = NULL;
+    XD_REQUIRE(s->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", f->name);
+    xd_result result = xdi_publish_start(s->ctx, path, false, &file);
+    xd_release(s->ctx, path);
+    if (result == XD_OK) result = xd_publish_resize(file, f->layout->file_bytes);
+    if (result == XD_OK)
+        result = xd_publish_write(file, f->layout->header, (size_t)f->layout->header_bytes, 0);
+    if (result != XD_OK) {
+        xd_publish_abort(file);
+        return result;
+    }
+    xdi_writer_note(&s->writer, index, 0, f->layout->header, (size_t)f->layout->header_bytes);
+    return xd_publish_commit(file);
+}
+
+static xd_result xdi_save_make_root(const xdi_save *s) {
+    const xd_files *files = &xd_ctx_settings(s->ctx)->files;
+    XD_REQUIRE(s->ctx, files->make_directory, XD_ERROR_UNSUPPORTED,
+               "%s: the files of this context offer no make_directory", s->desc.root);
+    const int error = files->make_directory(files->user, s->desc.root);
+    XD_REQUIRE(s->ctx, error == 0, XD_ERROR_IO, "%s: make: %s", s->desc.root, strerror(error));
+    return xdi_publish_sync_folder(s->ctx, s->desc.root);
+}
+
+/* Rank 0: the lock, order in root, the temporary directory, and its data files. */
+static xd_result xdi_save_start(xdi_save *s) {
+    if (!s->root) return XD_OK;
+    s->lock_path = xdi_weights_path(s->ctx, s->desc.root, XDI_SAVE_LOCK);
+    s->path = xdi_checkpoint_path(s->ctx, s->desc.root, s->desc.step);
+    XD_REQUIRE(s->ctx, s->lock_path && s->path, XD_ERROR_MEMORY, "%s: no room for a path", s->desc.root);
+    XD_TRY(xdi_save_make_root(s));
+    XD_TRY(xdi_lock_take(s->ctx, s->lock_path, &s->lock));
+    XD_TRY(xdi_checkpoint_sweep(s->ctx, s->desc.root));
+    XD_REQUIRE(s->ctx, s->desc.overwrite || xdi_file_probe(s->ctx, s->path) != EISDIR, XD_ERROR_STATE,
+               "%s exists, and overwrite is false", s->path);
+    XD_TRY(xd_publish_directory_create(s->ctx, s->path, &s->directory));
+    for (int64_t i = 0; i < s->plan.file_count; i++) XD_TRY(xdi_save_start_file(s, i));
+    return XD_OK;
+}
+
+/* The name of the directory on every rank, below its own root. Collective. */
+static xd_result xdi_save_share(xdi_save *s) {
+    char name[XDI_SAVE_NAME];
+    memset(name, 0, sizeof name);
+    if (s->root) {
+        const char *path = xd_publish_directory_path(s->directory), *slash = strrchr(path, '/');
+        snprintf(name, sizeof name, "%s", slash ? slash + 1 : path);
+    }
+    XD_TRY(xd_broadcast(s->comm, name, XDI_SAVE_NAME, XD_DTYPE_U8, 0));
+    s->own = xdi_weights_path(s->ctx, s->desc.root, name);
+    s->writer.directory = s->own;
+    return xd_agree(s->comm, s->own ? XD_OK : XD_FAIL(s->ctx, XD_ERROR_MEMORY, "no room for a path"));
+}
+
+/* ---- the other files ---- */
+
+/* Writes one and lists it. */
+static xd_result xdi_save_other(xdi_save *s, const char *name, const void *data, size_t bytes) {
+    const size_t block = s->desc.block_bytes, count = (size_t)xdi_block_count(bytes, block);
+    uint64_t *blocks = (uint64_t *)xd_allocate(s->ctx, count * sizeof *blocks + strlen(name) + 1);
+    char *path = xdi_weights_path(s->ctx, s->own, name);
+    xd_result result = XD_OK;
+    if (!blocks || !path) {
+        result = XD_FAIL(s->ctx, XD_ERROR_MEMORY, "%s: no room for its checksums", name);
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            const size_t left = bytes - i * block;
+            blocks[i] = xd_crc32c(0, (const char *)data + i * block, left < block ? left : block);
+        }
+        xdi_manifest_file *f = &s->others[s->other_count++];
+        f->name = strcpy((char *)(blocks + count), name);
+        f->group = NULL;
+        f->bytes = bytes;
+        f->blocks = blocks;
+        result = xd_file_save(s->ctx, path, data, bytes);
+    }
+    if (!path) xd_release(s->ctx, blocks);
+    xd_release(s->ctx, path);
+    return result;
+}
+
+/* The index of a group of several files, as Hugging Face reads it. */
+static void xdi_save_write_index(const xdi_save *s, int64_t group, xd_json_writer *w) {
+    uint64_t total = 0;
+    xd_json_write_object(w);
+    xd_json_write_key(w, "weight_map");
+    xd_json_write_object(w);
+    for (int64_t i = 0; i < s->plan.file_count; i++) {
+        const xdi_planned_file *f = &s->plan.files[i];
+        for (int64_t k = 0; f->group == group && k < f->count; k++) {
+            xd_json_write_key(w, s->content.tensors[f->first + k].name);
+            xd_json_write_string(w, f->name);
+            total += f->layout->bytes[k];
+        }
+    }
+    xd_json_write_end(w);
+    xd_json_write_key(w, "metadata");
+    xd_json_write_object(w);
+    xd_json_write_key(w, "total_size");
+    xd_json_write_uint64(w, total);
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+static xd_result xdi_save_index(xdi_save *s, int64_t group) {
+    char name[XDI_FILE_NAME_ROOM];
+    xd_json_writer w = xd_json_writer_create(s->ctx);
+    const char *text = NULL;
+    size_t bytes = 0;
+    snprintf(name, sizeof name, "%s.safetensors.index.json", s->content.groups[group].name);
+    xdi_save_write_index(s, group, &w);
+    xd_result result = xd_json_writer_text(&w, &text, &bytes);
+    if (result == XD_OK) result = xdi_save_other(s, name, text, bytes);
+    xd_json_writer_destroy(&w);
+    return result;
+}
+
+static bool xdi_save_is_taken(const xdi_save *s, const char *name) {
+    for (int64_t i = 0; i < s->other_count; i++)
+        if (strcmp(name, s->others[i].name) == 0) return true;
+    for (int64_t i = 0; i < s->plan.file_count; i++)
+        if (strcmp(name, s->plan.files[i].name) == 0) return true;
+    return false;
+}
+
+static xd_result xdi_save_state(xdi_save *s) {
+    char *text = NULL;
+    size_t bytes = 0;
+    XD_TRY(xdi_state_write(s->ctx, &s->desc, &text, &bytes));
+    const xd_result result = xdi_save_other(s, XDI_STATE_FILE, text, bytes);
+    xd_release(s->ctx, text);
+    return result;
+}
+
+static xd_result xdi_save_others(xdi_save *s) {
+    const size_t room = (size_t)s->content.group_count + 1 + (size_t)s->desc.file_count;
+    s->others = (xdi_manifest_file *)xd_allocate(s->ctx, room * sizeof *s->others);
+    XD_REQUIRE(s->ctx, s->others, XD_ERROR_MEMORY, "no room for %llu files", (unsigned long long)room);
+    for (int64_t i = 0; i < s->plan.file_count; i++) {
+        const xdi_planned_file *f = &s->plan.files[i];
+        const bool first = i == 0 || s->plan.files[i - 1].group != f->group;
+        if (first && f->count < s->content.groups[f->group].count) XD_TRY(xdi_save_index(s, f->group));
+    }
+    XD_TRY(xdi_save_state(s));
+    for (int i = 0; i < s->desc.file_count; i++) {
+        const xd_checkpoint_file *f = &s->desc.files[i];
+        XD_REQUIRE(s->ctx, !xdi_save_is_taken(s, f->name), XD_ERROR_ARGUMENT,
+                   "file %d: the checkpoint has a file \"%.80s\" already", i, f->name);
+        XD_TRY(xdi_save_other(s, f->name, f->data, f->bytes));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_save_manifest(xdi_save *s) {
+    char *text = NULL, *path = xdi_weights_path(s->ctx, s->own, XDI_MANIFEST_FILE);
+    size_t bytes = 0;
+    xd_result result = path ? XD_OK : XD_FAIL(s->ctx, XD_ERROR_MEMORY, "%s: no room for a path", s->own);
+    if (result == XD_OK)
+        result = xdi_manifest_write(&s->writer, s->desc.step, s->others, s->other_count, &text, &bytes);
+    if (result == XD_OK) result = xd_file_save(s->ctx, path, text, bytes);
+    xd_release(s->ctx, text);
+    xd_release(s->ctx, path);
+    return result;
+}
+
+/* ---- publication ---- */
+
+static xd_result xdi_save_latest(const xdi_save *s) {
+    char text[XDI_SAVE_NAME], *path = xdi_weights_path(s->ctx, s->desc.root, XDI_SAVE_LATEST);
+    XD_REQUIRE(s->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", s->desc.root);
+    const int bytes = snprintf(text, sizeof text, "step-%lld\n", (long long)s->desc.step);
+    const xd_result result = xd_file_save(s->ctx, path, text, (size_t)bytes);
+    xd_release(s->ctx, path);
+    return result;
+}
+
+/* Rank 0. */
+static xd_result xdi_save_finish(xdi_save *s) {
+    if (!s->root) return XD_OK;
+    XD_TRY(xdi_save_others(s));
+    XD_TRY(xdi_save_manifest(s));
+    xd_publish_directory *directory = s->directory;
+    s->directory = NULL;
+    XD_TRY(xd_publish_directory_commit(directory));
+    xd_result result = xdi_save_latest(s);
+    if (result == XD_OK) result = xdi_checkpoint_prune(s->ctx, s->desc.root, s->desc.step, s->desc.keep);
+    if (result != XD_OK)
+        return XD_FAIL(s->ctx, result, "%s: the checkpoint is complete, but: %s", s->path,
+                       xd_last_error(s->ctx)->message);
+    return XD_OK;
+}
+
+static xd_result xdi_save_run(xdi_save *s) {
+    XD_TRY(xdi_save_agree(s));
+    XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
+    XD_TRY(xdi_save_share(s));
+    XD_TRY(xdi_rounds(s->comm, xdi_writer_bytes(&s->writer), xdi_writer_work, &s->writer));
+    XD_TRY(xdi_writer_merge(&s->writer));
+    return xd_agree(s->comm, xdi_save_finish(s));
+}
+
+static void xdi_save_end(xdi_save *s) {
+    xd_publish_abort(s->writer.open);
+    xd_publish_directory_abort(s->directory);
+    if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);
+    for (int64_t i = 0; i < s->other_count; i++) xd_release(s->ctx, (void *)s->others[i].blocks);
+    xd_release(s->ctx, s->others);
+    xd_release(s->ctx, s->own);
+    xd_release(s->ctx, s->path);
+    xd_release(s->ctx, s->lock_path);
+    xd_release(s->ctx, s->writer.stage);
+    xd_release(s->ctx, s->writer.fingerprints);
+    xd_release(s->ctx, s->writer.blocks);
+    xdi_plan_destroy(&s->plan);
+    xdi_content_destroy(&s->content);
+}
+
+XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc) {
+    xdi_save s;
+    memset(&s, 0, sizeof s);
+    s.comm = comm;
+    s.ctx = xd_comm_ctx(comm);
+    s.desc = *desc;
+    s.root = xd_comm_rank(comm) == 0;
+    xdi_save_resolve(&s.desc);
+    const xd_result result = xdi_save_run(&s);
+    xdi_save_end(&s);
+    return result;
+}
+
+/* >>checkpoint/read.c */
+
+/* The files of a checkpoint, opened one at a time, and their blocks. */
+
+#include <errno.h>
+#include <string.h>
+
+XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory) {
+    xdi_reader r;
+    memset(&r, 0, sizeof r);
+    r.checkpoint = checkpoint;
+    r.directory = directory;
+    r.file = -1;
+    return r;
+}
+
+XD_PRIVATE void xdi_reader_close(xdi_reader *r) {
+    if (!r->checkpoint || r->file < 0) return;
+    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
+    files->close(files->user, r->handle);
+    r->file = -1;
+}
+
+static xd_result xdi_reader_open(xdi_reader *r, int64_t file) {
+    xd_ctx *ctx = r->checkpoint->ctx;
+    if (r->file == file) return XD_OK;
+    xdi_reader_close(r);
+    char *path = xdi_weights_path(ctx, r->directory, r->checkpoint->files[file].name);
+    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", r->directory);
+    const int error = xdi_file_open_read(ctx, path, &r->handle);
+    xd_release(ctx, path);
+    XD_REQUIRE(ctx, error == 0, error == ENOENT ? XD_ERROR_MISSING : XD_ERROR_IO, "%s/%s: open: %s",
+               r->directory, r->checkpoint->files[file].name, xdi_open_error(error));
+    r->file = file;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offset, size_t bytes, void *to) {
+    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
+    XD_TRY(xdi_reader_open(r, file));
+    const int error = bytes ? files->read(files->user, r->handle, to, bytes, offset) : 0;
+    XD_REQUIRE(r->checkpoint->ctx, error == 0, XD_ERROR_IO, "%s/%s: read of %llu bytes at %llu: %s",
+               r->directory, r->checkpoint->files[file].name, (unsigned long long)bytes,
+               (unsigned long long)offset, strerror(error));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block, void *stage,
+                                      size_t stage_bytes) {
+    const xd_checkpoint *c = r->checkpoint;
+    uint64_t offset;
+    uint32_t crc = 0;
+    size_t left = xdi_manifest_block(c, file, block, &offset);
+    for (size_t n; left > 0; left -= n, offset += n) {
+        n = left < stage_bytes ? left : stage_bytes;
+        XD_TRY(xdi_reader_read(r, file, offset, n, stage));
+        crc = xd_crc32c(crc, stage, n);
+    }
+    return crc == c->blocks[c->first_block[file] + block]
+               ? XD_OK
+               : xdi_manifest_damage(c, r->directory, file, block, crc);
+}
+
+/* >>checkpoint/load.c */
+
+/* A load: one manifest for all ranks, then each reads what it holds. */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+enum { XDI_LOAD_GAP = 256 << 10 /* distance in bytes of two ranges from which a second read pays */ };
+
+typedef struct xdi_load {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_checkpoint_load_desc desc; /* defaults filled in */
+    xdi_content content;
+    int64_t sizes[3]; /* step, bytes of the manifest, bytes of state.json */
+    char *manifest_text, *state_text;
+    char *directory;
+    xd_checkpoint *checkpoint;
+    xd_json *state;
+    int64_t *match; /* [content.tensor_count]: the checkpoint's tensor; -1: none is loaded */
+    bool *used;     /* [tensors of the checkpoint] */
+    bool *touched;  /* [blocks of the checkpoint]: to be compared by this rank */
+    xd_checkpoint_report report;
+    xdi_reader reader;
+    unsigned char *stage, *converted;
+    int64_t tensor, position; /* what comes next, of the content */
+    int64_t file, block;      /* of the comparison */
+} xdi_load;
+
+/* ---- the manifest on all ranks ---- */
+
+static xd_result xdi_load_list(xdi_load *l) {
+    const xd_checkpoint_load_desc *d = &l->desc;
+    XD_REQUIRE(l->ctx, d->root && d->root[0], XD_ERROR_ARGUMENT, "there is no root to load from");
+    XD_REQUIRE(l->ctx, d->step >= XD_CHECKPOINT_NEWEST, XD_ERROR_ARGUMENT, "step %lld is negative",
+               (long long)d->step);
+    XD_REQUIRE(l->ctx, (int)d->check >= 0 && d->check <= XD_CHECKPOINT_CHECK_NONE, XD_ERROR_ARGUMENT,
+               "check %d is unknown", (int)d->check);
+    XD_REQUIRE(l->ctx, d->staging_bytes >= 64, XD_ERROR_ARGUMENT, "staging_bytes %llu is less than 64",
+               (unsigned long long)d->staging_bytes);
+    XD_TRY(xdi_content_create(l->ctx, d->networks, d->network_count, &l->content));
+    return xdi_content_get_steps(&l->content); /* those that are not loaded stay as they are */
+}
+
+static uint64_t xdi_load_hash(const xdi_load *l) {
+    const int64_t numbers[4] = { l->desc.step, (int64_t)l->desc.check, l->desc.lenient, l->desc.convert };
+    return xd_hash(0, numbers, sizeof numbers);
+}
+
+static xd_result xdi_load_text(xdi_load *l, const char *name, char **text, int64_t *bytes) {
+    char *path = xdi_weights_path(l->ctx, l->directory, name);
+    size_t size = 0;
+    XD_REQUIRE(l->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", l->directory);
+    const xd_result result = xd_file_load(l->ctx, path, 0, text, &size);
+    xd_release(l->ctx, path);
+    *bytes = (int64_t)size;
+    return result;
+}
+
+/* state.json is small, so its checksum is compared always. */
+static xd_result xdi_load_check_state(xdi_load *l, const xd_checkpoint *c) {
+    const int64_t file = xdi_manifest_find_file(c, XDI_STATE_FILE);
+    const uint32_t crc = xd_crc32c(0, l->state_text, (size_t)l->sizes[2]);
+    XD_REQUIRE(l->ctx, file >= 0, XD_ERROR_FORMAT, "%s: the manifest has no %s", l->directory,
+               XDI_STATE_FILE);
+    XD_REQUIRE(l->ctx, crc == c->files[file].crc32c, XD_ERROR_CORRUPT,
+               "%s/%s has checksum %08" PRIx32 ", not %08" PRIx32, l->directory, XDI_STATE_FILE, crc,
+               c->files[file].crc32c);
+    return XD_OK;
+}
+
+static xd_result xdi_load_directory(xdi_load *l, int64_t step) {
+    l->directory = xdi_checkpoint_path(l->ctx, l->desc.root, step);
+    XD_REQUIRE(l->ctx, l->directory, XD_ERROR_MEMORY, "%s: no room for a path", l->desc.root);
+    return XD_OK;
+}
+
+/* Rank 0. */
+static xd_result xdi_load_open(xdi_load *l) {
+    xd_checkpoint *c = NULL;
+    if (xd_comm_rank(l->comm) != 0) return XD_OK;
+    l->sizes[0] = l->desc.step;
+    if (l->desc.step == XD_CHECKPOINT_NEWEST) XD_TRY(xd_checkpoint_find(l->ctx, l->desc.root, &l->sizes[0]));
+    XD_TRY(xdi_load_directory(l, l->sizes[0]));
+    XD_REQUIRE(l->ctx, xdi_file_probe(l->ctx, l->directory) != ENOENT, XD_ERROR_MISSING,
+               "%s: there is no such checkpoint", l->directory);
+    XD_TRY(xdi_checkpoint_open_whole(l->ctx, l->directory, &c));
+    xd_result result = xdi_load_text(l, XDI_MANIFEST_FILE, &l->manifest_text, &l->sizes[1]);
+    if (result == XD_OK) result = xdi_load_text(l, XDI_STATE_FILE, &l->state_text, &l->sizes[2]);
+    if (result == XD_OK) result = xdi_load_check_state(l, c);
+    if (result == XD_OK && c->info.step != l->sizes[0])
+        result = XD_FAIL(l->ctx, XD_ERROR_FORMAT, "%s: the manifest is of step %lld", l->directory,
+                         (long long)c->info.step);
+    xd_checkpoint_close(c);
+    return result;
+}
+
+static xd_result xdi_load_reserve_texts(xdi_load *l) {
+    if (xd_comm_rank(l->comm) == 0) return XD_OK;
+    l->manifest_text = (char *)xd_allocate(l->ctx, (size_t)l->sizes[1] + 1);
+    l->state_text = (char *)xd_allocate(l->ctx, (size_t)l->sizes[2] + 1);
+    XD_REQUIRE(l->ctx, l->manifest_text && l->state_text, XD_ERROR_MEMORY,
+               "no room for a manifest of %lld bytes", (long long)l->sizes[1]);
+    return xdi_load_directory(l, l->sizes[0]);
+}
+
+static xd_result xdi_load_parse(xdi_load *l) {
+    const size_t manifest = (size_t)l->sizes[1], state = (size_t)l->sizes[2];
+    XD_TRY(xd_checkpoint_open_memory(l->ctx, l->manifest_text, manifest, &l->checkpoint));
+    const xd_result result = xd_json_load_memory(l->ctx, NULL, l->state_text, state, &l->state);
+    XD_REQUIRE(l->ctx, result == XD_OK, result, "%s/%s: %s", l->directory, XDI_STATE_FILE,
+               xd_last_error(l->ctx)->message);
+    return xdi_state_fits(l->ctx, l->state, &l->desc);
+}
+
+/* The same text on every rank, so that whatever follows from it is the same too. Collective. */
+static xd_result xdi_load_share(xdi_load *l) {
+    XD_TRY(xd_agree(l->comm, xdi_load_open(l)));
+    XD_TRY(xd_broadcast(l->comm, l->sizes, 3, XD_DTYPE_I64, 0));
+    XD_TRY(xd_agree(l->comm, xdi_load_reserve_texts(l)));
+    XD_TRY(xd_broadcast(l->comm, l->manifest_text, l->sizes[1], XD_DTYPE_U8, 0));
+    XD_TRY(xd_broadcast(l->comm, l->state_text, l->sizes[2], XD_DTYPE_U8, 0));
+    l->report.step = l->sizes[0];
+    return xd_agree(l->comm, xdi_load_parse(l));
+}
+
+/* ---- which tensors ---- */
+
+static void xdi_load_note(xdi_load *l, const char *name) {
+    xd_checkpoint_report *r = &l->report;
+    const size_t used = strlen(r->names), length = strlen(name), comma = used ? 2 : 0;
+    if (r->missing + r->unexpected + r->wrong_shape > 5 || used + comma + length + 1 > sizeof r->names)
+        return;
+    memcpy(r->names + used, ", ", comma);
+    memcpy(r->names + used + comma, name, length + 1);
+}
+
+static bool xdi_load_same_shape(const xdi_stored *t, const xd_checkpoint_tensor_info *saved) {
+    const int ndim = t->step ? 0 : t->part->ndim;
+    return ndim == saved->ndim &&
+           memcmp(t->part->shape, saved->shape, (size_t)ndim * sizeof *saved->shape) == 0;
+}
+
+static bool xdi_load_converts(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_load_match_one(xdi_load *l, int64_t index) {
+    const xdi_stored *t = &l->content.tensors[index];
+    const char *group = l->content.groups[t->group].name;
+    const int64_t found = xd_checkpoint_tensor_find(l->checkpoint, group, t->name);
+    l->match[index] = -1;
+    if (found < 0) {
+        l->report.missing++;
+        xdi_load_note(l, t->name);
+        return XD_OK;
+    }
+    const xd_checkpoint_tensor_info *saved = &l->checkpoint->tensors[found];
+    l->used[found] = true;
+    if (!xdi_load_same_shape(t, saved)) {
+        l->report.wrong_shape++;
+        xdi_load_note(l, t->name);
+        return XD_OK;
+    }
+    const bool same = saved->dtype == t->dtype;
+    XD_REQUIRE(l->ctx,
+               same || (l->desc.convert && xdi_load_converts(saved->dtype) && xdi_load_converts(t->dtype)),
+               XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here and %s in the checkpoint%s", t->name,
+               xd_dtype_name(t->dtype), xd_dtype_name(saved->dtype),
+               l->desc.convert ? ", which are not converted" : ", and convert is false");
+    l->match[index] = found;
+    l->report.loaded++;
+    l->report.converted += !same;
+    return XD_OK;
+}
+
+static void xdi_load_find_unexpected(xdi_load *l) {
+    for (int64_t i = 0; i < l->checkpoint->info.tensor_count; i++) {
+        const xd_checkpoint_tensor_info *t = &l->checkpoint->tensors[i];
+        bool asked = false;
+        for (int64_t g = 0; g < l->content.group_count && !l->used[i]; g++)
+            asked = asked || strcmp(l->content.groups[g].name, t->group) == 0;
+        if (!asked) continue;
+        l->report.unexpected++;
+        xdi_load_note(l, t->name);
+    }
+}
+
+/* Everything here follows from what all ranks have, so all return the same. */
+static xd_result xdi_load_match(xdi_load *l) {
+    const xd_checkpoint_report *r = &l->report;
+    for (int64_t i = 0; i < l->content.tensor_count; i++) XD_TRY(xdi_load_match_one(l, i));
+    xdi_load_find_unexpected(l);
+    if (l->desc.lenient) return XD_OK;
+    XD_REQUIRE(l->ctx, r->missing == 0, XD_ERROR_MISSING, "%lld of %lld tensors are not in %s: %s",
+               (long long)r->missing, (long long)l->content.tensor_count, l->directory, r->names);
+    XD_REQUIRE(l->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s", l->directory,
+               (long long)r->unexpected, r->names);
+    XD_REQUIRE(l->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape in %s: %s",
+               (long long)r->wrong_shape, l->directory, r->names);
+    return XD_OK;
+}
+
+static xd_result xdi_load_reserve(xdi_load *l) {
+    const xd_checkpoint *c = l->checkpoint;
+    const size_t blocks = (size_t)c->first_block[c->info.file_count];
+    l->match = (int64_t *)xd_allocate(l->ctx, (size_t)l->content.tensor_count * sizeof *l->match);
+    l->used = (bool *)xd_allocate(l->ctx, (size_t)c->info.tensor_count * sizeof *l->used);
+    l->touched = (bool *)xd_allocate(l->ctx, blocks * sizeof *l->touched);
+    l->stage = (unsigned char *)xd_allocate(l->ctx, l->desc.staging_bytes);
+    l->converted = (unsigned char *)xd_allocate(l->ctx, l->desc.convert ? l->desc.staging_bytes : 0);
+    XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
+               "no room for %llu bytes of staging and a list of %lld tensors",
+               (unsigned long long)l->desc.staging_bytes, (long long)l->content.tensor_count);
+    l->reader = xdi_reader_create(c, l->directory);
+    return XD_OK;
+}
+
+/* ---- which blocks ---- */
+
+static void xdi_load_touch(xdi_load *l, const xd_checkpoint_tensor_info *saved, int64_t index,
+                           int64_t count) {
+    const size_t size = xd_dtype_size(saved->dtype), block = l->checkpoint->info.block_bytes;
+    const uint64_t begin = saved->begin + (uint64_t)index * size, end = begin + (uint64_t)count * size;
+    bool *touched = l->touched + l->checkpoint->first_block[saved->file];
+    for (uint64_t b = begin / block; b * block < end; b++) touched[b] = true;
+}
+
+static void xdi_load_touch_tensor(xdi_load *l, int64_t i) {
+    const xdi_stored *t = &l->content.tensors[i];
+    const xd_checkpoint_tensor_info *saved = &l->checkpoint->tensors[l->match[i]];
+    int64_t index;
+    if (t->step) {
+        xdi_load_touch(l, saved, 0, 1);
+        return;
+    }
+    for (int64_t at = t->part->range.begin, run; at < t->part->range.end; at += run) {
+        run = xdi_part_run(t->part, at, &index);
+        xdi_load_touch(l, saved, index, run);
+    }
+}
+
+/* Marks the blocks that this rank compares; returns their bytes. */
+static uint64_t xdi_load_touch_all(xdi_load *l) {
+    const xd_checkpoint *c = l->checkpoint;
+    const int64_t blocks = c->first_block[c->info.file_count];
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < blocks && l->desc.check == XD_CHECKPOINT_CHECK_ALL; i++)
+        l->touched[i] = i % xd_comm_size(l->comm) == xd_comm_rank(l->comm);
+    for (int64_t i = 0; i < l->content.tensor_count && l->desc.check == XD_CHECKPOINT_CHECK_TOUCHED; i++)
+        if (l->match[i] >= 0) xdi_load_touch_tensor(l, i);
+    for (int64_t i = 0; i < blocks; i++) bytes += l->touched[i] ? c->info.block_bytes : 0;
+    return bytes;
+}
+
+/* An xdi_work. */
+static xd_result xdi_load_compare(void *load, uint64_t bytes) {
+    xdi_load *l = (xdi_load *)load;
+    const xd_checkpoint *c = l->checkpoint;
+    uint64_t done = 0;
+    for (; l->file < c->info.file_count; l->file++, l->block = 0)
+        for (; l->block < c->first_block[l->file + 1] - c->first_block[l->file]; l->block++) {
+            if (!l->touched[c->first_block[l->file] + l->block]) continue;
+            if (done >= bytes) return XD_OK;
+            XD_TRY(xdi_reader_block(&l->reader, l->file, l->block, l->stage, l->desc.staging_bytes));
+            done += c->info.block_bytes;
+        }
+    return XD_OK;
+}
+
+/* ---- elements ---- */
+
+/* Elements to memory of the device, converted when types differ. */
+static xd_result xdi_load_put(xdi_load *l, const void *elements, int64_t count, xd_dtype from) {
+    const xdi_stored *t = &l->content.tensors[l->tensor];
+    const xd_launch launch = xd_ctx_launch(l->ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(l->ctx)->memory;
+    const size_t size = xd_dtype_size(t->dtype);
+    if (from != t->dtype) {
+        xd_cast_array cast;
+        cast.target = l->converted;
+        cast.target_dtype = t->dtype;
+        cast.source = elements;
+        cast.source_dtype = from;
+        cast.count = count;
+        XD_TRY(xd_ctx_host_kernels(l->ctx)->optimizer.cast(&launch, &cast, 1));
+        elements = l->converted;
+    }
+    XD_TRY(memory->copy(&launch, (char *)t->data + (size_t)l->position * size, elements, (size_t)count * size,
+                        XD_COPY_TO_DEVICE));
+    return memory->synchronize(&launch); /* staging is used again */
+}
+
+/* Runs of the next tensor that share a read: how many elements, and which bytes of the file. */
+typedef struct xdi_load_span {
+    int64_t count;
+    uint64_t offset, end;
+    bool gaps;
+} xdi_load_span;
+
+static xdi_load_span xdi_load_plan(const xdi_load *l, const xd_checkpoint_tensor_info *saved) {
+    const xdi_stored *t = &l->content.tensors[l->tensor];
+    const size_t size = xd_dtype_size(saved->dtype);
+    const int64_t at = t->part->range.begin + l->position;
+    const int64_t room =
+        (int64_t)(l->desc.staging_bytes / (saved->dtype == t->dtype ? size : sizeof(double)));
+    xdi_load_span s;
+    int64_t index;
+    memset(&s, 0, sizeof s);
+    s.count = xdi_part_run(t->part, at, &index);
+    if (s.count > room) s.count = room;
+    s.offset = saved->begin + (uint64_t)index * size;
+    s.end = s.offset + (uint64_t)s.count * size;
+    while (at + s.count < t->part->range.end) {
+        const int64_t run = xdi_part_run(t->part, at + s.count, &index);
+        const uint64_t offset = saved->begin + (uint64_t)index * size, end = offset + (uint64_t)run * size;
+        if (offset - s.end >= XDI_LOAD_GAP || end - s.offset > (uint64_t)room * size) break;
+        s.gaps = s.gaps || offset != s.end;
+        s.count += run;
+        s.end = end;
+    }
+    return s;
+}
+
+/* Moves the runs of a span together. */
+static void xdi_load_close_gaps(xdi_load *l, const xd_checkpoint_tensor_info *saved, const xdi_load_span *s) {
+    const xd_tensor_part *p = l->content.tensors[l->tensor].part;
+    const size_t size = xd_dtype_size(saved->dtype);
+    for (int64_t done = 0, run; done < s->count; done += run) {
+        int64_t index;
+        run = xdi_part_run(p, p->range.begin + l->position + done, &index);
+        if (run > s->count - done) run = s->count - done;
+        const uint64_t from = saved->begin + (uint64_t)index * size - s->offset;
+        memmove(l->stage + (size_t)done * size, l->stage + from, (size_t)run * size);
+    }
+}
+
+static xd_result xdi_load_some(xdi_load *l, uint64_t *bytes) {
+    const xdi_stored *t = &l->content.tensors[l->tensor];
+    const xd_checkpoint_tensor_info *saved = &l->checkpoint->tensors[l->match[l->tensor]];
+    const size_t size = xd_dtype_size(saved->dtype);
+    *bytes = size;
+    if (t->step) {
+        l->position = 1;
+        return xdi_reader_read(&l->reader, saved->file, saved->begin, size, t->step);
+    }
+    const xdi_load_span s = xdi_load_plan(l, saved);
+    const bool direct =
+        xd_ctx_kernels(l->ctx)->device == XD_DEVICE_CPU && saved->dtype == t->dtype && !s.gaps;
+    unsigned char *to = direct ? (unsigned char *)t->data + (size_t)l->position * size : l->stage;
+    XD_TRY(xdi_reader_read(&l->reader, saved->file, s.offset, (size_t)(s.end - s.offset), to));
+    if (s.gaps) xdi_load_close_gaps(l, saved, &s);
+    if (!direct) XD_TRY(xdi_load_put(l, l->stage, s.count, saved->dtype));
+    l->position += s.count;
+    *bytes = (uint64_t)s.count * size;
+    return XD_OK;
+}
+
+/* Elements of tensor i that this rank reads. */
+static int64_t xdi_load_count(const xdi_load *l, int64_t i) {
+    const xdi_stored *t = &l->content.tensors[i];
+    if (l->match[i] < 0) return 0;
+    return t->step ? 1 : t->part->range.end - t->part->range.begin;
+}
+
+/* An xdi_work. */
+static xd_result xdi_load_read(void *load, uint64_t bytes) {
+    xdi_load *l = (xdi_load *)load;
+    uint64_t done = 0, now = 0;
+    for (; l->tensor < l->content.tensor_count; l->tensor++, l->position = 0)
+        for (; l->position < xdi_load_count(l, l->tensor); done += now) {
+            if (done >= bytes) return XD_OK;
+            XD_TRY(xdi_load_some(l, &now));
+        }
+    return XD_OK;
+}
+
+static uint64_t xdi_load_bytes(const xdi_load *l) {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < l->content.tensor_count; i++)
+        if (l->match[i] >= 0)
+            bytes +=
+                (uint64_t)xdi_load_count(l, i) * xd_dtype_size(l->checkpoint->tensors[l->match[i]].dtype);
+    return bytes;
+}
+
+/* ---- the whole ---- */
+
+static xd_result xdi_load_finish(xdi_load *l, char **state) {
+    XD_TRY(xdi_content_put_steps(&l->content));
+    return state ? xdi_state_take(l->ctx, l->state, l->state_text, (size_t)l->sizes[2], state) : XD_OK;
+}
+
+static xd_result xdi_load_run(xdi_load *l, char **state) {
+    XD_TRY(xd_agree(l->comm, xdi_load_list(l)));
+    XD_TRY(xd_agree_same(l->comm, xdi_load_hash(l), "step, check, lenient and convert"));
+    XD_TRY(xdi_content_agree(&l->content, l->comm));
+    XD_TRY(xdi_load_share(l));
+    XD_TRY(xd_agree(l->comm, xdi_load_reserve(l)));
+    XD_TRY(xdi_load_match(l));
+    XD_TRY(xdi_rounds(l->comm, xdi_load_touch_all(l), xdi_load_compare, l));
+    XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
+    XD_TRY(xd_agree(l->comm, xdi_load_finish(l, state)));
+    xdi_state_apply(l->state, &l->desc);
+    return XD_OK;
+}
+
+static void xdi_load_end(xdi_load *l) {
+    xdi_reader_close(&l->reader);
+    xd_release(l->ctx, l->converted);
+    xd_release(l->ctx, l->stage);
+    xd_release(l->ctx, l->touched);
+    xd_release(l->ctx, l->used);
+    xd_release(l->ctx, l->match);
+    xd_json_destroy(l->ctx, l->state);
+    xd_checkpoint_close(l->checkpoint);
+    xd_release(l->ctx, l->directory);
+    xd_release(l->ctx, l->state_text);
+    xd_release(l->ctx, l->manifest_text);
+    xdi_content_destroy(&l->content);
+}
+
+XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
+                                    xd_checkpoint_report *report, char **state) {
+    xdi_load l;
+    memset(&l, 0, sizeof l);
+    l.comm = comm;
+    l.ctx = xd_comm_ctx(comm);
+    l.desc = *desc;
+    if (l.desc.staging_bytes == 0) l.desc.staging_bytes = XDI_STAGING;
+    char *own = NULL;
+    const xd_result result = xdi_load_run(&l, state ? &own : NULL);
+    if (report) *report = l.report;
+    if (state && result == XD_OK)
+        *state = own;
+    else
+        xd_release(l.ctx, own);
+    xdi_load_end(&l);
+    return result;
+}
+
+/* >>checkpoint/verify.c */
+
+/* A checkpoint compared with its manifest, to the last byte. */
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { XDI_VERIFY_PIECE = 1 << 20 /* bytes; a multiple of every element's size, so that none is cut */ };
+
+typedef struct xdi_verify {
+    xd_ctx *ctx;
+    const xd_checkpoint *c;
+    const char *directory;
+    xdi_reader reader;
+    unsigned char *piece;
+    int64_t place; /* of the tensor that the next byte belongs to */
+    uint64_t sum;  /* fingerprint of the elements of it that have been seen */
+} xdi_verify;
+
+static xd_result xdi_verify_end_tensor(xdi_verify *v) {
+    const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
+    XD_REQUIRE(v->ctx, v->sum == t->fingerprint, XD_ERROR_CORRUPT,
+               "%s: tensor \"%.80s\" of %s has fingerprint %016" PRIx64 ", not %016" PRIx64, v->directory,
+               t->name, t->group, v->sum, t->fingerprint);
+    v->place++;
+    v->sum = 0;
+    return XD_OK;
+}
+
+/* Adds the elements of a piece to the fingerprints of their tensors. */
+static xd_result xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes) {
+    const uint64_t end = offset + bytes;
+    while (v->place < v->c->first_tensor[file + 1]) {
+        const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
+        const uint64_t size = xd_dtype_size(t->dtype);
+        const uint64_t from = t->begin > offset ? t->begin : offset, to = t->end < end ? t->end : end;
+        if (from < to)
+            v->sum += xdi_fingerprint(v->piece + (from - offset), (size_t)size,
+                                      (int64_t)((from - t->begin) / size), (int64_t)((to - from) / size));
+        if (t->end > end) return XD_OK;
+        XD_TRY(xdi_verify_end_tensor(v));
+    }
+    return XD_OK;
+}
+
+/* The blocks first, whose checksums say best where the damage is; their bytes again for the tensors. */
+static xd_result xdi_verify_file(xdi_verify *v, int64_t file) {
+    const xd_checkpoint_file_info *f = &v->c->files[file];
+    const int64_t blocks = v->c->first_block[file + 1] - v->c->first_block[file];
+    uint32_t whole = 0;
+    for (int64_t i = 0; i < blocks; i++) {
+        uint64_t offset;
+        const uint32_t crc = v->c->blocks[v->c->first_block[file] + i];
+        XD_TRY(xdi_reader_block(&v->reader, file, i, v->piece, XDI_VERIFY_PIECE));
+        whole = xd_crc32c_combine(whole, crc, xdi_manifest_block(v->c, file, i, &offset));
+    }
+    XD_REQUIRE(v->ctx, whole == f->crc32c, XD_ERROR_CORRUPT,
+               "%s/%s has checksum %08" PRIx32 ", not %08" PRIx32, v->directory, f->name, whole, f->crc32c);
+    v->place = v->c->first_tensor[file];
+    v->sum = 0;
+    for (uint64_t at = 0; f->group && at < f->bytes; at += XDI_VERIFY_PIECE) {
+        const uint64_t left = f->bytes - at;
+        const size_t n = left < XDI_VERIFY_PIECE ? (size_t)left : (size_t)XDI_VERIFY_PIECE;
+        XD_TRY(xdi_reader_read(&v->reader, file, at, n, v->piece));
+        XD_TRY(xdi_verify_add(v, file, at, n));
+    }
+    return XD_OK;
+}
+
+/* A file's own header puts the tensors where the manifest does. Both cover the file up to its end. */
+static xd_result xdi_verify_header(xdi_verify *v, int64_t file, const xd_safetensors *open) {
+    const xd_checkpoint *c = v->c;
+    const int64_t first = c->first_tensor[file], count = c->first_tensor[file + 1] - first;
+    XD_REQUIRE(v->ctx, xd_safetensors_count(open) == count, XD_ERROR_CORRUPT,
+               "%s/%s has %lld tensors, the manifest %lld", v->directory, c->files[file].name,
+               (long long)xd_safetensors_count(open), (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_checkpoint_tensor_info *t = c->by_place[first + i];
+        const xd_safetensors_info *info = xd_safetensors_at(open, xd_safetensors_find(open, t->name));
+        XD_REQUIRE(v->ctx,
+                   info && info->dtype == t->dtype && info->ndim == t->ndim &&
+                       memcmp(info->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
+                       info->begin == t->begin - c->by_place[first]->begin,
+                   XD_ERROR_CORRUPT, "%s/%s: the manifest and the header differ about tensor \"%.80s\"",
+                   v->directory, c->files[file].name, t->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_verify_headers(xdi_verify *v) {
+    xd_safetensors_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.mode = XD_SAFETENSORS_STREAM;
+    for (int64_t i = 0; i < v->c->info.file_count; i++) {
+        xd_safetensors *open = NULL;
+        if (!v->c->files[i].group) continue;
+        char *path = xdi_weights_path(v->ctx, v->directory, v->c->files[i].name);
+        XD_REQUIRE(v->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", v->directory);
+        xd_result result = xd_safetensors_open(v->ctx, path, &desc, &open);
+        if (result == XD_OK) result = xdi_verify_header(v, i, open);
+        xd_safetensors_close(open);
+        xd_release(v->ctx, path);
+        XD_TRY(result);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
+    xd_checkpoint *c = NULL;
+    xdi_verify v;
+    XD_TRY(xdi_checkpoint_open_whole(ctx, directory, &c));
+    memset(&v, 0, sizeof v);
+    v.ctx = ctx;
+    v.c = c;
+    v.directory = directory;
+    v.reader = xdi_reader_create(c, directory);
+    v.piece = (unsigned char *)xd_allocate(ctx, XDI_VERIFY_PIECE);
+    xd_result result =
+        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
+    for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
+    if (result == XD_OK) result = xdi_verify_headers(&v);
+    xdi_reader_close(&v.reader);
+    xd_release(ctx, v.piece);
+    xd_checkpoint_close(c);
+    return result;
 }
 
 #endif
@@ -50320,4 +53693,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 720d3568ab97d36cb81a62991ae4c33a8c16af8acb8eccae61801eb6639ef0f5 */
+/* xdistill sha256 693cde905e0e9ee4aab1f6c94d325289fb442c60845511b4a201b060370646c3 */

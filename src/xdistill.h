@@ -24,7 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: gradient buckets. A call of what was left out is an error that names the option.
+             _NO_MODELS: gradient buckets; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error that names
+             the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -121,6 +122,11 @@
 #include "model/pass.h"
 #include "model/parallel.h"
 #include "model/buckets.h"
+#endif
+
+/* Checkpoints. */
+#ifndef XDISTILL_NO_CHECKPOINT
+#include "checkpoint/checkpoint.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -289,6 +295,23 @@
 #include "model/parallel_gradient.c"
 #include "model/parallel.c"
 #include "model/pass.c"
+#endif
+
+#ifndef XDISTILL_NO_CHECKPOINT
+#include "checkpoint/internal.h"
+#include "checkpoint/runs.c"
+#include "checkpoint/fingerprint.c"
+#include "checkpoint/content.c"
+#include "checkpoint/cover.c"
+#include "checkpoint/plan.c"
+#include "checkpoint/write.c"
+#include "checkpoint/state.c"
+#include "checkpoint/manifest.c"
+#include "checkpoint/find.c"
+#include "checkpoint/save.c"
+#include "checkpoint/read.c"
+#include "checkpoint/load.c"
+#include "checkpoint/verify.c"
 #endif
 
 #ifndef XDISTILL_NO_TEXT

@@ -61,8 +61,7 @@ static void xdi_tree_remove(xdi_tree *t) {
     if (error != 0 && error != ENOENT && t->error == 0) t->error = error;
 }
 
-/* Removes a directory with all that is in it; 0 also when there is none. */
-static int xdi_directory_remove(xd_ctx *ctx, const char *path) {
+XD_PRIVATE int xdi_directory_remove(xd_ctx *ctx, const char *path) {
     xdi_tree t;
     memset(&t, 0, sizeof t);
     t.files = &xd_ctx_settings(ctx)->files;

@@ -45,6 +45,9 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock);
 #define XDI_DIRECTORY_OLD ".old-0"
 XD_PRIVATE int xdi_file_open_read(xd_ctx *ctx, const char *path, intptr_t *file);
 
+/* directory.c: removes a directory with all that is in it: 0, also when there is none, or an errno value. */
+XD_PRIVATE int xdi_directory_remove(xd_ctx *ctx, const char *path);
+
 /* publish.c: 0 when a file is there and can be read, otherwise why not: ENOENT when nothing has that name. */
 XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 

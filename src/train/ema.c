@@ -437,6 +437,24 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     return view;
 }
 
+XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema) {
+    return ema->param_count;
+}
+
+XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    xd_param entry = ema->created[index];
+    entry.value = s->value;
+    entry.dtype = s->dtype;
+    entry.gradient = NULL;
+    return entry;
+}
+
+XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
+    ema->iteration = iteration;
+    ema->initialized = initialized;
+}
+
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);

@@ -43,6 +43,13 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
+/* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
+XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
+XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
+
+/* ema.c: sets the counters, when the shadows have been filled otherwise. */
+XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
+
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 

@@ -1,0 +1,234 @@
+#ifndef XDI_CHECKPOINT_INTERNAL_H
+#define XDI_CHECKPOINT_INTERNAL_H
+
+#include "base/internal.h"
+#include "base/json.h"
+#include "base/publish.h"
+#include "checkpoint/checkpoint.h"
+#include "io/internal.h"
+#include "kernel/kernels.h"
+
+#define XDI_MANIFEST_FILE "manifest.json"
+#define XDI_STATE_FILE "state.json"
+
+enum {
+    XDI_GROUP_ROOM = 80,      /* "ema-", two names and a '-' */
+    XDI_FILE_NAME_ROOM = 160, /* a group, two numbers and ".safetensors.index.json" */
+    XDI_SHOWN = 80,           /* bytes of a name in a message */
+    XDI_STAGING = 16 << 20,   /* bytes */
+    XDI_ROUND = 256 << 20,    /* bytes that a rank moves before it agrees with the others again */
+    XDI_BLOCK = 4 << 20,      /* bytes that a checksum covers */
+    XDI_BLOCK_LEAST = 4096,   /* and the least, */
+    XDI_BLOCK_MOST = 1 << 30, /* and the most */
+    XDI_STATE_DEPTH = 48      /* levels of the caller's state */
+};
+
+/* ---- content.c: what descs of saves and loads say, as one list of tensors ---- */
+
+/* Tensors whose names differ, and their files. */
+typedef struct xdi_group {
+    char name[XDI_GROUP_ROOM]; /* of the file, without number and suffix */
+    int64_t first, count;      /* of the content's tensors */
+} xdi_group;
+
+/* A tensor of a file, and what this rank has of it. */
+typedef struct xdi_stored {
+    const char *name;
+    const xd_tensor_part *part; /* places and shape */
+    xd_dtype dtype;
+    void *data; /* [part->range] in memory of the device */
+    int64_t *
+        step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
+    int64_t *live; /* and where it lies on the device */
+    int64_t group;
+} xdi_stored;
+
+typedef struct xdi_content {
+    xd_ctx *ctx;
+    const xd_checkpoint_network *networks;
+    int network_count;
+    xdi_group *groups;
+    int64_t group_count;
+    xdi_stored *tensors;
+    int64_t tensor_count;
+    int64_t *steps; /* of all parameters with a state */
+    int64_t step_count;
+    char *text; /* names that are not those of parts */
+    size_t text_bytes;
+    void *memory; /* all of it */
+    bool filling; /* false: counting */
+} xdi_content;
+
+/* Checks what one rank can see, and lists it. Local. The content is to be freed whatever the result. */
+XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                        xdi_content *out);
+XD_PRIVATE void xdi_content_destroy(xdi_content *content);
+
+/* MISMATCH, naming the first tensor, when ranks have other lists. Collective. */
+XD_PRIVATE xd_result xdi_content_agree(const xdi_content *content, xd_comm *comm);
+
+/* Brings the counts of steps to the host; and from there to the optimizers. */
+XD_PRIVATE xd_result xdi_content_get_steps(xdi_content *content);
+XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *content);
+
+/* Elements of a tensor, and whether this rank speaks for elements of it. */
+XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t);
+XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
+
+/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
+ * and in *index the first one's in the whole tensor. */
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+
+/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+ * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
+typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
+XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
+
+/* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
+XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
+
+/* cover.c: MISMATCH unless the ranks that hold elements of a parameter have counted the same steps, which all get. Collective. */
+XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *content, xd_comm *comm);
+
+/* ---- fingerprint.c ---- */
+
+/* The sum over elements whose indices begin at `first`. */
+XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first, int64_t count);
+
+/* ---- plan.c: the files of a save ---- */
+
+typedef struct xdi_planned_file {
+    char name[XDI_FILE_NAME_ROOM];
+    int64_t group, first, count; /* of the content's tensors */
+    xd_safetensors_layout *layout;
+    int64_t first_block; /* among those of all files */
+} xdi_planned_file;
+
+typedef struct xdi_plan {
+    const xdi_content *content;
+    size_t block_bytes;
+    xdi_planned_file *files;
+    int64_t file_count, block_count;
+} xdi_plan;
+
+XD_PRIVATE xd_result xdi_plan_create(const xdi_content *content, uint64_t max_shard_bytes, size_t block_bytes,
+                                     xdi_plan *out);
+XD_PRIVATE void xdi_plan_destroy(xdi_plan *plan);
+
+/* Blocks of a file of so many bytes. */
+XD_PRIVATE int64_t xdi_block_count(uint64_t bytes, size_t block_bytes);
+
+/* ---- write.c: the tensors of a save ---- */
+
+typedef struct xdi_writer {
+    const xdi_plan *plan;
+    xd_comm *comm;
+    const char *directory;
+    uint64_t *blocks; /* [block_count]; those of all ranks, combined by exclusive or, are the checksums */
+    uint64_t *fingerprints; /* [tensor_count]; those of all ranks are added */
+    unsigned char *stage;
+    size_t stage_bytes;
+    int64_t tensor, position; /* what comes next */
+    int64_t file;             /* that is open */
+    xd_publish *open;
+} xdi_writer;
+
+/* Bytes of this rank, and an xdi_work with a writer that writes them. */
+XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w);
+XD_PRIVATE xd_result xdi_writer_work(void *writer, uint64_t bytes);
+
+/* Counts bytes at an offset of a file into its blocks. */
+XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, const void *data, size_t bytes);
+
+/* Brings everybody's blocks and fingerprints together on rank 0. Collective. */
+XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w);
+
+/* ---- state.c ---- */
+
+/* The text of state.json, to be released with xd_release. */
+XD_PRIVATE xd_result xdi_state_write(xd_ctx *ctx, const xd_checkpoint_save_desc *desc, char **text,
+                                     size_t *bytes);
+
+/* FORMAT unless a text can be the caller's state. */
+XD_PRIVATE xd_result xdi_state_check(xd_ctx *ctx, const char *state);
+
+/* What state.json says, applied: the settings must fit, before anything is loaded; and then the counters. */
+XD_PRIVATE xd_result xdi_state_fits(xd_ctx *ctx, const xd_json *root, const xd_checkpoint_load_desc *desc);
+XD_PRIVATE void xdi_state_apply(const xd_json *root, const xd_checkpoint_load_desc *desc);
+
+/* The caller's state in new memory; *state NULL when there is none. */
+XD_PRIVATE xd_result xdi_state_take(xd_ctx *ctx, const xd_json *root, const char *text, size_t bytes,
+                                    char **state);
+
+/* ---- manifest.c ---- */
+
+struct xd_checkpoint {
+    xd_ctx *ctx;
+    xd_json *root;
+    xd_checkpoint_info info;
+    xd_checkpoint_file_info *files; /* [file_count] */
+    xd_checkpoint_tensor_info *tensors;
+    int64_t *shapes;
+    int64_t *first_block; /* [file_count + 1] */
+    uint32_t *blocks;
+    int64_t *first_tensor; /* [file_count + 1]: by_place is sorted by file and begin */
+    const xd_checkpoint_tensor_info **by_place;
+};
+
+/* A plain name of the directory that can be printed, and is not that of the manifest. */
+XD_PRIVATE bool xdi_manifest_is_name(const char *name);
+
+/* A file of a manifest to be written. */
+typedef struct xdi_manifest_file {
+    const char *name, *group;
+    uint64_t bytes;
+    const uint64_t *blocks;
+} xdi_manifest_file;
+
+/* The text of a manifest, to be released with xd_release. `others` are the files without tensors. */
+XD_PRIVATE xd_result xdi_manifest_write(const xdi_writer *w, int64_t step, const xdi_manifest_file *others,
+                                        int64_t other_count, char **text, size_t *bytes);
+
+/* CORRUPT, saying which block of which file it is and what lies in it. */
+XD_PRIVATE xd_result xdi_manifest_damage(const xd_checkpoint *c, const char *directory, int64_t file,
+                                         int64_t block, uint32_t found);
+
+/* The bytes of a block in its file. */
+XD_PRIVATE size_t xdi_manifest_block(const xd_checkpoint *c, int64_t file, int64_t block, uint64_t *offset);
+
+/* Index of a file by its name, -1 for none. */
+XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name);
+
+/* ---- find.c: names ---- */
+
+/* root/step-N in new memory; NULL when there is no room. */
+XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step);
+
+/* Whether a name is exactly that of a step; `suffix` is what must follow it. */
+XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step);
+
+/* Opens the manifest and looks at the sizes of all files. Errors: those of xd_checkpoint_open, MISSING, CORRUPT. */
+XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out);
+
+/* Removes checkpoints older than the newest `keep`, but not `saved`; and what killed saves have left. The lock is held. */
+XD_PRIVATE xd_result xdi_checkpoint_prune(xd_ctx *ctx, const char *root, int64_t saved, int keep);
+XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root);
+
+/* ---- read.c: bytes of a checkpoint's files ---- */
+
+typedef struct xdi_reader {
+    const xd_checkpoint *checkpoint;
+    const char *directory;
+    int64_t file; /* that is open; -1: none */
+    intptr_t handle;
+} xdi_reader;
+
+XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory);
+XD_PRIVATE void xdi_reader_close(xdi_reader *r);
+XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offset, size_t bytes, void *to);
+
+/* Reads a block, a piece at a time, and returns CORRUPT when it does not have its checksum. */
+XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block, void *stage,
+                                      size_t stage_bytes);
+
+#endif

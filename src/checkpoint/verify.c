@@ -1,0 +1,127 @@
+/* A checkpoint compared with its manifest, to the last byte. */
+
+#include "base/crc.h"
+#include "checkpoint/internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { XDI_VERIFY_PIECE = 1 << 20 /* bytes; a multiple of every element's size, so that none is cut */ };
+
+typedef struct xdi_verify {
+    xd_ctx *ctx;
+    const xd_checkpoint *c;
+    const char *directory;
+    xdi_reader reader;
+    unsigned char *piece;
+    int64_t place; /* of the tensor that the next byte belongs to */
+    uint64_t sum;  /* fingerprint of the elements of it that have been seen */
+} xdi_verify;
+
+static xd_result xdi_verify_end_tensor(xdi_verify *v) {
+    const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
+    XD_REQUIRE(v->ctx, v->sum == t->fingerprint, XD_ERROR_CORRUPT,
+               "%s: tensor \"%.80s\" of %s has fingerprint %016" PRIx64 ", not %016" PRIx64, v->directory,
+               t->name, t->group, v->sum, t->fingerprint);
+    v->place++;
+    v->sum = 0;
+    return XD_OK;
+}
+
+/* Adds the elements of a piece to the fingerprints of their tensors. */
+static xd_result xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes) {
+    const uint64_t end = offset + bytes;
+    while (v->place < v->c->first_tensor[file + 1]) {
+        const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
+        const uint64_t size = xd_dtype_size(t->dtype);
+        const uint64_t from = t->begin > offset ? t->begin : offset, to = t->end < end ? t->end : end;
+        if (from < to)
+            v->sum += xdi_fingerprint(v->piece + (from - offset), (size_t)size,
+                                      (int64_t)((from - t->begin) / size), (int64_t)((to - from) / size));
+        if (t->end > end) return XD_OK;
+        XD_TRY(xdi_verify_end_tensor(v));
+    }
+    return XD_OK;
+}
+
+/* The blocks first, whose checksums say best where the damage is; their bytes again for the tensors. */
+static xd_result xdi_verify_file(xdi_verify *v, int64_t file) {
+    const xd_checkpoint_file_info *f = &v->c->files[file];
+    const int64_t blocks = v->c->first_block[file + 1] - v->c->first_block[file];
+    uint32_t whole = 0;
+    for (int64_t i = 0; i < blocks; i++) {
+        uint64_t offset;
+        const uint32_t crc = v->c->blocks[v->c->first_block[file] + i];
+        XD_TRY(xdi_reader_block(&v->reader, file, i, v->piece, XDI_VERIFY_PIECE));
+        whole = xd_crc32c_combine(whole, crc, xdi_manifest_block(v->c, file, i, &offset));
+    }
+    XD_REQUIRE(v->ctx, whole == f->crc32c, XD_ERROR_CORRUPT,
+               "%s/%s has checksum %08" PRIx32 ", not %08" PRIx32, v->directory, f->name, whole, f->crc32c);
+    v->place = v->c->first_tensor[file];
+    v->sum = 0;
+    for (uint64_t at = 0; f->group && at < f->bytes; at += XDI_VERIFY_PIECE) {
+        const uint64_t left = f->bytes - at;
+        const size_t n = left < XDI_VERIFY_PIECE ? (size_t)left : (size_t)XDI_VERIFY_PIECE;
+        XD_TRY(xdi_reader_read(&v->reader, file, at, n, v->piece));
+        XD_TRY(xdi_verify_add(v, file, at, n));
+    }
+    return XD_OK;
+}
+
+/* A file's own header puts the tensors where the manifest does. Both cover the file up to its end. */
+static xd_result xdi_verify_header(xdi_verify *v, int64_t file, const xd_safetensors *open) {
+    const xd_checkpoint *c = v->c;
+    const int64_t first = c->first_tensor[file], count = c->first_tensor[file + 1] - first;
+    XD_REQUIRE(v->ctx, xd_safetensors_count(open) == count, XD_ERROR_CORRUPT,
+               "%s/%s has %lld tensors, the manifest %lld", v->directory, c->files[file].name,
+               (long long)xd_safetensors_count(open), (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_checkpoint_tensor_info *t = c->by_place[first + i];
+        const xd_safetensors_info *info = xd_safetensors_at(open, xd_safetensors_find(open, t->name));
+        XD_REQUIRE(v->ctx,
+                   info && info->dtype == t->dtype && info->ndim == t->ndim &&
+                       memcmp(info->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
+                       info->begin == t->begin - c->by_place[first]->begin,
+                   XD_ERROR_CORRUPT, "%s/%s: the manifest and the header differ about tensor \"%.80s\"",
+                   v->directory, c->files[file].name, t->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_verify_headers(xdi_verify *v) {
+    xd_safetensors_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.mode = XD_SAFETENSORS_STREAM;
+    for (int64_t i = 0; i < v->c->info.file_count; i++) {
+        xd_safetensors *open = NULL;
+        if (!v->c->files[i].group) continue;
+        char *path = xdi_weights_path(v->ctx, v->directory, v->c->files[i].name);
+        XD_REQUIRE(v->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", v->directory);
+        xd_result result = xd_safetensors_open(v->ctx, path, &desc, &open);
+        if (result == XD_OK) result = xdi_verify_header(v, i, open);
+        xd_safetensors_close(open);
+        xd_release(v->ctx, path);
+        XD_TRY(result);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
+    xd_checkpoint *c = NULL;
+    xdi_verify v;
+    XD_TRY(xdi_checkpoint_open_whole(ctx, directory, &c));
+    memset(&v, 0, sizeof v);
+    v.ctx = ctx;
+    v.c = c;
+    v.directory = directory;
+    v.reader = xdi_reader_create(c, directory);
+    v.piece = (unsigned char *)xd_allocate(ctx, XDI_VERIFY_PIECE);
+    xd_result result =
+        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
+    for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
+    if (result == XD_OK) result = xdi_verify_headers(&v);
+    xdi_reader_close(&v.reader);
+    xd_release(ctx, v.piece);
+    xd_checkpoint_close(c);
+    return result;
+}

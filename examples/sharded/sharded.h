@@ -104,7 +104,8 @@ int64_t sharded_counted(void);
 /* A rank's part of the student, its optimizer and its average. */
 typedef struct sharded_student {
     demo_rank *rank;
-    xd_model *model;
+    nn_description description;
+    xd_model *model;          /* of the description */
     xd_parallel *parallel;    /* NULL without a wrapper */
     xd_comm *data, *replicas; /* HSDP: this rank's group, and those of the same place in the others */
     bool owns_groups;

@@ -70,7 +70,7 @@ static int sharded_end(void *user, int block) {
 /* Room for as many entries as the model has weights. */
 static xd_result sharded_make_lists(sharded_student *s) {
     bool failed = false;
-    const int64_t most = xd_model_weight_count(s->model);
+    const int64_t most = s->rank->model.param_count;
     s->params = (xd_param *)demo_room(s->rank, most, sizeof *s->params, &failed);
     s->parts = (xd_tensor_part *)demo_room(s->rank, most, sizeof *s->parts, &failed);
     return failed ? XD_FAIL(s->rank->ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)most)
@@ -89,25 +89,23 @@ static xd_result sharded_open_wrapped(sharded_student *s, sharded_wrap wrap) {
     s->source.begin = sharded_begin;
     s->source.end = sharded_end;
     XD_TRY(sharded_make_lists(s));
-    const int64_t room = xd_model_weight_count(s->model);
-    XD_TRY(xd_parallel_params(s->parallel, room, s->params, &s->count));
-    return xd_parallel_parts(s->parallel, room, s->parts, &s->count);
+    XD_TRY(xd_parallel_params(s->parallel, s->rank->model.param_count, s->params, &s->count));
+    return xd_parallel_parts(s->parallel, s->rank->model.param_count, s->parts, &s->count);
 }
 
 /* ---- without a wrapper ---- */
 
 /* The first values that a wrapper gives the model, in one buffer; the model keeps no memory of its own. */
-static xd_result sharded_first_values(sharded_student *s, uint64_t seed) {
+static xd_result sharded_first_values(sharded_student *s) {
     const nn_model *m = &s->rank->model;
-    xd_model *model = NULL;
-    xd_result result = nn_describe(s->rank->ctx, m, seed, &model);
-    if (result == XD_OK) result = xd_model_allocate(model);
-    if (result == XD_OK) result = xd_model_init_weights(model);
+    xd_result result = xd_model_allocate(s->model);
+    if (result == XD_OK) result = xd_model_init_weights(s->model);
     for (int i = 0; i < m->param_count && result == XD_OK; i++) {
-        const xd_weight_info info = xd_weight_describe(xd_model_find_weight(model, m->params[i].name));
+        const xd_weight_info info = xd_weight_describe(xd_model_find_weight(s->model, m->params[i].name));
         memcpy(s->weights + m->params[i].offset, info.value, (size_t)info.count * sizeof(float));
     }
-    xd_model_destroy(model);
+    s->model = NULL; /* none of it is needed any more */
+    nn_description_free(&s->description);
     return result;
 }
 
@@ -130,7 +128,7 @@ static void sharded_list_parts(sharded_student *s) {
     }
 }
 
-static xd_result sharded_open_plain(sharded_student *s, uint64_t seed) {
+static xd_result sharded_open_plain(sharded_student *s) {
     demo_rank *r = s->rank;
     bool failed = false;
     const int64_t before = sharded_counted();
@@ -144,7 +142,7 @@ static xd_result sharded_open_plain(sharded_student *s, uint64_t seed) {
     stack.elements = r->model.float_count;
     s->counted += (uint64_t)(sharded_counted() - before);
     s->planned += 2 * (uint64_t)r->model.float_count * sizeof(float) + xd_leaf_stack_bytes(&stack);
-    XD_TRY(sharded_first_values(s, seed));
+    XD_TRY(sharded_first_values(s));
     s->flat.model = &r->model;
     s->flat.weights = s->weights;
     s->source = nn_flat_source(&s->flat);
@@ -175,8 +173,9 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
 xd_result sharded_student_open(sharded_student *s, demo_rank *rank, const sharded_leg *leg, uint64_t seed) {
     memset(s, 0, sizeof *s);
     s->rank = rank;
-    XD_TRY(nn_describe(rank->ctx, &rank->model, seed, &s->model));
-    XD_TRY(leg->wrap == SHARDED_PLAIN ? sharded_open_plain(s, seed) : sharded_open_wrapped(s, leg->wrap));
+    XD_TRY(nn_describe(rank->ctx, &rank->model, seed, &s->description));
+    s->model = s->description.model;
+    XD_TRY(leg->wrap == SHARDED_PLAIN ? sharded_open_plain(s) : sharded_open_wrapped(s, leg->wrap));
     return sharded_make_optimizer(s);
 }
 
@@ -188,7 +187,7 @@ void sharded_student_close(sharded_student *s) {
     xd_release(s->rank->ctx, s->parts);
     xd_release(s->rank->ctx, s->weights);
     xd_parallel_destroy(s->parallel);
-    xd_model_destroy(s->model);
+    nn_description_free(&s->description);
     if (s->owns_groups) xd_comm_destroy(s->data);
     xd_comm_destroy(s->replicas);
     demo_flat_close(s->rank);

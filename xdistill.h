@@ -24,8 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: gradient buckets; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error that names
-             the option.
+             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error
+             that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -30542,15 +30542,21 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     return XD_OK;
 }
 
-static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+/* An empty wrapper on every rank, or none on any. */
+static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
     xd_parallel *p = NULL;
-    const xd_model *model = kind->model;
     xd_result result = XD_OK;
-    if (model->parallel) result = XD_FAIL(ctx, XD_ERROR_STATE, "the model is wrapped already");
-    if (result == XD_OK) p = (xd_parallel *)xd_allocate(ctx, sizeof *p);
-    if (result == XD_OK && !p) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
-    XD_TRY(xd_agree(kind->data, result));
+    if (kind->model->parallel)
+        result = XD_FAIL(ctx, XD_ERROR_STATE, "the model of %lld weights is wrapped already",
+                         (long long)kind->model->weight_count);
+    else if ((p = (xd_parallel *)xd_allocate(ctx, sizeof *p)) == NULL)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
+    result = xd_agree(kind->data, result);
+    if (result != XD_OK) {
+        xd_release(ctx, p);
+        return result;
+    }
     *p = *kind;
     p->ctx = ctx;
     p->rank = xd_comm_rank(p->data);
@@ -30558,7 +30564,14 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
     p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
     p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
     p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    result = xdi_parallel_build(p, d);
+    *out = p;
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+    xd_parallel *p = NULL;
+    XD_TRY(xdi_parallel_open(kind, &p));
+    const xd_result result = xdi_parallel_build(p, d);
     if (result == XD_OK)
         *out = p;
     else
@@ -53693,4 +53706,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 693cde905e0e9ee4aab1f6c94d325289fb442c60845511b4a201b060370646c3 */
+/* xdistill sha256 87217222351b79d5fee86b417c6ff7c00d107b7abf4557628b38a93effda5047 */

@@ -235,8 +235,58 @@ static xd_result run_model_agree(part *p) {
     return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
 }
 
+/* Who differs is told with a list; ranks that agree need none. */
 static xd_result run_agree_same(part *p) {
-    return xd_agree_same(p->world, 5, "five");
+    const xd_result result = xd_agree_same(p->world, (uint64_t)xd_comm_rank(p->world), "a number");
+    return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
+}
+
+/* A model that is made without a failure, wrapped, and trained for a step. */
+static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
+    const xd_pass pass = { XD_PASS_BACKWARD, 0, false };
+    xd_parallel *parallel = NULL;
+    xd_block_view view;
+    xd_param param;
+    xd_tensor_part tensor;
+    int64_t count;
+    XD_TRY(sharded ? xd_fsdp_create(model, p->world, NULL, &parallel)
+                   : xd_ddp_create(model, p->world, NULL, &parallel));
+    xd_result result = xd_parallel_params(parallel, 1, &param, &count);
+    if (result == XD_OK) result = xd_parallel_parts(parallel, 1, &tensor, &count);
+    if (result == XD_OK && sharded) result = xd_block_begin(xd_model_root(model), pass, &view);
+    if (result == XD_OK && sharded) result = xd_block_end(xd_model_root(model));
+    if (result == XD_OK && !sharded) result = xd_parallel_push_leaf(parallel);
+    if (result == XD_OK) result = xd_parallel_reduce(parallel);
+    if (result == XD_OK) result = xd_parallel_publish(parallel);
+    xd_parallel_destroy(parallel);
+    return result;
+}
+
+static xd_result run_wrap(part *p, bool sharded) {
+    float value[6] = { 0 }, gradient[6] = { 0 };
+    xd_weight_desc w = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 6 } };
+    const int64_t left = fails_in;
+    xd_model *model = NULL;
+    if (!sharded) {
+        w.value = value;
+        w.gradient = gradient;
+        w.room = 6;
+    }
+    fails_in = 0;
+    CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
+    CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
+    fails_in = left;
+    const xd_result result = wrapped_step(p, model, sharded);
+    xd_model_destroy(model);
+    return result;
+}
+
+static xd_result run_ddp(part *p) {
+    return run_wrap(p, false);
+}
+
+static xd_result run_fsdp(part *p) {
+    return run_wrap(p, true);
 }
 
 /* ---- every collective; the transport of threads has memory of its own, for all but the longest ---- */
@@ -364,6 +414,9 @@ static const call calls[] = {
     { "xd_denominator_count, over ranks", run_denominator, true },
     { "xd_agree_same", run_agree_same, false },
     { "xd_model_agree", run_model_agree, false },
+    { "xd_ddp_create, xd_parallel_push_leaf, xd_parallel_params, xd_parallel_parts", run_ddp, false },
+    { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_parallel_reduce, xd_parallel_publish", run_fsdp,
+      false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
     { "xd_tensor_full", run_full, false },
     { "xd_weights_gather", run_weights, false }

@@ -82,15 +82,21 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     return XD_OK;
 }
 
-static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+/* An empty wrapper on every rank, or none on any. */
+static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
     xd_parallel *p = NULL;
-    const xd_model *model = kind->model;
     xd_result result = XD_OK;
-    if (model->parallel) result = XD_FAIL(ctx, XD_ERROR_STATE, "the model is wrapped already");
-    if (result == XD_OK) p = (xd_parallel *)xd_allocate(ctx, sizeof *p);
-    if (result == XD_OK && !p) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
-    XD_TRY(xd_agree(kind->data, result));
+    if (kind->model->parallel)
+        result = XD_FAIL(ctx, XD_ERROR_STATE, "the model of %lld weights is wrapped already",
+                         (long long)kind->model->weight_count);
+    else if ((p = (xd_parallel *)xd_allocate(ctx, sizeof *p)) == NULL)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
+    result = xd_agree(kind->data, result);
+    if (result != XD_OK) {
+        xd_release(ctx, p);
+        return result;
+    }
     *p = *kind;
     p->ctx = ctx;
     p->rank = xd_comm_rank(p->data);
@@ -98,7 +104,14 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
     p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
     p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
     p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    result = xdi_parallel_build(p, d);
+    *out = p;
+    return XD_OK;
+}
+
+static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+    xd_parallel *p = NULL;
+    XD_TRY(xdi_parallel_open(kind, &p));
+    const xd_result result = xdi_parallel_build(p, d);
     if (result == XD_OK)
         *out = p;
     else

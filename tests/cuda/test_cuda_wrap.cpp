@@ -1,0 +1,134 @@
+/* Wrapped models whose storage is on GPUs: what blocks show, and sums of leaves, have the bits of the host. */
+#include "cuda_test.h"
+
+enum { LEAVES = 6, ROWS = 13, COLUMNS = 5, SIZE = ROWS * COLUMNS };
+enum Kind { DDP, SHARDED, FSDP, FSDP_WHOLE, KINDS };
+
+/* Never zero, so that a copy to a place of zeros is an addition. */
+static float leaf_gradient(int64_t leaf, int64_t block, int64_t at) {
+    Random random((uint64_t)(leaf * 1000003 + block * 7919 + at) + 1);
+    random.bits();
+    return (float)random.unit() + 1e-3f;
+}
+
+static float tree(int64_t begin, int64_t end, int64_t block, int64_t at) {
+    int64_t half = 1;
+    if (end - begin == 1) return leaf_gradient(begin, block, at);
+    while (2 * half < end - begin) half *= 2;
+    return tree(begin, begin + half, block, at) + tree(begin + half, end, block, at);
+}
+
+/* A root and a layer, of one weight each. */
+static xd_model *two_blocks(xd_ctx *ctx, xd_block *blocks[2]) {
+    xd_model *model = nullptr;
+    xd_model_desc desc = {};
+    desc.seed = 5;
+    CHECK(xd_model_create(ctx, &desc, &model) == XD_OK);
+    xd_block_desc layer = {};
+    layer.name = "layer";
+    layer.unit = XD_UNIT_ALWAYS;
+    blocks[0] = xd_model_root(model);
+    CHECK(xd_block_add(blocks[0], &layer, &blocks[1]) == XD_OK);
+    for (int i = 0; i < 2; i++) {
+        xd_weight_desc d = {};
+        d.name = "w";
+        d.dtype = XD_DTYPE_F32;
+        d.ndim = 2;
+        d.shape[0] = ROWS;
+        d.shape[1] = COLUMNS;
+        d.init = { XD_INIT_NORMAL, 0.0f, 1.0f };
+        CHECK(xd_weight_add(blocks[i], &d, nullptr) == XD_OK);
+    }
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+/* First values as a model on the host has them. */
+static std::vector<float> first_values(int block) {
+    xd_ctx *ctx = nullptr;
+    xd_block *blocks[2];
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    xd_model *model = two_blocks(ctx, blocks);
+    CHECK(xd_model_allocate(model) == XD_OK && xd_model_init_weights(model) == XD_OK);
+    const float *value = (const float *)xd_weight_describe(xd_model_weight_at(model, block)).value;
+    const std::vector<float> out(value, value + SIZE);
+    xd_model_destroy(model);
+    xd_ctx_destroy(ctx);
+    return out;
+}
+
+static void check_values(xd_ctx *ctx, const xd_block_view &view, int block) {
+    std::vector<float> values(SIZE);
+    CHECK(xd_read(ctx, values.data(), view.values[0], SIZE * sizeof(float)) == XD_OK);
+    CHECK(values == first_values(block));
+}
+
+/* The layer inside of the root; gradients arrive on the rank's stream. */
+static void run_leaf(const RankGpu &p, xd_block *const blocks[2], xd_parallel *parallel, int64_t k) {
+    static const int order[2] = { 0, 1 };
+    const int64_t leaf = xd_parallel_leaf(parallel, k);
+    std::vector<float> gradient[2];
+    for (int b : order) {
+        xd_block_view view;
+        const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+        CHECK(xd_block_begin(blocks[b], pass, &view) == XD_OK);
+        check_values(p.ctx, view, b);
+        for (int64_t i = 0; i < SIZE; i++) gradient[b].push_back(leaf_gradient(leaf, b, i));
+        CHECK(cudaMemcpyAsync(view.gradients[0], gradient[b].data(), SIZE * sizeof(float), cudaMemcpyHostToDevice,
+                              p.stream) == cudaSuccess);
+    }
+    CHECK(xd_block_end(blocks[1]) == XD_OK && xd_block_end(blocks[0]) == XD_OK);
+    CHECK(cudaStreamSynchronize(p.stream) == cudaSuccess); /* `gradient` ends here */
+}
+
+static void check_sums(xd_ctx *ctx, const xd_parallel *parallel) {
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    int64_t count = 0;
+    CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK && count == 2);
+    CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK && count == 2);
+    for (int b = 0; b < 2; b++) {
+        std::vector<float> sum((size_t)params[b].count);
+        CHECK(xd_read(ctx, sum.data(), params[b].gradient, sum.size() * sizeof(float)) == XD_OK);
+        for (size_t i = 0; i < sum.size(); i++) CHECK(sum[i] == tree(0, LEAVES, b, parts[b].range.begin + (int64_t)i));
+    }
+}
+
+static xd_result train_once(xd_comm *world, void *argument) {
+    const int kind = *(const int *)argument;
+    const RankGpu p(world);
+    xd_block *blocks[2];
+    xd_parallel *parallel = nullptr;
+    xd_model *model = two_blocks(p.ctx, blocks);
+    const xd_ddp_desc ddp = { LEAVES, kind == SHARDED };
+    xd_fsdp_desc fsdp = {};
+    fsdp.leaves = LEAVES;
+    fsdp.accumulate_whole = kind == FSDP_WHOLE;
+    CHECK((kind <= SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
+                           : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
+    for (int step = 0; step < 2; step++) {
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) run_leaf(p, blocks, parallel, k);
+        CHECK(xd_parallel_reduce(parallel) == XD_OK);
+        check_sums(p.ctx, parallel);
+        CHECK(xd_parallel_publish(parallel) == XD_OK);
+    }
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(wrapped_models_on_gpus_show_the_values_and_sum_to_the_bits_of_the_host) {
+    static const int ranks[] = { 1, 2, 3 };
+    for (int n : ranks)
+        for (int kind = DDP; kind < KINDS; kind++) {
+            xd_ctx_desc desc = {};
+            desc.reduction = XD_REDUCTION_INVARIANT;
+            desc.timeout_seconds = 60;
+            xd_error error;
+            const xd_result result = xd_run_threads(n, &desc, train_once, &kind, &error);
+            if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, kind, error.message);
+            CHECK(result == XD_OK);
+        }
+}
+
+XD_TEST_MAIN()

@@ -51,7 +51,8 @@ typedef struct sharded_leg {
     const char *title;     /* in tables */
     const char *directory; /* of checkpoints and metrics.jsonl */
     sharded_wrap wrap;
-    int ranks;
+    demo_axes axes;
+    int ranks;   /* all together */
     int save_at; /* steps after which they save, the end apart; 0 -> never */
     int kill_at; /* steps after which the process is killed; 0 -> never */
     bool resume; /* from the newest checkpoint in the directory */
@@ -105,9 +106,10 @@ int64_t sharded_counted(void);
 typedef struct sharded_student {
     demo_rank *rank;
     nn_description description;
-    xd_model *model;          /* of the description */
-    xd_parallel *parallel;    /* NULL without a wrapper */
-    xd_comm *data, *replicas; /* HSDP: this rank's group, and those of the same place in the others */
+    xd_model *model;       /* of the description */
+    xd_parallel *parallel; /* NULL without a wrapper */
+    xd_comm *data;         /* the ranks that the wrapper is over; HSDP: this rank's group of them */
+    xd_comm *replicas;     /* HSDP: the ranks of the same place in the other groups */
     bool owns_groups;
     float *weights; /* without a wrapper: all of them, laid out as rank->model */
 
@@ -178,6 +180,9 @@ typedef struct sharded_run {
     sharded_outcome outcomes[SHARDED_LEGS];
     sharded_comparison comparison;
 } sharded_run;
+
+/* Whether its bits must be equal: only where ranks do not split the weights by columns. */
+bool sharded_is_invariant(const sharded_options *o);
 
 void sharded_print_tables(const sharded_run *run);
 

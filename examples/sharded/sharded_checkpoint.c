@@ -53,7 +53,7 @@ xd_result sharded_load(const sharded_student *s, const char *directory, int *ste
 
 /* A folder with its files; checkpoints have no folders inside. */
 static bool sharded_remove(const char *path) {
-    char file[1024];
+    char file[1500];
     DIR *folder = opendir(path);
     if (!folder) return false;
     for (const struct dirent *entry = readdir(folder); entry; entry = readdir(folder)) {

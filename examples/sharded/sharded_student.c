@@ -10,11 +10,11 @@
 enum { SHARDED_GROUPS = 2 }; /* of HSDP */
 
 /* HSDP: ranks side by side are a group. */
-static xd_result sharded_split(sharded_student *s) {
-    const int rank = xd_comm_rank(s->rank->world), each = xd_comm_size(s->rank->world) / SHARDED_GROUPS;
-    XD_TRY(xd_comm_split(s->rank->world, rank / each, rank, &s->data));
+static xd_result sharded_split(sharded_student *s, xd_comm *all) {
+    const int rank = xd_comm_rank(all), each = xd_comm_size(all) / SHARDED_GROUPS;
+    XD_TRY(xd_comm_split(all, rank / each, rank, &s->data));
     s->owns_groups = true;
-    return xd_comm_split(s->rank->world, rank % each, rank, &s->replicas);
+    return xd_comm_split(all, rank % each, rank, &s->replicas);
 }
 
 /* Every sequence of the batch is a leaf, every layer a unit. */
@@ -24,8 +24,8 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
     xd_ddp_desc ddp;
     memset(&fsdp, 0, sizeof fsdp);
     memset(&ddp, 0, sizeof ddp);
-    s->data = s->rank->world;
-    if (wrap == SHARDED_HSDP) XD_TRY(sharded_split(s));
+    XD_TRY(xd_mesh_group(s->rank->mesh, "dp", &s->data));
+    if (wrap == SHARDED_HSDP) XD_TRY(sharded_split(s, s->data));
     ddp.leaves = fsdp.leaves = DEMO_BATCH;
     ddp.sharded_optimizer = wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
@@ -141,7 +141,8 @@ static xd_result sharded_open_plain(sharded_student *s) {
     stack.leaves = r->leaves;
     stack.elements = r->model.float_count;
     s->counted += (uint64_t)(sharded_counted() - before);
-    s->planned += 2 * (uint64_t)r->model.float_count * sizeof(float) + xd_leaf_stack_bytes(&stack);
+    s->planned += 2 * (uint64_t)r->model.float_count * sizeof(float);
+    if (r->stack) s->planned += xd_leaf_stack_bytes(&stack);
     XD_TRY(sharded_first_values(s));
     s->flat.model = &r->model;
     s->flat.weights = s->weights;

@@ -11,16 +11,26 @@ static double sharded_mean_seconds(const sharded_leg *leg, const sharded_outcome
     return sum / leg->ranks;
 }
 
-static void sharded_print_things(const sharded_comparison *c) {
-    static const char *const names[SHARDED_THINGS] = { "weights", "optimizer", "average", "loss curve" };
-    for (int i = 0; i < SHARDED_THINGS; i++) {
-        const char *unit = i == SHARDED_CURVE ? "steps" : "bytes";
-        printf("  %-20s %11lld %-5s ", names[i], (long long)c->bytes[i], unit);
-        if (c->same_bits[i])
-            printf("bit-equal\n");
-        else
-            printf("DIFFER, by %.3g at most\n", c->apart[i]);
-    }
+static void sharded_print_thing(const sharded_run *run, int i) {
+    static const char *const names[SHARDED_THINGS] = { "weights", "optimizer", "average", "losses" };
+    const sharded_comparison *c = &run->comparison;
+    char told[64] = "bit-equal";
+    if (!c->same_bits[i])
+        snprintf(told, sizeof told, "%s %.3g",
+                 sharded_is_invariant(run->options) ? "DIFFER, by up to" : "within", c->apart[i]);
+    printf("  %-14s %16lld %s  %s\n", names[i], (long long)c->bytes[i],
+           i == SHARDED_CURVE ? "steps" : "bytes", told);
+}
+
+/* Both runs side by side. */
+static void sharded_print_runs(const sharded_run *run) {
+    const sharded_leg *legs = run->legs;
+    char ways[160];
+    snprintf(ways, sizeof ways, "%s; then %s", legs[1].title, legs[2].title);
+    printf("\n  %-14s %22s  %s\n", "", legs[0].title, ways);
+    printf("  %-14s %22.6f  %.6f\n", "bits per byte", run->outcomes[0].ranks[0].bits_per_byte,
+           run->outcomes[2].ranks[0].bits_per_byte);
+    for (int i = 0; i < SHARDED_THINGS; i++) sharded_print_thing(run, i);
 }
 
 static void sharded_print_rank(const sharded_news *n) {
@@ -41,10 +51,7 @@ void sharded_print_tables(const sharded_run *run) {
     const sharded_leg *legs = run->legs;
     const sharded_outcome *outcomes = run->outcomes;
     const double plain = sharded_mean_seconds(&legs[0], &outcomes[0]);
-    printf("\n%d steps\n", run->options->steps);
-    printf("  %-20s %11.6f bits/byte\n", legs[0].title, outcomes[0].ranks[0].bits_per_byte);
-    printf("  %-20s %11.6f bits/byte\n", "sharded", outcomes[SHARDED_LEGS - 1].ranks[0].bits_per_byte);
-    sharded_print_things(&run->comparison);
+    sharded_print_runs(run);
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_print_leg(&legs[i], &outcomes[i]);
     printf("\nBytes are those of weights, gradients, optimizer and average: as planned, and as the allocator "
            "counted "

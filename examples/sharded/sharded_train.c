@@ -13,13 +13,16 @@ typedef struct sharded_rank {
     demo_report *report; /* of rank 0 */
 } sharded_rank;
 
-/* Payload that this rank has sent so far. */
+/* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */
 static uint64_t sharded_sent(const sharded_rank *r) {
-    const sharded_student *s = &r->student;
-    uint64_t bytes = xd_comm_traffic(r->rank.world).bytes_sent;
-    if (r->rank.rows && r->rank.rows != r->rank.world) bytes += xd_comm_traffic(r->rank.rows).bytes_sent;
-    if (s->owns_groups) bytes += xd_comm_traffic(s->data).bytes_sent;
-    if (s->replicas) bytes += xd_comm_traffic(s->replicas).bytes_sent;
+    const xd_comm *const groups[] = { r->rank.world, r->rank.rows, r->rank.tp, r->student.data,
+                                      r->student.replicas };
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        bool again = false;
+        for (size_t j = 0; j < i; j++) again = again || groups[j] == groups[i];
+        if (groups[i] && !again) bytes += xd_comm_traffic(groups[i]).bytes_sent;
+    }
     return bytes;
 }
 

@@ -41,6 +41,10 @@ done
 equal odd --wrap fsdp --mesh dp=3 --seed 7 && equal all --wrap hsdp --mesh dp=8 --seed 8
 verdict $? '3 and 8 ranks have the bits of one rank' "$work/odd.log"
 
+start tp --mesh dp=2,tp=2 --steps 6 && [ "$(grep -c ' within \| bit-equal$' "$work/tp.log")" -eq 4 ] &&
+awk '/^  bits per byte/ { d = $4 - $5; found = d < 1e-3 && d > -1e-3 } END { exit !found }' "$work/tp.log"
+verdict $? '2 ranks that split the weights, twice, are within 1e-3' "$work/tp.log"
+
 grep -q '^4 ranks, fsdp: killed by SIGKILL after step [45]$' "$work/fsdp.log" &&
 grep -q '^3 ranks, ddp: went on after step 3$' "$work/fsdp.log" &&
 [ "$(wc -l <"$work/fsdp/wrapped/metrics.jsonl")" -eq 6 ] && [ -f "$work/fsdp/wrapped/step-3/manifest.json" ]
@@ -58,7 +62,7 @@ verdict $? 'files of checkpoints are equal whoever wrote them' "$work/other"
 bits=$(sed -n 's/^  "bits_per_byte": \([0-9.]*\),$/\1/p' "$work/fsdp/sharded.json") &&
 awk -v bits="$bits" '/bits\/byte/ { d = $4 - bits; found = bits > 0 && d < 1e-5 && d > -1e-5 } END { exit !found }' "$work/eval.log"
 verdict $? 'the student measures the same once it is read back' "$work/eval.log"
-awk '/^  +[0-9]+ / { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
+awk 'NF == 6 && $1 ~ /^[0-9]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
 verdict $? 'every rank takes the memory that was planned' "$work/fsdp.log"
 
 refused "fsdp/student holds a finished model: --overwrite" --steps 4 --out "$work/fsdp" &&
@@ -66,7 +70,7 @@ start fsdp --overwrite --steps 4 && grep -q 'went on after step 2$' "$work/fsdp.
 verdict $? 'a finished student is replaced with --overwrite only, and an older run is not gone on from' "$work/fsdp.log"
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
-    '--mesh tp=2:tp or cp is not there yet: cp=1, tp=2' '--mesh dp=9:dp=9 has more ranks than a batch has sequences, 8' \
+    '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
     '--wrap hsdp --mesh dp=3:dp=3 is not even' '--mpi:--mpi is not there yet' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}

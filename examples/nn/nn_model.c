@@ -139,7 +139,7 @@ bool nn_param_decays(const nn_param *param) {
 }
 
 int nn_block_weights(int block) {
-    return block == NN_ROOT ? NN_ROOT_WEIGHTS : NN_LAYER_WEIGHTS;
+    return block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : (int)NN_LAYER_WEIGHTS;
 }
 
 /* The table is the embedding, the layers, the last norm, and the head unless that is the embedding. */

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* The files of a checkpoint, by what they hold. */
-static const char *const sharded_files[SHARDED_CURVE] = { "model", "optim", "ema-" SHARDED_AVERAGE_NAME };
+static const char *const sharded_files[SHARDED_CURVE] = { "model", "optim", ("ema-" SHARDED_AVERAGE_NAME) };
 
 static void sharded_file_path(const char *directory, int step, int what, char path[512]) {
     snprintf(path, 512, "%s/step-%d/%s.safetensors", directory, step, sharded_files[what]);

@@ -3,8 +3,9 @@
     check_transformers.py PROGRAM TEXT DIR...      PROGRAM is the demonstration, TEXT its held-out text
 
 The ids of the text must be the same, and its bits per byte within 1e-3: rows of 128 tokens, each token predicted
-from what precedes it in its row. So must be what curve.json says, or sharded.json beside the folder, where they are. Each model then goes on
-from a beginning, by its own generation_config.json; the sample is printed, for a reader to judge.
+from what precedes it in its row. So must be what curve.json in the folder says, or sharded.json beside it, where there is
+one. Each model then goes on from a beginning, by its own generation_config.json; the sample is printed, for a reader to
+judge.
 The last line is `N passed, N failed, N skipped`.
 """
 import json

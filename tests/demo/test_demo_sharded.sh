@@ -62,7 +62,7 @@ verdict $? 'files of checkpoints are equal whoever wrote them' "$work/other"
 bits=$(sed -n 's/^  "bits_per_byte": \([0-9.]*\),$/\1/p' "$work/fsdp/sharded.json") &&
 awk -v bits="$bits" '/bits\/byte/ { d = $4 - bits; found = bits > 0 && d < 1e-5 && d > -1e-5 } END { exit !found }' "$work/eval.log"
 verdict $? 'the student measures the same once it is read back' "$work/eval.log"
-awk 'NF == 6 && $1 ~ /^[0-9]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
+awk 'NF == 6 && /^ +[0-9. ]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
 verdict $? 'every rank takes the memory that was planned' "$work/fsdp.log"
 
 refused "fsdp/student holds a finished model: --overwrite" --steps 4 --out "$work/fsdp" &&

@@ -104,6 +104,10 @@ $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
 build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
 	$(CC) -std=c99 -O2 $(warnings) -Isrc $(dependencies) -c $< -o $@
 
+# Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
+build/compose: $(wildcard tests/compose/*) build/golden.d/implementation.o | build
+	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/compose/*.c build/golden.d/implementation.o -o $@ $(LIBS)
+
 fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
 	@sh tests/build/check.sh fuzz
 

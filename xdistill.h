@@ -30799,8 +30799,8 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
                "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];
-        XD_REQUIRE(p->ctx, !xdi_weight_is_trained(w) || w->gradient || w->count == 0, XD_ERROR_STATE,
-                   "weight \"%.80s\" has no gradient of the caller's", w->name);
+        XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
+                   XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
@@ -53706,4 +53706,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 87217222351b79d5fee86b417c6ff7c00d107b7abf4557628b38a93effda5047 */
+/* xdistill sha256 0eb3094d25291f95b068b4e572e357450318ba984bafedc5a8a7901271420ff6 */

@@ -193,6 +193,8 @@ XD_TEST(a_caller_with_buffers_of_his_own_needs_no_brackets) {
 
 typedef struct counted {
     size_t now, most;
+    size_t blocks[512]; /* sizes of the first ones */
+    int count;
 } counted;
 
 static void *counted_allocate(void *user, size_t bytes) {
@@ -202,6 +204,7 @@ static void *counted_allocate(void *user, size_t bytes) {
     block[0] = bytes;
     c->now += bytes;
     if (c->now > c->most) c->most = c->now;
+    if (c->count < 512) c->blocks[c->count++] = bytes;
     return (char *)block + 64;
 }
 
@@ -212,7 +215,7 @@ static void counted_release(void *user, void *memory) {
 }
 
 XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
-    counted c = { 0, 0 };
+    counted c = { 0 };
     const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT,
                                .allocator = { counted_allocate, counted_release, &c } };
     xd_ctx *ctx = NULL;
@@ -226,6 +229,9 @@ XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
     CHECK(xd_fsdp_create(r.model, self, &d, &r.parallel) == XD_OK);
     const xd_parallel_bytes bytes = xd_parallel_memory(r.parallel);
     CHECK(bytes.values > 300 * sizeof(float) && bytes.gradients > 0);
+    int found = 0; /* all of it is one block */
+    for (int i = 0; i < c.count; i++) found += c.blocks[i] == bytes.values + bytes.gradients;
+    CHECK_EQ_INT(found, 1);
     CHECK_EQ_INT(bytes.gathered, 0); /* there is nobody to gather from */
     CHECK_EQ_INT(bytes.whole_gradients, 0);
     const size_t before = c.now;

@@ -339,8 +339,8 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
                "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];
-        XD_REQUIRE(p->ctx, !xdi_weight_is_trained(w) || w->gradient || w->count == 0, XD_ERROR_STATE,
-                   "weight \"%.80s\" has no gradient of the caller's", w->name);
+        XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
+                   XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,

@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs bench demo demo_mpi demo_sharded demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose bench demo demo_mpi demo_sharded demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -177,6 +177,14 @@ step_programs() {
     build/test/test_comm_endurance --calls 100000 && XD_TEST_KILLS=100 build/test/test_process_signals
 }
 
+# Random configurations of wrapped training, each against one rank; and errors that composed frameworks are known for, each of
+# which must be found by them.
+step_compose() {
+    need gcc patch
+    make --no-print-directory build/compose && build/compose --seed 1000 --count "${CHECK_COMPOSE:-200}" &&
+    sh tests/mutants/run.sh "$dir"
+}
+
 # The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.
 step_declarations() {
     need "$1"
@@ -286,7 +294,7 @@ step_tests() {
     clang) unit clang c99 O3 && whole="clang -std=c11 -O3" own=$whole ;;
     address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
     thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
-            sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c 2>/dev/null) ;;
+            sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
     hostile_c) unit gcc gnu11 O3 $hostile && whole="gcc -std=gnu11 -O3 $hostile" ;;
     hostile_cxx) unit gcc gnu++17 O3 $hostile && more=-lstdc++ sources=$(grep -LE "\\<($private)" tests/test_*.c) ;;
     esac || return 1

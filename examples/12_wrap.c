@@ -1,0 +1,116 @@
+/* A network trained on four ranks under FSDP, saved by all of them, and continued on three under DDP: to the bits of one rank.
+ *
+ *     cc -std=c99 -O2 examples/12_wrap.c -o wrap -lm -lpthread
+ *
+ * The network is y = down relu(up x); the passes are this program's. It opens a block before it computes with it; the wrapper
+ * has its weights there, and takes its gradients. A step has eight leaves, here samples, which the wrapper deals to the ranks. */
+#define XDISTILL_IMPLEMENTATION
+#include "../xdistill.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { IN = 6, WIDTH = 33, LEAVES = 8, HALF = 20, STEPS = 40 }; /* 33 divides by nothing */
+
+typedef struct run {
+    bool fsdp;
+    int first, last; /* steps */
+    const char *root;
+} run;
+
+static xd_result add_layer(xd_block *parent, const char *name, int64_t rows, int64_t columns, xd_block **out) {
+    xd_weight_desc w = { .name = "weight", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { rows, columns } };
+    w.init = (xd_init){ XD_INIT_NORMAL, .scale = 0.3f };
+    XD_TRY(xd_block_add(parent, &(xd_block_desc){ .name = name, .unit = XD_UNIT_ALWAYS }, out));
+    return xd_weight_add(*out, &w, NULL);
+}
+
+/* Both passes of one sample: it learns the product of two of its numbers. */
+static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, int step) {
+    float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
+    xd_block_view view[2];
+    for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = k }, &view[i]));
+    const float *up = view[0].values[0], *down = view[1].values[0];
+    float *d_up = view[0].gradients[0], *d_down = view[1].gradients[0];
+    for (int i = 0; i < IN; i++) x[i] = sinf((float)(leaf * 13 + i * 7 + step));
+    for (int j = 0; j < WIDTH; j++)
+        for (int i = 0; i < IN; i++) hidden[j] += up[j * IN + i] * x[i];
+    for (int j = 0; j < WIDTH; j++) y += down[j] * fmaxf(hidden[j], 0.0f);
+    const float d_y = (y - x[0] * x[1]) / LEAVES;
+    for (int j = 0; j < WIDTH; j++) {
+        d_down[j] += d_y * fmaxf(hidden[j], 0.0f);
+        for (int i = 0; i < IN && hidden[j] > 0.0f; i++) d_up[j * IN + i] += d_y * down[j] * x[i];
+    }
+    XD_TRY(xd_block_end(layer[1]));
+    return xd_block_end(layer[0]);
+}
+
+static xd_result run_rank(xd_comm *world, void *argument) {
+    const run *r = argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_model *model;
+    xd_block *layer[2];
+    xd_parallel *parallel;
+    xd_optimizer *adamw;
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    int64_t count;
+    XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = 1 }, &model));
+    XD_TRY(add_layer(xd_model_root(model), "up", WIDTH, IN, &layer[0]));
+    XD_TRY(add_layer(layer[0], "down", 1, WIDTH, &layer[1]));
+    XD_TRY(xd_model_seal(model));
+    XD_TRY(r->fsdp ? xd_fsdp_create(model, world, &(xd_fsdp_desc){ .leaves = LEAVES }, &parallel)
+                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, &parallel));
+    XD_TRY(xd_parallel_params(parallel, 2, params, &count));
+    XD_TRY(xd_parallel_parts(parallel, 2, parts, &count));
+    xd_optimizer_desc d = xd_adamw_defaults(params, count);
+    d.learning_rate = 0.02;
+    XD_TRY(xd_optimizer_create(ctx, &d, &adamw));
+    const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = adamw };
+    const xd_checkpoint_load_desc load = { .root = r->root, .step = r->first, .networks = &all, .network_count = 1 };
+    const xd_checkpoint_save_desc save = { .root = r->root, .step = r->last, .networks = &all, .network_count = 1,
+                                          .overwrite = true };
+    if (r->first > 0) XD_TRY(xd_checkpoint_load(world, &load, NULL, NULL));
+    for (int step = r->first; step < r->last; step++) {
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
+            XD_TRY(train_leaf(layer, k, xd_parallel_leaf(parallel, k), step));
+        XD_TRY(xd_parallel_reduce(parallel)); /* gradients of all leaves, on all ranks */
+        XD_TRY(xd_optimizer_step(adamw, NULL, NULL));
+        XD_TRY(xd_parallel_publish(parallel)); /* the new weights are what blocks show */
+    }
+    XD_TRY(xd_checkpoint_save(world, &save));
+    xd_optimizer_destroy(adamw);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+/* The number by which the checkpoint of a run tells its weights and moments: of every element's bits. */
+static uint64_t fingerprint(xd_ctx *ctx, const char *directory) {
+    xd_checkpoint *checkpoint;
+    uint64_t sum = 0;
+    if (xd_checkpoint_open(ctx, directory, &checkpoint) != XD_OK) return 0;
+    for (int64_t i = 0; i < xd_checkpoint_describe(checkpoint).tensor_count; i++)
+        sum = xd_hash(sum, &xd_checkpoint_tensor_at(checkpoint, i)->fingerprint, sizeof sum);
+    xd_checkpoint_close(checkpoint);
+    return sum;
+}
+
+int main(void) {
+    run runs[] = { { false, 0, STEPS, "build/wrap-one" }, { true, 0, HALF, "build/wrap" }, { false, HALF, STEPS, "build/wrap" } };
+    static const int ranks[] = { 1, 4, 3 };
+    const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
+    xd_error error = { 0 };
+    xd_ctx *ctx;
+    for (int i = 0; i < 3; i++)
+        if (xd_run_threads(ranks[i], &invariant, run_rank, &runs[i], &error) != XD_OK) {
+            fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
+            return 1;
+        }
+    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
+    const uint64_t alone = fingerprint(ctx, "build/wrap-one/step-40"), other = fingerprint(ctx, "build/wrap/step-40");
+    printf("one rank: %016llx; FSDP on 4, then DDP on 3: %016llx\n", (unsigned long long)alone, (unsigned long long)other);
+    xd_ctx_destroy(ctx);
+    return alone == 0 || alone != other;
+}

@@ -1,0 +1,361 @@
+/* run.c - trains the toy: what the ranks do in a step, and the way from one layout to the next. */
+#include "run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PARTS = 32 };
+
+/* One rank of one part of a run: the steps [begin, end) under a layout. */
+typedef struct rank_run {
+    const compose_config *config;
+    const compose_layout *layout;
+    compose_result *out;
+    const char *directory;
+    int begin, end;
+    bool last;
+} job;
+
+typedef struct rank {
+    const job *job;
+    xd_ctx *ctx;
+    xd_comm *world, *data, *replicas;
+    toy toy;
+    float *storage, *gradients; /* the caller's */
+    xd_parallel *parallel;
+    int64_t own, most;
+    toy_kept *kept;          /* [most] */
+    float *logits, *teacher; /* [most, rows, vocab] */
+    int64_t labels[TOY_LEAVES * TOY_ROWS];
+    xd_vocab *vocab;
+    xd_param params[PARTS];
+    xd_tensor_part parts[PARTS];
+    int64_t count;
+    xd_optimizer *optimizer;
+    xd_ema *averages[COMPOSE_AVERAGES];
+    double loss;
+} rank;
+
+/* ---- set-up ---- */
+
+static xd_result make_groups(rank *r) {
+    const int groups = r->job->layout->wrap == WRAP_HSDP ? r->job->layout->groups : 1;
+    const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
+    r->data = r->world;
+    if (groups == 1) return XD_OK;
+    XD_TRY(xd_comm_split(r->world, me / each, me, &r->data));
+    return xd_comm_split(r->world, me % each, me, &r->replicas);
+}
+
+static xd_result make_wrapper(rank *r) {
+    static const char *const types[] = { "layer", "mlp" };
+    const compose_layout *l = r->job->layout;
+    const int64_t leaves = r->job->config->leaves;
+    if (l->wrap <= WRAP_SHARDED) {
+        const xd_ddp_desc d = { leaves, l->wrap == WRAP_SHARDED };
+        return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
+    }
+    const xd_fsdp_desc d = { leaves, types, l->nested ? 2 : 1, r->replicas, l->wrap == WRAP_FSDP_WHOLE };
+    return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
+}
+
+static float *floats(int64_t count) {
+    return (float *)calloc((size_t)count + 1, sizeof(float));
+}
+
+static xd_result make_model(rank *r) {
+    const toy_sizes *z = &r->job->config->size;
+    const int64_t count = toy_count(z);
+    xd_model *source = NULL;
+    if (!r->job->layout->own) return toy_describe(r->ctx, z, NULL, NULL, &r->toy);
+    r->storage = floats(count);
+    r->gradients = floats(count);
+    XD_TRY(toy_describe(r->ctx, z, r->storage, r->gradients, &r->toy));
+    r->toy.plain = r->job->layout->own == 2;
+    /* The caller's values are his; here they are those that the library would form. */
+    toy plain;
+    XD_TRY(toy_describe(r->ctx, z, NULL, NULL, &plain));
+    source = plain.model;
+    XD_TRY(xd_model_allocate(source));
+    XD_TRY(xd_model_init_weights(source));
+    for (int64_t i = 0; i < xd_model_weight_count(source); i++) {
+        const xd_weight_info from = xd_weight_describe(xd_model_weight_at(source, i)),
+                             to = xd_weight_describe(xd_model_weight_at(r->toy.model, i));
+        if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));
+    }
+    xd_model_destroy(source);
+    return XD_OK;
+}
+
+static xd_result make_buffers(rank *r) {
+    const toy_sizes *z = &r->job->config->size;
+    const xd_parallel_leaf_count leaves = xd_parallel_leaves(r->parallel);
+    r->own = leaves.own;
+    r->most = r->job->layout->wrap <= WRAP_SHARDED ? leaves.own : leaves.most;
+    r->kept = (toy_kept *)calloc((size_t)r->most, sizeof *r->kept);
+    r->logits = floats(r->most * z->rows * z->vocab);
+    r->teacher = floats(r->most * z->rows * z->vocab);
+    XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
+    XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
+    return xd_vocab_create_even(r->ctx, NULL, z->vocab, &r->vocab);
+}
+
+static xd_result make_state(rank *r) {
+    const compose_config *c = r->job->config;
+    xd_optimizer_desc d = xd_adamw_defaults(r->params, r->count);
+    if (c->optimizer == 1) d = xd_adam_defaults(r->params, r->count);
+    if (c->optimizer == 2) d = xd_sgd_defaults(r->params, r->count);
+    d.learning_rate = 0.02;
+    if (c->optimizer == 2) d.momentum = 0.9;
+    XD_TRY(xd_optimizer_create(r->ctx, &d, &r->optimizer));
+    for (int i = 0; i < c->averages; i++) {
+        xd_ema_desc e = xd_ema_defaults(i ? XD_EMA_POWER : XD_EMA_CONSTANT);
+        e.decay = 0.75;
+        e.init_from_current = i == 0;
+        XD_TRY(xd_ema_create(r->ctx, r->params, r->count, &e, &r->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* ---- a step ---- */
+
+static void read_batch(rank *r, int step) {
+    const compose_config *c = r->job->config;
+    const toy_sizes *z = &c->size;
+    for (int64_t k = 0; k < r->own; k++)
+        for (int row = 0; row < z->rows; row++) {
+            const int64_t leaf = xd_parallel_leaf(r->parallel, k), at = k * z->rows + row;
+            const bool ignored = c->ignored && (leaf + row + step) % 3 == 0;
+            r->labels[at] = ignored ? XD_IGNORE_INDEX : toy_label(z, step, leaf, row);
+            for (int v = 0; v < z->vocab; v++)
+                r->teacher[at * z->vocab + v] = 6.0f * toy_number(step * 97 + leaf, row, v);
+        }
+}
+
+/* The loss of leaves [k, k + n) and its gradient, over the logits. */
+static xd_result take_loss(rank *r, int64_t k, int64_t n, xd_comm *comm) {
+    const compose_config *c = r->job->config;
+    const toy_sizes *z = &c->size;
+    const int64_t row = k * z->rows;
+    xd_loss_values values;
+    xd_loss_desc d;
+    memset(&d, 0, sizeof d);
+    d.student = xd_rows_of(r->logits + row * z->vocab, XD_DTYPE_F32, n * z->rows, z->vocab);
+    d.vocab = r->vocab;
+    d.common.labels = xd_ids_of(r->labels + row, XD_DTYPE_I64);
+    d.common.gradient = d.student;
+    d.common.comm = comm;
+    d.common.denominator_value = (double)(c->leaves * z->rows);
+    d.hard_weight = c->soft == 1 ? 0.0 : 1.0;
+    d.soft_weight = c->soft ? 0.5 : 0.0;
+    d.label_smoothing = c->smoothing && c->soft != 1 ? 0.1 : 0.0;
+    if (c->soft) d.teacher = xd_rows_of(r->teacher + row * z->vocab, XD_DTYPE_F32, n * z->rows, z->vocab);
+    XD_TRY(xd_loss(r->ctx, &d, &values));
+    r->loss = values.loss;
+    return XD_OK;
+}
+
+static float *logits_of(rank *r, int64_t k) {
+    return r->logits + k * r->job->config->size.rows * r->job->config->size.vocab;
+}
+
+static xd_result forward(rank *r, int step, int64_t k) {
+    return toy_forward(&r->toy, XD_PASS_FORWARD, step, xd_parallel_leaf(r->parallel, k), &r->kept[k],
+                       logits_of(r, k));
+}
+
+static xd_result backward(rank *r, int step, int64_t k) {
+    return toy_backward(&r->toy, step, xd_parallel_leaf(r->parallel, k), k, r->job->config->recompute != 0,
+                        &r->kept[k], logits_of(r, k));
+}
+
+/* By brackets, or with the caller's own gradients. */
+static xd_result leaf_backward(rank *r, int step, int64_t k) {
+    if (!r->toy.plain) return backward(r, step, k);
+    memset(r->gradients, 0, (size_t)toy_count(&r->toy.size) * sizeof *r->gradients);
+    XD_TRY(backward(r, step, k));
+    return xd_parallel_push_leaf(r->parallel);
+}
+
+static xd_result train_leaves(rank *r, int step) {
+    const bool together = r->job->config->together != 0;
+    for (int64_t k = 0; k < r->most; k++) {
+        XD_TRY(forward(r, step, k));
+        if (together) continue;
+        if (k < r->own) XD_TRY(take_loss(r, k, 1, NULL));
+        XD_TRY(leaf_backward(r, step, k));
+    }
+    if (!together) return XD_OK;
+    XD_TRY(take_loss(r, 0, r->own, r->world));
+    for (int64_t k = 0; k < r->most; k++) XD_TRY(leaf_backward(r, step, k));
+    return XD_OK;
+}
+
+static xd_result update(rank *r, int step) {
+    xd_gradient_norm norm;
+    xd_gradient_norm_desc clip;
+    xd_optimizer_step_desc d;
+    memset(&clip, 0, sizeof clip);
+    memset(&d, 0, sizeof d);
+    clip.params = r->params;
+    clip.param_count = r->count;
+    clip.max_norm = r->job->config->clip ? 0.05 : 0.0;
+    XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
+    d.gradient_scale = &norm.coefficient;
+    d.averages = r->averages;
+    d.average_count = r->job->config->averages;
+    XD_TRY(xd_optimizer_step(r->optimizer, &d, NULL));
+    if (xd_comm_rank(r->world) > 0) return XD_OK;
+    r->job->out->norms[step] = norm.norm;
+    r->job->out->losses[step] = r->job->config->together ? r->loss : 0.0;
+    return XD_OK;
+}
+
+static xd_result train_step(rank *r, int step) {
+    read_batch(r, step);
+    XD_TRY(train_leaves(r, step));
+    XD_TRY(xd_parallel_reduce(r->parallel));
+    XD_TRY(update(r, step));
+    XD_TRY(xd_parallel_publish(r->parallel));
+    if (!r->job->config->inference) return XD_OK;
+    return toy_forward(&r->toy, XD_PASS_INFERENCE, step + 50, 0, &r->kept[0], r->logits);
+}
+
+/* ---- the way on ---- */
+
+static xd_checkpoint_network network(const rank *r, xd_checkpoint_average *averages) {
+    static const char *const names[] = { "slow", "power" };
+    xd_checkpoint_network n;
+    memset(&n, 0, sizeof n);
+    n.parts = r->parts;
+    n.part_count = r->count;
+    n.optimizer = r->optimizer;
+    n.averages = averages;
+    n.average_count = r->job->config->averages;
+    for (int i = 0; i < n.average_count; i++) {
+        averages[i].name = names[i];
+        averages[i].ema = r->averages[i];
+    }
+    return n;
+}
+
+static xd_result save(const rank *r) {
+    xd_checkpoint_average averages[COMPOSE_AVERAGES];
+    const xd_checkpoint_network n = network(r, averages);
+    xd_checkpoint_save_desc d;
+    memset(&d, 0, sizeof d);
+    d.root = r->job->directory;
+    d.step = r->job->end;
+    d.networks = &n;
+    d.network_count = 1;
+    d.overwrite = true;
+    return xd_checkpoint_save(r->world, &d);
+}
+
+static xd_result load(rank *r) {
+    xd_checkpoint_average averages[COMPOSE_AVERAGES];
+    const xd_checkpoint_network n = network(r, averages);
+    xd_checkpoint_load_desc d;
+    memset(&d, 0, sizeof d);
+    d.root = r->job->directory;
+    d.step = r->job->begin;
+    d.networks = &n;
+    d.network_count = 1;
+    XD_TRY(xd_checkpoint_load(r->world, &d, NULL, NULL));
+    return xd_parallel_publish(r->parallel);
+}
+
+/* What this rank counts, at its place in the whole. */
+static void keep(const rank *r) {
+    compose_result *out = r->job->out;
+    int64_t at = 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        const xd_tensor_part *p = &r->parts[i];
+        const xd_optimizer_state state = xd_optimizer_state_at(r->optimizer, i);
+        const int64_t bytes = (p->range.end - p->range.begin) * (int64_t)sizeof(float),
+                      to = at + p->range.begin;
+        int64_t numel = 1;
+        for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
+        at += numel;
+        if (p->replica || bytes == 0) continue;
+        memcpy(out->values + to, p->data, (size_t)bytes);
+        if (state.exp_avg) memcpy(out->first + to, state.exp_avg, (size_t)bytes);
+        if (state.exp_avg_sq) memcpy(out->second + to, state.exp_avg_sq, (size_t)bytes);
+        for (int a = 0; a < r->job->config->averages; a++)
+            memcpy(out->averages[a] + to, xd_ema_view(r->averages[a], i).value, (size_t)bytes);
+    }
+    if (xd_comm_rank(r->world) == 0) out->count = at;
+}
+
+static xd_result run_rank_steps(rank *r) {
+    const job *j = r->job;
+    XD_TRY(make_groups(r));
+    XD_TRY(make_model(r));
+    XD_TRY(make_wrapper(r));
+    XD_TRY(make_buffers(r));
+    XD_TRY(make_state(r));
+    if (j->begin > 0) XD_TRY(load(r));
+    for (int step = j->begin; step < j->end; step++) XD_TRY(train_step(r, step));
+    if (j->last)
+        keep(r);
+    else
+        XD_TRY(save(r));
+    return XD_OK;
+}
+
+static xd_result run_rank(xd_comm *world, void *argument) {
+    rank *r = (rank *)calloc(1, sizeof *r);
+    r->job = (const job *)argument;
+    r->world = world;
+    r->ctx = xd_comm_ctx(world);
+    const xd_result result = run_rank_steps(r);
+    for (int i = 0; i < COMPOSE_AVERAGES; i++) xd_ema_destroy(r->averages[i]);
+    xd_optimizer_destroy(r->optimizer);
+    xd_parallel_destroy(r->parallel);
+    xd_model_destroy(r->toy.model);
+    xd_vocab_destroy(r->vocab);
+    if (r->replicas) xd_comm_destroy(r->replicas);
+    if (r->data != world) xd_comm_destroy(r->data);
+    free(r->storage);
+    free(r->gradients);
+    free(r->kept);
+    free(r->logits);
+    free(r->teacher);
+    free(r);
+    return result;
+}
+
+static bool run_part(const job *j) {
+    xd_ctx_desc d;
+    xd_error error;
+    memset(&d, 0, sizeof d);
+    d.reduction = XD_REDUCTION_INVARIANT;
+    d.timeout_seconds = 20;
+    if (xd_run_threads(j->layout->ranks, &d, run_rank, (void *)j, &error) == XD_OK) return true;
+    snprintf(j->out->message, sizeof j->out->message, "%s", error.message);
+    return false;
+}
+
+bool compose_run(const compose_config *config, const char *directory, compose_result *out) {
+    const bool stops = config->stop > 0 && config->stop < config->steps;
+    const job first = { config, &config->layout, out, directory, 0, stops ? config->stop : config->steps,
+                        !stops };
+    const job second = { config, &config->then, out, directory, config->stop, config->steps, true };
+    memset(out, 0, sizeof *out);
+    return run_part(&first) && (!stops || run_part(&second));
+}
+
+/* ---- comparison ---- */
+
+const char *compose_compare(const compose_config *config, const compose_result *a, const compose_result *b) {
+    if (a->count != b->count) return "the number of weights";
+    if (memcmp(a->losses, b->losses, sizeof a->losses)) return "losses";
+    if (memcmp(a->norms, b->norms, sizeof a->norms)) return "norms of gradients";
+    if (memcmp(a->values, b->values, sizeof a->values)) return "weights";
+    if (memcmp(a->first, b->first, sizeof a->first)) return "first moments";
+    if (memcmp(a->second, b->second, sizeof a->second)) return "second moments";
+    for (int i = 0; i < config->averages; i++)
+        if (memcmp(a->averages[i], b->averages[i], sizeof a->averages[i])) return "averages";
+    return NULL;
+}

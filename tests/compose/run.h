@@ -1,0 +1,56 @@
+/* run.h - one training run of the toy under one configuration, and what came out of it. */
+#ifndef COMPOSE_RUN_H
+#define COMPOSE_RUN_H
+
+#include "toy.h"
+
+typedef enum compose_wrap {
+    WRAP_DDP,
+    WRAP_SHARDED,
+    WRAP_FSDP,
+    WRAP_FSDP_WHOLE,
+    WRAP_HSDP,
+    WRAP_COUNT
+} compose_wrap;
+
+/* How the ranks hold the model. */
+typedef struct compose_layout {
+    int ranks, groups; /* groups of HSDP */
+    int wrap;
+    int nested; /* units inside units */
+    int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */
+} compose_layout;
+
+/* Everything a run is made from. */
+typedef struct compose_config {
+    toy_sizes size;
+    int leaves, steps;
+    int together;  /* all forwards before the first backward */
+    int recompute; /* layers once more in the backward */
+    int inference; /* a pass without a backward after each step */
+    int clip, averages, optimizer;
+    int soft; /* 0 labels; 1 a teacher; 2 both */
+    int smoothing, ignored;
+    compose_layout layout;
+    int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
+    compose_layout then;
+} compose_config;
+
+enum { COMPOSE_STEPS = 4, COMPOSE_ROOM = 4096, COMPOSE_AVERAGES = 2 };
+
+/* Whole, in the order of the weights. */
+typedef struct compose_result {
+    int64_t count;
+    float values[COMPOSE_ROOM], first[COMPOSE_ROOM], second[COMPOSE_ROOM];
+    float averages[COMPOSE_AVERAGES][COMPOSE_ROOM];
+    double norms[COMPOSE_STEPS], losses[COMPOSE_STEPS];
+    char message[600]; /* of a run that failed */
+} compose_result;
+
+/* False with a message when the run fails. `directory` is for its checkpoint. */
+bool compose_run(const compose_config *config, const char *directory, compose_result *out);
+
+/* What differs first, or NULL. */
+const char *compose_compare(const compose_config *config, const compose_result *a, const compose_result *b);
+
+#endif

@@ -1,0 +1,258 @@
+/* toy.c - the network's description and its passes. */
+#include "toy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Entries of the views, in the order in which weights are added. */
+enum { EMBED, SCALE, HEAD };           /* of the root */
+enum { UP, BIAS, SHIFT, LAYER_COUNT }; /* of a layer */
+enum { DOWN, NOTHING };                /* of the block in it */
+
+float toy_number(int64_t a, int64_t b, int64_t c) {
+    uint64_t x = (uint64_t)(a * 1000003 + b * 7919 + c * 31 + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+    x ^= x >> 32;
+    return (float)((double)(x & 0xffffff) / 16777216.0 - 0.5);
+}
+
+int toy_token(const toy_sizes *size, int step, int64_t leaf, int row) {
+    return (int)((toy_number(step + 1, leaf, row) + 0.5f) * (float)size->vocab);
+}
+
+int toy_label(const toy_sizes *size, int step, int64_t leaf, int row) {
+    return (int)((toy_number(step + 101, leaf, row) + 0.5f) * (float)size->vocab);
+}
+
+/* ---- description ---- */
+
+/* Where the next weight's storage is, when it is the caller's. */
+typedef struct toy_storage {
+    float *values, *gradients;
+} toy_storage;
+
+static xd_result toy_add(xd_block *block, const char *name, int rows, int columns, bool frozen,
+                         toy_storage *s) {
+    xd_weight_desc d;
+    memset(&d, 0, sizeof d);
+    const int64_t count = (rows < 0 ? 1 : rows) * (int64_t)(columns < 0 ? 1 : columns);
+    d.name = name;
+    d.dtype = XD_DTYPE_F32;
+    d.ndim = (rows >= 0) + (columns >= 0);
+    d.shape[0] = rows < 0 ? 0 : rows;
+    d.shape[1] = columns < 0 ? 0 : columns;
+    d.init.kind = XD_INIT_NORMAL;
+    d.init.center = rows < 0 ? 1.0f : 0.0f;
+    d.init.scale = 0.3f;
+    d.traits.frozen = frozen;
+    if (s->values && count > 0) {
+        d.value = s->values;
+        d.gradient = frozen ? NULL : s->gradients;
+        d.room = count;
+        s->values += count;
+        s->gradients += count;
+    }
+    return xd_weight_add(block, &d, NULL);
+}
+
+static xd_result toy_add_layer(toy *t, int i, toy_storage *s) {
+    const toy_sizes *z = &t->size;
+    char name[32];
+    xd_block_desc d;
+    memset(&d, 0, sizeof d);
+    snprintf(name, sizeof name, "layers.%d", i);
+    d.name = name;
+    d.type = "layer";
+    XD_TRY(xd_block_add(xd_model_root(t->model), &d, &t->layer[i]));
+    XD_TRY(toy_add(t->layer[i], "up", z->inner, z->hidden, (z->frozen & 2) != 0, s));
+    XD_TRY(toy_add(t->layer[i], "bias", z->inner, -1, false, s));
+    XD_TRY(toy_add(t->layer[i], "shift", z->hidden, -1, true, s));
+    d.name = d.type = "mlp";
+    XD_TRY(xd_block_add(t->layer[i], &d, &t->mlp[i]));
+    XD_TRY(toy_add(t->mlp[i], "down", z->hidden, z->inner, (z->frozen & 4) != 0, s));
+    return toy_add(t->mlp[i], "nothing", 0, z->hidden, false, s);
+}
+
+static xd_result toy_add_head(toy *t, toy_storage *s) {
+    xd_weight_desc tie;
+    xd_block *root = xd_model_root(t->model);
+    if (!t->size.tied) return toy_add(root, "head", t->size.vocab, t->size.hidden, false, s);
+    memset(&tie, 0, sizeof tie);
+    tie.name = "head";
+    tie.dtype = XD_DTYPE_F32;
+    tie.ndim = 2;
+    tie.shape[0] = t->size.vocab;
+    tie.shape[1] = t->size.hidden;
+    tie.tied_to = "embed";
+    return xd_weight_add(root, &tie, NULL);
+}
+
+xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float *gradients, toy *out) {
+    xd_model_desc d;
+    toy_storage s;
+    memset(&d, 0, sizeof d);
+    memset(out, 0, sizeof *out);
+    s.values = storage;
+    s.gradients = gradients;
+    d.seed = 11;
+    out->size = *size;
+    XD_TRY(xd_model_create(ctx, &d, &out->model));
+    xd_block *root = xd_model_root(out->model);
+    XD_TRY(toy_add(root, "embed", size->vocab, size->hidden, (size->frozen & 1) != 0, &s));
+    XD_TRY(toy_add(root, "scale", -1, -1, false, &s));
+    XD_TRY(toy_add_head(out, &s));
+    for (int i = 0; i < size->layers; i++) XD_TRY(toy_add_layer(out, i, &s));
+    return xd_model_seal(out->model);
+}
+
+int64_t toy_count(const toy_sizes *z) {
+    const int64_t matrix = (int64_t)z->vocab * z->hidden;
+    const int64_t layer = 2 * (int64_t)z->inner * z->hidden + z->inner + z->hidden;
+    return matrix * (z->tied ? 1 : 2) + 1 + z->layers * layer;
+}
+
+/* ---- forward ---- */
+
+static void toy_look(const toy *t, const xd_block *block, float **values, float **gradients) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < xd_model_weight_count(t->model); i++) {
+        const xd_weight_info info = xd_weight_describe(xd_model_weight_at(t->model, i));
+        if (info.block != block) continue;
+        values[n] = (float *)info.value;
+        if (gradients) gradients[n] = (float *)info.gradient;
+        n++;
+    }
+}
+
+static xd_result toy_open(const toy *t, xd_block *block, xd_pass pass, float **values, float **gradients) {
+    xd_block_view view;
+    if (t->plain) {
+        toy_look(t, block, values, gradients);
+        return XD_OK;
+    }
+    XD_TRY(xd_block_begin(block, pass, &view));
+    for (int64_t i = 0; i < view.count; i++) {
+        values[i] = (float *)view.values[i];
+        if (gradients) gradients[i] = (float *)view.gradients[i];
+    }
+    return XD_OK;
+}
+
+static xd_result toy_close(const toy *t, xd_block *block) {
+    return t->plain ? XD_OK : xd_block_end(block);
+}
+
+static float toy_bend(float x) {
+    return x > 0.0f ? x : 0.125f * x;
+}
+
+static void toy_layer_row(const toy_sizes *z, float *const *w, const float *down, const float *h,
+                          float *inner, float *out) {
+    for (int j = 0; j < z->inner; j++) {
+        inner[j] = w[BIAS][j];
+        for (int c = 0; c < z->hidden; c++) inner[j] += w[UP][j * z->hidden + c] * h[c];
+    }
+    for (int c = 0; c < z->hidden; c++) {
+        float sum = w[SHIFT][c];
+        for (int j = 0; j < z->inner; j++) sum += down[c * z->inner + j] * toy_bend(inner[j]);
+        out[c] = h[c] + sum;
+    }
+}
+
+static xd_result toy_layer(const toy *t, int i, xd_pass_kind kind, int64_t leaf, toy_kept *kept) {
+    const xd_pass pass = { kind, 0, false };
+    float *w[LAYER_COUNT], *m[2];
+    XD_TRY(toy_open(t, t->layer[i], pass, w, NULL));
+    XD_TRY(toy_open(t, t->mlp[i], pass, m, NULL));
+    for (int r = 0; r < t->size.rows && leaf >= 0; r++)
+        toy_layer_row(&t->size, w, m[DOWN], kept->h[i][r], kept->inner[i][r], kept->h[i + 1][r]);
+    XD_TRY(toy_close(t, t->mlp[i]));
+    return toy_close(t, t->layer[i]);
+}
+
+static void toy_head(const toy_sizes *z, float *const *w, const toy_kept *kept, float *logits) {
+    for (int r = 0; r < z->rows; r++)
+        for (int v = 0; v < z->vocab; v++) {
+            float sum = 0.0f;
+            for (int c = 0; c < z->hidden; c++) sum += w[HEAD][v * z->hidden + c] * kept->h[z->layers][r][c];
+            logits[r * z->vocab + v] = *w[SCALE] * sum;
+        }
+}
+
+xd_result toy_forward(const toy *t, xd_pass_kind kind, int step, int64_t leaf, toy_kept *kept,
+                      float *logits) {
+    const toy_sizes *z = &t->size;
+    const xd_pass pass = { kind, 0, false };
+    float *w[3];
+    XD_TRY(toy_open(t, xd_model_root(t->model), pass, w, NULL));
+    for (int r = 0; r < z->rows && leaf >= 0; r++)
+        memcpy(kept->h[0][r], w[EMBED] + toy_token(z, step, leaf, r) * z->hidden,
+               (size_t)z->hidden * sizeof(float));
+    for (int i = 0; i < z->layers; i++) XD_TRY(toy_layer(t, i, kind, leaf, kept));
+    if (leaf >= 0) toy_head(z, w, kept, logits);
+    return toy_close(t, xd_model_root(t->model));
+}
+
+/* ---- backward ---- */
+
+static void toy_head_backward(const toy_sizes *z, float *const *w, float *const *g, const toy_kept *kept,
+                              const float *d_logits, float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    for (int r = 0; r < z->rows; r++)
+        for (int v = 0; v < z->vocab; v++) {
+            const float *h = kept->h[z->layers][r], *row = w[HEAD] + v * z->hidden,
+                        d = d_logits[r * z->vocab + v];
+            for (int c = 0; c < z->hidden; c++) {
+                if (g[SCALE]) *g[SCALE] += d * row[c] * h[c];
+                if (g[HEAD]) g[HEAD][v * z->hidden + c] += d * *w[SCALE] * h[c];
+                d_h[r][c] += d * *w[SCALE] * row[c];
+            }
+        }
+}
+
+/* d_h becomes the gradient of the layer's input. */
+static void toy_layer_row_backward(const toy_sizes *z, float *const *w, const float *down, float *const *g,
+                                   float *d_down, const float *h, const float *inner, float *d_h) {
+    float d_inner[TOY_INNER];
+    for (int j = 0; j < z->inner; j++) {
+        float d = 0.0f;
+        for (int c = 0; c < z->hidden; c++) {
+            d += down[c * z->inner + j] * d_h[c];
+            if (d_down) d_down[c * z->inner + j] += d_h[c] * toy_bend(inner[j]);
+        }
+        d_inner[j] = inner[j] > 0.0f ? d : 0.125f * d;
+        g[BIAS][j] += d_inner[j];
+    }
+    for (int j = 0; j < z->inner; j++)
+        for (int c = 0; c < z->hidden; c++) {
+            if (g[UP]) g[UP][j * z->hidden + c] += d_inner[j] * h[c];
+            d_h[c] += d_inner[j] * w[UP][j * z->hidden + c];
+        }
+}
+
+static xd_result toy_layer_backward(const toy *t, int i, int64_t leaf, int64_t k, bool recompute,
+                                    toy_kept *kept, float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+    float *w[LAYER_COUNT], *g[LAYER_COUNT], *m[2], *d[2];
+    XD_TRY(toy_open(t, t->layer[i], pass, w, g));
+    XD_TRY(toy_open(t, t->mlp[i], pass, m, d));
+    if (recompute) XD_TRY(toy_layer(t, i, XD_PASS_RECOMPUTE, leaf, kept));
+    for (int r = 0; r < t->size.rows && leaf >= 0; r++)
+        toy_layer_row_backward(&t->size, w, m[DOWN], g, d[DOWN], kept->h[i][r], kept->inner[i][r], d_h[r]);
+    XD_TRY(toy_close(t, t->mlp[i]));
+    return toy_close(t, t->layer[i]);
+}
+
+xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool recompute, toy_kept *kept,
+                       const float *d_logits) {
+    const toy_sizes *z = &t->size;
+    const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+    float *w[3], *g[3], d_h[TOY_ROWS][TOY_HIDDEN];
+    memset(d_h, 0, sizeof d_h);
+    XD_TRY(toy_open(t, xd_model_root(t->model), pass, w, g));
+    if (leaf >= 0) toy_head_backward(z, w, g, kept, d_logits, d_h);
+    for (int i = z->layers - 1; i >= 0; i--) XD_TRY(toy_layer_backward(t, i, leaf, k, recompute, kept, d_h));
+    for (int r = 0; r < z->rows && leaf >= 0; r++)
+        for (int c = 0; c < z->hidden && g[EMBED]; c++)
+            g[EMBED][toy_token(z, step, leaf, r) * z->hidden + c] += d_h[r][c];
+    return toy_close(t, xd_model_root(t->model));
+}

@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -125,6 +125,14 @@ demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 
 build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
 	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+
+demo-sharded: build/demo-sharded ## a student sharded over ranks, killed, resumed on others: the bits of one rank; 3 minutes; ARGS=--help
+	build/demo-sharded $(own_out) $(ARGS)
+
+sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
+
+build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh

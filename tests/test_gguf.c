@@ -350,6 +350,11 @@ static maker make_model(const char *architecture) {
     return m;
 }
 
+/* Where a weight begins. */
+static int64_t at(const nn_model *model, int block, int weight) {
+    return nn_block_param(model, block, weight)->offset;
+}
+
 XD_TEST(a_model_comes_out_in_the_order_that_the_forward_pass_wants) {
     static const int rotary[HEAD] = { 0, 2, 1, 3 }; /* (first half, second half) from pairs side by side */
     xd_ctx *ctx = NULL;
@@ -365,14 +370,15 @@ XD_TEST(a_model_comes_out_in_the_order_that_the_forward_pass_wants) {
     CHECK(nn_model_init(&c, NULL, NULL, &model) == NULL);
     float *w = (float *)calloc((size_t)model.float_count, sizeof *w);
     CHECK(gguf_model_weights(ctx, file, &model, w) == XD_OK);
-    const nn_layer *layer = &model.layers[0];
+    const float *q = w + at(&model, 0, NN_Q), *k = w + at(&model, 0, NN_K), *v = w + at(&model, 0, NN_V);
     for (int r = 0; r < HEAD; r++)
         for (int i = 0; i < HIDDEN; i++) {
-            CHECK(w[layer->q + r * HIDDEN + i] == (float)(200 + rotary[r] * HIDDEN + i));
-            CHECK(w[layer->k + r * HIDDEN + i] == (float)(300 + rotary[r] * HIDDEN + i));
-            CHECK(w[layer->v + r * HIDDEN + i] == (float)(400 + r * HIDDEN + i));
+            CHECK(q[r * HIDDEN + i] == (float)(200 + rotary[r] * HIDDEN + i));
+            CHECK(k[r * HIDDEN + i] == (float)(300 + rotary[r] * HIDDEN + i));
+            CHECK(v[r * HIDDEN + i] == (float)(400 + r * HIDDEN + i));
         }
-    CHECK(w[layer->down] == 900.0f && w[layer->post_norm + 1] == 601.0f && w[model.norm] == 1000.0f);
+    CHECK(w[at(&model, 0, NN_DOWN)] == 900.0f && w[at(&model, 0, NN_POST_NORM) + 1] == 601.0f);
+    CHECK(w[at(&model, NN_ROOT, NN_NORM)] == 1000.0f);
     free(w);
     nn_model_free(&model);
     gguf_close(file);
@@ -396,9 +402,9 @@ XD_TEST(a_part_of_a_model_is_that_part_of_the_whole) {
     CHECK(nn_model_init(&c, &tp, NULL, &model) == NULL);
     float *w = (float *)calloc((size_t)model.float_count + 1, sizeof *w);
     CHECK(gguf_model_weights(ctx, file, &model, w) == XD_OK);
-    CHECK(w[model.embed] == 12.0f);           /* the first three of five rows are rank 0's */
-    CHECK(w[model.layers[0].down] == 902.0f); /* so are two of three columns */
-    CHECK(w[model.layers[0].down + 1] == 905.0f);
+    CHECK(w[at(&model, NN_ROOT, NN_EMBED)] == 12.0f); /* the first three of five rows are rank 0's */
+    CHECK(w[at(&model, 0, NN_DOWN)] == 902.0f);       /* so are two of three columns */
+    CHECK(w[at(&model, 0, NN_DOWN) + 1] == 905.0f);
     free(w);
     nn_model_free(&model);
     gguf_close(file);

@@ -1,4 +1,6 @@
-/* test_nn.c - the small transformer of examples/nn: gradients, and every split equal to one rank. */
+/* test_nn.c - the small transformer of examples/nn: gradients, every split equal to one rank, and its description. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
 #include "xd_test.h"
 
 #include <pthread.h>
@@ -9,6 +11,7 @@
 #include "../examples/nn/nn_model.c"
 #include "../examples/nn/nn_layers.c"
 #include "../examples/nn/nn_transformer.c"
+#include "../examples/nn/nn_describe.c"
 
 /* ---- help ---- */
 
@@ -367,6 +370,226 @@ XD_TEST(two_context_parallel_ranks_with_uneven_position_lists_equal_one) {
 
 XD_TEST(tensor_and_context_parallel_together_equal_one) {
     check_split(2, 2, false);
+}
+
+/* ---- blocks ---- */
+
+enum { BLOCKS = 3 };
+
+/* A source whose blocks have buffers of their own, at other addresses each time one is opened; what is closed is NaN. */
+typedef struct apart {
+    const tiny_run *run;
+    float *gradient; /* of the whole model, as the blocks left it */
+    float *value[BLOCKS][NN_LAYER_WEIGHTS], *d[BLOCKS][NN_LAYER_WEIGHTS];
+    char order[64]; /* what was opened and closed */
+} apart;
+
+static void apart_note(apart *a, int block, bool opens) {
+    const size_t at = strlen(a->order);
+    snprintf(a->order + at, sizeof a->order - at, "%c%c", opens ? '+' : '-',
+             block == NN_ROOT ? 'r' : '0' + block);
+}
+
+/* The head that is the embedding has its memory, too. */
+static bool apart_is_tied(const apart *a, int block, int weight) {
+    return block == NN_ROOT && weight == NN_HEAD && a->run->model.config.tied;
+}
+
+static int apart_begin(void *user, int block, nn_pass pass, nn_weights *out) {
+    apart *a = (apart *)user;
+    apart_note(a, block, true);
+    for (int i = 0; i < nn_block_weights(block); i++) {
+        const nn_param *p = nn_block_param(&a->run->model, block, i);
+        float **value = &a->value[block + 1][i], **d = &a->d[block + 1][i];
+        *value = floats(nn_param_count(p));
+        *d = apart_is_tied(a, block, i) ? a->d[0][NN_EMBED] : floats(nn_param_count(p));
+        memcpy(*value, a->run->weights + p->offset, (size_t)nn_param_count(p) * sizeof **value);
+        out->value[i] = *value;
+        out->gradient[i] = pass == NN_BACKWARD ? *d : NULL;
+    }
+    return 0;
+}
+
+static int apart_end(void *user, int block) {
+    apart *a = (apart *)user;
+    apart_note(a, block, false);
+    for (int i = 0; i < nn_block_weights(block); i++) {
+        const nn_param *p = nn_block_param(&a->run->model, block, i);
+        float *value = a->value[block + 1][i], *d = a->d[block + 1][i];
+        for (int64_t j = 0; j < nn_param_count(p); j++) value[j] = NAN;
+        free(value);
+        if (apart_is_tied(a, block, i)) continue;
+        for (int64_t j = 0; j < nn_param_count(p); j++) a->gradient[p->offset + j] += d[j];
+        free(d);
+    }
+    return 0;
+}
+
+static void check_blocks(bool tied) {
+    tiny_run t;
+    apart a;
+    int32_t ids[SEQUENCES * POSITIONS];
+    float logits[SEQUENCES * POSITIONS * VOCAB];
+    tiny_start(&t, tied, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&t);
+    memset(&a, 0, sizeof a);
+    a.run = &t;
+    a.gradient = floats(t.model.float_count);
+    const nn_source source = { &a, apart_begin, apart_end };
+    CHECK_EQ_INT(nn_forward_from(&t.model, &source, &t.batch, true, t.workspace, logits), 0);
+    CHECK_EQ_STR(a.order, "+r+0-0+1-1-r");
+    CHECK(memcmp(logits, t.logits, sizeof logits) == 0);
+    a.order[0] = 0;
+    CHECK_EQ_INT(nn_backward_from(&t.model, &source, &t.batch, t.workspace, t.d_logits), 0);
+    CHECK_EQ_STR(a.order, "+r+1-1+0-0-r");
+    CHECK(memcmp(a.gradient, t.gradient, (size_t)t.model.float_count * sizeof(float)) == 0);
+    a.order[0] = 0;
+    CHECK_EQ_INT(nn_pass_by(&t.model, &source, NN_INFERENCE), 0);
+    CHECK_EQ_INT(nn_pass_by(&t.model, &source, NN_BACKWARD), 0);
+    CHECK_EQ_STR(a.order, "+r+0-0+1-1-r+r+1-1+0-0-r");
+    free(a.gradient);
+    tiny_end(&t);
+}
+
+XD_TEST(weights_a_block_at_a_time_give_the_bits_of_one_buffer) {
+    check_blocks(true);
+    check_blocks(false);
+}
+
+/* Refuses one block. */
+static int refuse_begin(void *user, int block, nn_pass pass, nn_weights *out) {
+    const int *refused = (const int *)user;
+    (void)pass;
+    memset(out, 0, sizeof *out);
+    return block == *refused ? 70 + block : 0;
+}
+
+XD_TEST(a_block_that_cannot_be_opened_ends_the_pass_with_its_code) {
+    tiny_run t;
+    int32_t ids[SEQUENCES * POSITIONS];
+    int refused = 1;
+    const nn_source source = { &refused, refuse_begin, nn_flat_end };
+    tiny_start(&t, true, NULL, NULL, POSITIONS, NULL, ids);
+    CHECK_EQ_INT(nn_pass_by(&t.model, &source, NN_BACKWARD), 71);
+    refused = NN_ROOT;
+    t.workspace = floats(nn_workspace_floats(&t.model, &t.batch, false));
+    CHECK_EQ_INT(nn_forward_from(&t.model, &source, &t.batch, false, t.workspace, NULL), 69);
+    tiny_end(&t);
+}
+
+/* ---- the description ---- */
+
+static void check_weight(const xd_model *description, const nn_model *model, int block, int weight) {
+    const nn_param *p = nn_block_param(model, block, weight);
+    const xd_weight *found = xd_model_find_weight(description, p->name);
+    CHECK(found != NULL);
+    if (!found) return;
+    const xd_weight_info info = xd_weight_describe(found);
+    CHECK_EQ_STR(info.name, p->name);
+    CHECK(info.block == nn_find_block(description, block));
+    CHECK(info.desc->ndim == p->dims && info.desc->shape[0] == p->full_rows);
+    CHECK(p->dims == 1 || info.desc->shape[1] == p->full_cols);
+    CHECK_EQ_INT(info.count, nn_param_count(p));
+    CHECK((info.desc->traits.decay == XD_DECAY_NEVER) == !nn_param_decays(p));
+}
+
+static void check_description(bool tied) {
+    const nn_config config = tiny_config(tied);
+    nn_model model;
+    xd_ctx *ctx = NULL;
+    nn_description description;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
+    CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
+    CHECK_EQ_INT(xd_model_weight_count(description.model), model.param_count + tied);
+    CHECK_EQ_INT(xd_model_parameter_count(description.model), model.float_count);
+    CHECK_EQ_INT(xd_model_trained_count(description.model), model.float_count);
+    for (int block = NN_ROOT; block < config.layers; block++)
+        for (int i = 0; i < nn_block_weights(block); i++) check_weight(description.model, &model, block, i);
+    const xd_weight *head = xd_model_find_weight(description.model, "lm_head.weight");
+    CHECK_EQ_STR(xd_weight_describe(xd_weight_describe(head).owner).name,
+                 tied ? "model.embed_tokens.weight" : "lm_head.weight");
+    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(description.model, "model.layers.1"))->type,
+                 NN_LAYER_TYPE);
+    nn_description_free(&description);
+    nn_model_free(&model);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_description_has_the_names_shapes_and_blocks_of_the_model) {
+    check_description(true);
+    check_description(false);
+}
+
+/* sqrt(mean(x^2)) of a weight of the description. */
+static double size_of(const xd_model *description, const char *name) {
+    const xd_weight_info info = xd_weight_describe(xd_model_find_weight(description, name));
+    const float *x = (const float *)info.value;
+    double sum = 0.0;
+    for (int64_t i = 0; i < info.count; i++) sum += (double)x[i] * (double)x[i];
+    return sqrt(sum / (double)info.count);
+}
+
+XD_TEST(first_values_have_the_size_that_the_model_wants) {
+    nn_config config = tiny_config(true);
+    nn_model model;
+    xd_ctx *ctx = NULL;
+    nn_description description;
+    config.hidden = config.ffn = 96;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
+    CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
+    CHECK(xd_model_allocate(description.model) == XD_OK && xd_model_init_weights(description.model) == XD_OK);
+    CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.up_proj.weight"), 0.02, 0.002);
+    CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.down_proj.weight"), 0.01, 0.001);
+    CHECK_NEAR(size_of(description.model, "model.embed_tokens.weight"), 0.02, 0.002);
+    CHECK_NEAR(size_of(description.model, "model.norm.weight"), 1.0, 0.0);
+    nn_description_free(&description);
+    nn_model_free(&model);
+    xd_ctx_destroy(ctx);
+}
+
+/* A rank's first values are those of the whole model at the places that it holds. */
+static void check_share(xd_ctx *ctx, const nn_model *whole, const xd_model *all, int ranks, int rank) {
+    nn_group tp;
+    nn_model part;
+    nn_description share;
+    memset(&tp, 0, sizeof tp);
+    tp.size = ranks;
+    tp.rank = rank;
+    CHECK(nn_model_init(&whole->config, &tp, NULL, &part) == NULL);
+    CHECK(nn_describe(ctx, &part, 3, &share) == XD_OK);
+    CHECK(xd_model_allocate(share.model) == XD_OK && xd_model_init_weights(share.model) == XD_OK);
+    CHECK_EQ_INT(xd_model_parameter_count(share.model), part.float_count);
+    CHECK(xd_model_hash(share.model) == xd_model_hash(all));
+    for (int i = 0; i < part.param_count; i++) {
+        const nn_param *p = &part.params[i];
+        const xd_weight_info here = xd_weight_describe(xd_model_find_weight(share.model, p->name));
+        const float *own = (const float *)here.value;
+        const float *full = (const float *)xd_weight_describe(xd_model_find_weight(all, p->name)).value;
+        CHECK_EQ_INT(here.count, nn_param_count(p));
+        for (int r = 0; r < p->rows; r++)
+            for (int c = 0; c < p->cols; c++)
+                CHECK(own[r * p->cols + c] == full[(p->row_begin + r) * p->full_cols + p->col_begin + c]);
+    }
+    nn_description_free(&share);
+    nn_model_free(&part);
+}
+
+XD_TEST(shares_of_tensor_parallel_ranks_are_described_as_parts_of_the_whole) {
+    const nn_config config = tiny_config(false);
+    nn_model model;
+    xd_ctx *ctx = NULL;
+    nn_description whole;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
+    CHECK(nn_describe(ctx, &model, 3, &whole) == XD_OK);
+    CHECK(xd_model_allocate(whole.model) == XD_OK && xd_model_init_weights(whole.model) == XD_OK);
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int rank = 0; rank < ranks; rank++) check_share(ctx, &model, whole.model, ranks, rank);
+    nn_description_free(&whole);
+    nn_model_free(&model);
+    xd_ctx_destroy(ctx);
 }
 
 /* ---- attention over more queries than one block ---- */

@@ -38,44 +38,16 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- the job ---- */
-
-static nn_config demo_config(int vocab, bool teacher) {
-    nn_config c;
-    memset(&c, 0, sizeof c);
-    c.vocab = vocab;
-    c.hidden = teacher ? 256 : 128;
-    c.layers = teacher ? 4 : 2;
-    c.heads = c.hidden / 32;
-    c.kv_heads = c.heads / 2;
-    c.head_dim = 32;
-    c.ffn = 3 * c.hidden;
-    c.rope_theta = 10000.0f;
-    c.norm_eps = 1e-5f;
-    c.tied = true;
-    return c;
-}
-
-/* A text for one tokenizer, and what was held out of it. */
-typedef struct demo_reader {
-    xd_tokenizer *tokenizer;
-    demo_text text, heldout;
-    char path[512]; /* of the tokenizer.json */
-} demo_reader;
-
 /* Everything main owns. */
 typedef struct demo_world {
     xd_ctx *ctx;
     xd_comm *processes; /* NULL -> ranks are threads of this one */
-    demo_reader student, teacher;
-    demo_bridge bridge;
+    demo_lesson lesson; /* its model is the teacher, or the one that is measured */
     demo_record record;
-    nn_model model; /* the teacher, or the model that is measured */
-    float *model_weights, *losses;
+    float *losses;
     nn_config config;
     demo_result results[DEMO_MOST_SEEDS * DEMO_MOST_ARMS], teacher_result;
     char teacher_directory[480], student_directory[480], resume_directory[480];
-    demo_data data;
     demo_lock *lock;
     demo_report *report;
 } demo_world;
@@ -87,33 +59,13 @@ static bool demo_speaks(const demo_world *w) {
 
 /* ---- texts and models ---- */
 
-static xd_result demo_load_tokenizer(demo_world *w, const char *directory, demo_reader *reader) {
-    snprintf(reader->path, sizeof reader->path, "%s/tokenizer.json", directory);
-    return xd_tokenizer_load(w->ctx, reader->path, NULL, &reader->tokenizer);
-}
-
-/* `text` may be NULL: the held-out one alone. */
-static xd_result demo_load_texts(demo_world *w, const demo_options *o, const char *text,
-                                 demo_reader *reader) {
-    const char *path = w->data.heldout;
-    XD_TRY(demo_text_load(w->ctx, reader->tokenizer, path, o->heldout_bytes, &reader->heldout));
-    const xd_result enough = demo_text_check(w->ctx, &reader->heldout, path);
-    if (enough != XD_OK && o->heldout_bytes)
-        return XD_FAIL(w->ctx, enough,
-                       "the first %zu bytes of %s are %lld tokens: --heldout-bytes must leave %d",
-                       o->heldout_bytes, path, (long long)reader->heldout.count, DEMO_ROW + 2);
-    XD_TRY(enough);
-    if (!text) return XD_OK;
-    XD_TRY(demo_text_load(w->ctx, reader->tokenizer, text, 0, &reader->text));
-    return demo_text_check(w->ctx, &reader->text, text);
-}
-
 /* The teacher that --train-teacher trains, or the model that --eval measures: one tokenizer, no student. */
 static xd_result demo_load_one(demo_world *w, const demo_options *o) {
-    demo_reader *reader = o->eval ? &w->teacher : &w->student;
-    XD_TRY(demo_load_tokenizer(w, o->eval ? o->eval : w->teacher_directory, reader));
-    XD_TRY(demo_load_texts(w, o, o->teacher_text, reader));
-    return o->eval ? model_directory_load(w->ctx, o->eval, &w->model, &w->model_weights) : XD_OK;
+    demo_lesson *l = &w->lesson;
+    demo_reader *reader = o->eval ? &l->teacher : &l->student;
+    const char *directory = o->eval ? o->eval : w->teacher_directory;
+    XD_TRY(demo_reader_open(w->ctx, directory, o->teacher_text, l->data.heldout, o->heldout_bytes, reader));
+    return o->eval ? model_directory_load(w->ctx, o->eval, &l->model, &l->model_weights) : XD_OK;
 }
 
 /* What a larger teacher said, when one of the arms learns from it. */
@@ -121,24 +73,19 @@ static xd_result demo_load_record(demo_world *w, const demo_job *job) {
     bool wanted = false;
     for (int i = 0; i < job->arm_count; i++) wanted = wanted || job->arms[i].signal == DEMO_RECORDED;
     if (!wanted) return XD_OK;
-    XD_REQUIRE(w->ctx, w->data.cache[0], XD_ERROR_MISSING,
+    XD_REQUIRE(w->ctx, w->lesson.data.cache[0], XD_ERROR_MISSING,
                "the arms smollm2 and smollm2-fifth need a teacher.xdcache in the folder of data");
-    return demo_record_open(w->ctx, w->data.cache, w->student.tokenizer, &w->student.text, &w->record);
+    return demo_record_open(w->ctx, w->lesson.data.cache, w->lesson.student.tokenizer,
+                            &w->lesson.student.text, &w->record);
 }
 
 /* Fills in the arms, which say what is needed. */
 static xd_result demo_load(demo_world *w, const demo_options *o, demo_job *job) {
     snprintf(w->teacher_directory, sizeof w->teacher_directory, "%s/teacher", o->data);
-    XD_TRY(demo_data_find(w->ctx, o->data, !o->eval && !o->teacher_text, &w->data));
-    if (!o->eval) XD_TRY(demo_fill_arms(w->ctx, o, w->data.cache[0] != 0, job));
+    XD_TRY(demo_data_find(w->ctx, o->data, !o->eval && !o->teacher_text, &w->lesson.data));
+    if (!o->eval) XD_TRY(demo_fill_arms(w->ctx, o, w->lesson.data.cache[0] != 0, job));
     if (o->eval || o->teacher_text) return demo_load_one(w, o);
-    XD_TRY(demo_load_tokenizer(w, w->data.tokenizer, &w->student));
-    XD_TRY(demo_load_texts(w, o, w->data.text, &w->student));
-    XD_TRY(demo_load_tokenizer(w, w->data.teacher, &w->teacher));
-    XD_TRY(demo_load_texts(w, o, w->data.text, &w->teacher));
-    XD_TRY(model_directory_load(w->ctx, w->data.teacher, &w->model, &w->model_weights));
-    XD_TRY(demo_bridge_make(w->ctx, w->student.tokenizer, &w->student.text, w->teacher.tokenizer,
-                            &w->teacher.text, &w->bridge));
+    XD_TRY(demo_lesson_load(w->ctx, o->heldout_bytes, &w->lesson));
     return demo_load_record(w, job);
 }
 
@@ -173,35 +120,26 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
 
 /* What training and measuring have in common. */
 static void demo_fill_job(demo_world *w, const demo_options *o, demo_job *job) {
-    job->tokenizer = w->student.tokenizer;
-    job->teacher_tokenizer = w->teacher.tokenizer;
-    job->text = &w->student.text;
-    job->heldout = &w->student.heldout;
-    job->teacher_heldout = &w->teacher.heldout;
-    job->dp = o->dp;
-    job->cp = o->cp;
-    job->tp = o->tp;
+    demo_lesson_tell(&w->lesson, job);
+    job->dp = o->axes.dp;
+    job->cp = o->axes.cp;
+    job->tp = o->axes.tp;
     job->reduction = o->reduction;
     job->ranks_are = w->processes ? "processes" : "threads";
     job->seed = o->seed;
-    if (o->teacher_text) return;
-    job->teacher = &w->model;
-    job->teacher_weights = w->model_weights;
-    job->teacher_result = &w->teacher_result;
-    if (!o->eval) job->bridge = &w->bridge;
+    if (!o->teacher_text) job->teacher_result = &w->teacher_result;
     if (w->record.cache) job->record = &w->record;
 }
 
 static xd_result demo_fill_training(demo_world *w, const demo_options *o, demo_job *job) {
     const bool training_teacher = o->teacher_text != NULL;
-    w->config = demo_config(xd_tokenizer_describe(w->student.tokenizer).size, training_teacher);
+    w->config = demo_config(xd_tokenizer_describe(w->lesson.student.tokenizer).size, training_teacher);
     job->config = &w->config;
     job->steps = o->steps;
     job->seeds = o->seeds;
     job->results = w->results;
     job->report = w->report;
     job->save_directory = training_teacher ? w->teacher_directory : w->student_directory;
-    job->tokenizer_path = w->student.path;
     job->resume_directory = w->resume_directory;
     job->save_every = o->save_every;
     job->resume = o->resume;
@@ -220,7 +158,7 @@ static xd_result demo_prepare(demo_world *w, const demo_options *o, demo_job *jo
     XD_TRY(demo_load(w, o, job));
     demo_fill_job(w, o, job);
     if (o->eval) {
-        job->config = &w->model.config;
+        job->config = &w->lesson.model.config;
         return XD_OK;
     }
     XD_TRY(demo_open_output(w, o));
@@ -242,15 +180,16 @@ static xd_result demo_run_ranks(demo_world *w, const demo_options *o, demo_job *
 
 static void demo_introduce(const demo_world *w, const demo_options *o) {
     printf("%lld tokens of text, %lld held out; %d rank%s: dp=%d cp=%d tp=%d\n",
-           (long long)w->student.text.count, (long long)w->student.heldout.count, o->ranks,
-           o->ranks > 1 ? "s" : "", o->dp, o->cp, o->tp);
+           (long long)w->lesson.student.text.count, (long long)w->lesson.student.heldout.count, o->ranks,
+           o->ranks > 1 ? "s" : "", o->axes.dp, o->axes.cp, o->axes.tp);
     if (!o->teacher_text)
         printf("the teacher reads %lld tokens; %lld chunks, %lld of %d entries in both vocabularies\n",
-               (long long)w->teacher.text.count, (long long)w->bridge.alignment.count,
-               (long long)w->bridge.strict.pairs, w->config.vocab);
+               (long long)w->lesson.teacher.text.count, (long long)w->lesson.bridge.alignment.count,
+               (long long)w->lesson.bridge.strict.pairs, w->config.vocab);
     if (!o->teacher_text)
-        printf("text %s, held out %s, the teacher is %s\n", w->data.text, w->data.heldout, w->data.teacher);
-    if (!o->teacher_text && !o->arms && !w->data.cache[0])
+        printf("text %s, held out %s, the teacher is %s\n", w->lesson.data.text, w->lesson.data.heldout,
+               w->lesson.data.teacher);
+    if (!o->teacher_text && !o->arms && !w->lesson.data.cache[0])
         printf("%s has no teacher.xdcache: the students that would learn from it are left out\n", o->data);
     fflush(stdout); /* into a file, too, before the minutes that follow */
 }
@@ -264,35 +203,26 @@ static xd_result demo_work(demo_world *w, const demo_options *o) {
     if (result != XD_OK || !demo_speaks(w)) return result;
     if (!o->eval) return demo_report_finish(w->ctx, &job, o->out);
     printf("%s: %lld parameters, %.6f bits/byte over %lld held-out tokens\n%s\n", o->eval,
-           (long long)w->model.float_count, w->teacher_result.bits_per_byte,
-           (long long)w->teacher.heldout.count, w->teacher_result.sample);
+           (long long)w->lesson.model.float_count, w->teacher_result.bits_per_byte,
+           (long long)w->lesson.teacher.heldout.count, w->teacher_result.sample);
     return XD_OK;
 }
 
 static xd_result demo_print_ids(demo_world *w, const demo_options *o) {
     char directory[480];
     snprintf(directory, sizeof directory, "%s/student", o->data);
-    XD_TRY(demo_load_tokenizer(w, o->eval ? o->eval : directory, &w->student));
-    XD_TRY(demo_text_load(w->ctx, w->student.tokenizer, o->encode, 0, &w->student.text));
-    for (int64_t i = 0; i < w->student.text.count && demo_speaks(w); i++)
-        printf("%d\n", (int)w->student.text.ids[i]);
+    demo_reader *reader = &w->lesson.student;
+    XD_TRY(demo_reader_open_tokenizer(w->ctx, o->eval ? o->eval : directory, reader));
+    XD_TRY(demo_text_load(w->ctx, reader->tokenizer, o->encode, 0, &reader->text));
+    for (int64_t i = 0; i < reader->text.count && demo_speaks(w); i++)
+        printf("%d\n", (int)reader->text.ids[i]);
     return XD_OK;
-}
-
-static void demo_free_reader(demo_world *w, demo_reader *reader) {
-    demo_text_free(w->ctx, &reader->text);
-    demo_text_free(w->ctx, &reader->heldout);
-    xd_tokenizer_destroy(reader->tokenizer);
 }
 
 static void demo_free(demo_world *w) {
     xd_release(w->ctx, w->losses);
-    xd_release(w->ctx, w->model_weights);
-    nn_model_free(&w->model);
-    demo_bridge_free(w->ctx, &w->bridge);
     demo_record_close(w->ctx, &w->record);
-    demo_free_reader(w, &w->student);
-    demo_free_reader(w, &w->teacher);
+    demo_lesson_free(w->ctx, &w->lesson);
     xd_comm_destroy(w->processes);
     xd_ctx_destroy(w->ctx);
 }

@@ -21,9 +21,15 @@ enum { DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8, DEMO_POINTS = 10 };
 
 /* ---- options ---- */
 
+/* A mesh: what ranks split, rows of a batch, positions of a row, weights. */
+typedef struct demo_axes {
+    int dp, cp, tp;
+} demo_axes;
+
 /* The command line, every default filled in. */
 typedef struct demo_options {
-    int ranks, dp, cp, tp;
+    int ranks;
+    demo_axes axes;
     int steps;
     int seeds;
     uint64_t seed;
@@ -48,6 +54,9 @@ bool demo_parse(int argc, char **argv, int world_ranks, demo_options *out);
 
 /* The text of --help. */
 void demo_print_help(void);
+
+/* "dp=2,tp=2": each axis once at most; those that are not named have one rank. False for anything else. */
+bool demo_parse_mesh(const char *text, demo_axes *out);
 
 /* The name that --reduction takes. */
 const char *demo_reduction_name(xd_reduction reduction);
@@ -318,6 +327,9 @@ void demo_report_progress(demo_report *report, const demo_job *job, const demo_m
 
 /* The table on the terminal, loss.svg, run.json, and where all of it is. */
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);
+
+/* Fields that say what the program is made of and runs on: the bits of a run depend on each of these. */
+void demo_json_build(xd_json_writer *w, xd_ctx *ctx);
 
 /* The parts of that. */
 void demo_print_table(const demo_job *job);

@@ -37,7 +37,7 @@ void demo_read_batch(demo_rank *r, double share, uint64_t seed, int step) {
     const demo_text *text = r->job->text;
     int64_t at = 0;
     for (int s = 0; s < r->batch.sequences; s++) {
-        const int64_t start = demo_row_start(text, share, seed, step, r->first_sequence + s);
+        const int64_t start = demo_row_start(text, share, seed, step, (int)r->sequences[s]);
         if (r->asks_teacher) demo_read_teacher(r, start, at);
         if (r->job->record) demo_read_record(r, start, at);
         for (int i = 0; i < r->batch.positions; i++, at++) {

@@ -9,7 +9,7 @@
 /* A model, its text, and where its rows go. */
 typedef struct demo_exam {
     const nn_model *model;
-    const float *weights;
+    const nn_source *source;
     const demo_text *text;
     int32_t *ids;
     int64_t *labels;
@@ -26,8 +26,7 @@ static void demo_read_heldout(const demo_rank *r, const demo_exam *exam, int64_t
     int64_t at = 0;
     for (int s = 0; s < r->batch.sequences; s++)
         for (int i = 0; i < r->batch.positions; i++, at++) {
-            const int64_t place =
-                (first_row + r->first_sequence + s) * exam->stride * DEMO_ROW + r->position[i];
+            const int64_t place = (first_row + r->sequences[s]) * exam->stride * DEMO_ROW + r->position[i];
             const bool inside = place + 1 < text->count;
             exam->ids[at] = inside ? text->ids[place] : 0;
             exam->labels[at] = inside ? text->ids[place + 1] : XD_IGNORE_INDEX;
@@ -64,8 +63,8 @@ static xd_result demo_take_exam(demo_rank *r, demo_exam *exam, double *bits_per_
     for (int64_t row = 0; row * apart + 1 < text->count; row += DEMO_BATCH) {
         xd_loss_values values;
         demo_read_heldout(r, exam, row);
-        XD_TRY(demo_forward(r, exam->model, exam->weights, exam->ids, false, exam->workspace,
-                            exam->logits->own));
+        XD_TRY(
+            demo_forward(r, exam->model, exam->source, exam->ids, false, exam->workspace, exam->logits->own));
         XD_TRY(xd_loss(r->ctx, &desc, &values));
         nats += values.hard;
     }
@@ -75,19 +74,20 @@ static xd_result demo_take_exam(demo_rank *r, demo_exam *exam, double *bits_per_
     return XD_OK;
 }
 
-static demo_exam demo_student_exam(demo_rank *r, const float *weights) {
-    const demo_exam exam = { &r->model, weights, r->job->heldout, r->ids, r->labels, r->workspace, &r->logits,
+static demo_exam demo_student_exam(demo_rank *r, const nn_source *source) {
+    const demo_exam exam = { &r->model, source, r->job->heldout, r->ids, r->labels, r->workspace, &r->logits,
                              1,         0 };
     return exam;
 }
 
-xd_result demo_evaluate_student(demo_rank *r, const float *weights, double *bits_per_byte) {
-    demo_exam exam = demo_student_exam(r, weights);
+xd_result demo_evaluate_student(demo_rank *r, const nn_source *source, double *bits_per_byte) {
+    demo_exam exam = demo_student_exam(r, source);
     return demo_take_exam(r, &exam, bits_per_byte);
 }
 
-xd_result demo_glance_at_student(demo_rank *r, const float *weights, double *bits_per_byte, int64_t *bytes) {
-    demo_exam exam = demo_student_exam(r, weights);
+xd_result demo_glance_at_student(demo_rank *r, const nn_source *source, double *bits_per_byte,
+                                 int64_t *bytes) {
+    demo_exam exam = demo_student_exam(r, source);
     const int64_t rows = (exam.text->count + DEMO_ROW - 2) / DEMO_ROW;
     exam.stride = (rows + DEMO_GLANCE_ROWS - 1) / DEMO_GLANCE_ROWS;
     XD_TRY(demo_take_exam(r, &exam, bits_per_byte));
@@ -96,8 +96,10 @@ xd_result demo_glance_at_student(demo_rank *r, const float *weights, double *bit
 }
 
 xd_result demo_evaluate_teacher(demo_rank *r, double *bits_per_byte) {
+    nn_flat flat = { &r->teacher, r->teacher_weights, NULL };
+    const nn_source source = nn_flat_source(&flat);
     demo_exam exam = { &r->teacher,
-                       r->teacher_weights,
+                       &source,
                        r->job->teacher_heldout,
                        r->teacher_ids,
                        r->teacher_labels,

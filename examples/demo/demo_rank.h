@@ -1,4 +1,4 @@
-/* demo_rank.h - one rank's place and memory; what the parts of its program share. demo_run.c says how it works. */
+/* demo_rank.h - one rank's place and memory, for programs that train students. demo_run.c says how it works. */
 #ifndef DEMO_RANK_H
 #define DEMO_RANK_H
 
@@ -24,10 +24,11 @@ typedef struct demo_rank {
     int dp_rank, cp_rank, tp_rank;
 
     nn_model model, teacher;
-    nn_batch batch;     /* this rank's sequences and positions */
-    int first_sequence; /* of the batch of DEMO_BATCH */
-    int passes;         /* the model takes the batch in that many equal parts */
-    nn_batch part;      /* one of them; its ids are set before each pass */
+    nn_batch batch;                /* this rank's sequences and positions */
+    int64_t sequences[DEMO_BATCH]; /* [batch.sequences] their numbers in the batch of DEMO_BATCH */
+    int passes;                    /* the model takes the batch in that many equal parts */
+    int most_passes; /* of all ranks; those behind a rank's own open the student's blocks only */
+    nn_batch part;   /* one of them; its ids are set before each pass */
     /* Floats of the student's workspace for one part, kept from forward to backward. */
     int64_t part_workspace;
     xd_leaves leaves;     /* INVARIANT mode: this rank's sequences */
@@ -60,10 +61,57 @@ void *demo_room(demo_rank *r, int64_t count, size_t size, bool *failed);
 /* This rank's rows of the batch of logits. */
 int64_t demo_rank_rows(const demo_rank *r);
 
+/* The same for floats. */
+float *demo_floats(demo_rank *r, int64_t count, bool *failed);
+
+/* Whether sequences are leaves. */
+bool demo_is_invariant(const demo_rank *r);
+
+/* Fills in place, mesh and models; demo_rank_close in any case. Collective over world. */
+xd_result demo_rank_join(demo_rank *r, xd_comm *world, const demo_job *job);
+
+/* Gives the rank its range of the batch's sequences, in one pass, or one each in INVARIANT mode. */
+void demo_rank_take_range(demo_rank *r);
+
+/* Room for the batch, its losses and the teacher, once sequences, passes and most_passes are known. Local. */
+xd_result demo_rank_make_buffers(demo_rank *r);
+void demo_rank_close(demo_rank *r);
+
 /* The whole batch through a model, part by part, from `ids` to `logits`. When `training` each part keeps a
  * workspace of its own. */
-xd_result demo_forward(demo_rank *r, const nn_model *model, const float *weights, const int32_t *ids,
+xd_result demo_forward(demo_rank *r, const nn_model *model, const nn_source *source, const int32_t *ids,
                        bool training, float *workspace, float *logits);
+
+/* Part `pass` of the student's backward pass, from the gradient that stands in the place of its logits. */
+xd_result demo_backward(demo_rank *r, const nn_source *source, int pass);
+
+/* The teacher's forward pass of a step. */
+xd_result demo_ask_teacher(demo_rank *r);
+
+/* Of a step: warm-up over the first fifteenth, then a cosine down to a twentieth. */
+double demo_learning_rate(double peak, int step, int steps);
+
+/* The optimizer that every student has. */
+xd_optimizer_desc demo_optimizer_of(const xd_param *params, int64_t count);
+
+/* Clips the gradients, whose norm is one over `comm`, and steps at out->learning_rate; the average, which may be NULL, follows.
+ * Fills in the norm. Collective over comm. */
+xd_result demo_update(xd_ctx *ctx, xd_comm *comm, xd_optimizer *optimizer, xd_ema *average, demo_step *out);
+
+/* ---- demo_flat.c ---- */
+
+/* The gradient and, in INVARIANT mode, room for the leaves of this rank's range. Local. */
+xd_result demo_flat_open(demo_rank *r);
+void demo_flat_close(demo_rank *r);
+
+/* Weights, and where their gradients are. [model.param_count] */
+void demo_flat_list_params(const demo_rank *r, float *weights, xd_param *params);
+
+/* This rank's gradient: in r->gradient, or as leaves on the stack. */
+xd_result demo_flat_backward(demo_rank *r, const float *weights);
+
+/* r->gradient = the gradient of the whole batch. Collective over "dp,cp". */
+xd_result demo_flat_sum(demo_rank *r);
 
 /* ---- demo_loss.c ---- */
 
@@ -80,14 +128,24 @@ xd_result demo_complete_teacher(demo_rank *r);
 /* Student's logits -> loss, and the gradient in their place. Collective over the mesh. */
 xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out);
 
+/* ---- demo_keep.c ---- */
+
+/* What a file in bf16 holds of them. */
+void demo_round_to_bf16(float *weights, int64_t count);
+
+/* The student from everybody's share, whole on rank 0, which saves it when asked to, in job->save_directory, and lets it
+ * write. Collective over the mesh. Errors: STATE for a finished model of another run there. */
+xd_result demo_keep_student(demo_rank *r, const float *own, bool save, char sample[SAMPLE_BYTES]);
+
 /* ---- demo_measure.c ---- */
 
 /* Bits per byte of the held-out text. Collective over the mesh. */
-xd_result demo_evaluate_student(demo_rank *r, const float *weights, double *bits_per_byte);
+xd_result demo_evaluate_student(demo_rank *r, const nn_source *source, double *bits_per_byte);
 xd_result demo_evaluate_teacher(demo_rank *r, double *bits_per_byte);
 
 /* The same of some of its rows, which are *bytes long together; see DEMO_GLANCE_ROWS. */
-xd_result demo_glance_at_student(demo_rank *r, const float *weights, double *bits_per_byte, int64_t *bytes);
+xd_result demo_glance_at_student(demo_rank *r, const nn_source *source, double *bits_per_byte,
+                                 int64_t *bytes);
 
 #ifdef __cplusplus
 }

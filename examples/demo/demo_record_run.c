@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* What the program is made of and runs on: the bits of a run depend on each of these. */
-static void demo_run_build(xd_json_writer *w, xd_ctx *ctx) {
+void demo_json_build(xd_json_writer *w, xd_ctx *ctx) {
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
     json_field_string(w, "version", version);
@@ -68,7 +67,7 @@ xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory
     xd_json_writer w = xd_json_writer_create(ctx);
     w.indent = 2;
     xd_json_write_object(&w);
-    demo_run_build(&w, ctx);
+    demo_json_build(&w, ctx);
     json_field_string(&w, "ranks_are", job->ranks_are);
     json_field_int(&w, "ranks", (int64_t)job->dp * job->cp * job->tp);
     xd_json_write_key(&w, "mesh");

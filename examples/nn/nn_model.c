@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NN_PARAMS_PER_LAYER = 9, NN_PARAMS_OUTSIDE = 3 };
-
 static const char *nn_config_problem(const nn_config *c) {
     if (c->vocab <= 0 || c->hidden <= 0 || c->layers <= 0 || c->ffn <= 0) return "a size is not positive";
     if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads != 0)
@@ -24,10 +22,9 @@ static void nn_range(int total, const nn_group *group, int *begin, int *count) {
     *count = each + (group->rank < more ? 1 : 0);
 }
 
-/* Appends one weight and returns where it lies. Rows or columns are split, never both; a whole dimension has
+/* Appends one weight. Rows or columns are split, never both; a whole dimension has
  * begin 0. */
-static int64_t nn_add(nn_model *m, const char *name, const int full[2], const int begin[2],
-                      const int count[2]) {
+static void nn_add(nn_model *m, const char *name, const int full[2], const int begin[2], const int count[2]) {
     nn_param *p = &m->params[m->param_count++];
     snprintf(p->name, sizeof p->name, "%s", name);
     p->dims = full[1] ? 2 : 1;
@@ -39,24 +36,23 @@ static int64_t nn_add(nn_model *m, const char *name, const int full[2], const in
     p->cols = full[1] ? count[1] : 1;
     p->offset = m->float_count;
     m->float_count += nn_param_count(p);
-    return p->offset;
 }
 
-static int64_t nn_add_whole(nn_model *m, const char *name, int rows) {
+static void nn_add_whole(nn_model *m, const char *name, int rows) {
     const int full[2] = { rows, 0 }, begin[2] = { 0, 0 };
-    return nn_add(m, name, full, begin, full);
+    nn_add(m, name, full, begin, full);
 }
 
 /* Output features split over the ranks: each computes some of the outputs from the whole input. */
-static int64_t nn_add_rows(nn_model *m, const char *name, int rows, int cols, int row_begin, int row_count) {
+static void nn_add_rows(nn_model *m, const char *name, int rows, int cols, int row_begin, int row_count) {
     const int full[2] = { rows, cols }, begin[2] = { row_begin, 0 }, count[2] = { row_count, cols };
-    return nn_add(m, name, full, begin, count);
+    nn_add(m, name, full, begin, count);
 }
 
 /* Input features split: each computes a part of every output, and the parts are summed. */
-static int64_t nn_add_cols(nn_model *m, const char *name, int rows, int cols, int col_begin, int col_count) {
+static void nn_add_cols(nn_model *m, const char *name, int rows, int cols, int col_begin, int col_count) {
     const int full[2] = { rows, cols }, begin[2] = { 0, col_begin }, count[2] = { rows, col_count };
-    return nn_add(m, name, full, begin, count);
+    nn_add(m, name, full, begin, count);
 }
 
 static void nn_add_layer(nn_model *m, int index) {
@@ -66,30 +62,29 @@ static void nn_add_layer(nn_model *m, int index) {
     const int q_full = c->heads * c->head_dim, kv_full = c->kv_heads * c->head_dim;
     const int q_begin = s->kv_begin * q_width, q_count = s->kv_count * q_width;
     const int kv_begin = s->kv_begin * kv_width, kv_count = s->kv_count * kv_width;
-    nn_layer *layer = &m->layers[index];
     char name[64];
     const int stem = snprintf(name, sizeof name, "model.layers.%d.", index);
     char *leaf = name + stem;
     const size_t room = sizeof name - (size_t)stem;
 
     snprintf(leaf, room, "input_layernorm.weight");
-    layer->input_norm = nn_add_whole(m, name, c->hidden);
+    nn_add_whole(m, name, c->hidden);
     snprintf(leaf, room, "self_attn.q_proj.weight");
-    layer->q = nn_add_rows(m, name, q_full, c->hidden, q_begin, q_count);
+    nn_add_rows(m, name, q_full, c->hidden, q_begin, q_count);
     snprintf(leaf, room, "self_attn.k_proj.weight");
-    layer->k = nn_add_rows(m, name, kv_full, c->hidden, kv_begin, kv_count);
+    nn_add_rows(m, name, kv_full, c->hidden, kv_begin, kv_count);
     snprintf(leaf, room, "self_attn.v_proj.weight");
-    layer->v = nn_add_rows(m, name, kv_full, c->hidden, kv_begin, kv_count);
+    nn_add_rows(m, name, kv_full, c->hidden, kv_begin, kv_count);
     snprintf(leaf, room, "self_attn.o_proj.weight");
-    layer->o = nn_add_cols(m, name, c->hidden, q_full, q_begin, q_count);
+    nn_add_cols(m, name, c->hidden, q_full, q_begin, q_count);
     snprintf(leaf, room, "post_attention_layernorm.weight");
-    layer->post_norm = nn_add_whole(m, name, c->hidden);
+    nn_add_whole(m, name, c->hidden);
     snprintf(leaf, room, "mlp.gate_proj.weight");
-    layer->gate = nn_add_rows(m, name, c->ffn, c->hidden, s->ffn_begin, s->ffn_count);
+    nn_add_rows(m, name, c->ffn, c->hidden, s->ffn_begin, s->ffn_count);
     snprintf(leaf, room, "mlp.up_proj.weight");
-    layer->up = nn_add_rows(m, name, c->ffn, c->hidden, s->ffn_begin, s->ffn_count);
+    nn_add_rows(m, name, c->ffn, c->hidden, s->ffn_begin, s->ffn_count);
     snprintf(leaf, room, "mlp.down_proj.weight");
-    layer->down = nn_add_cols(m, name, c->hidden, c->ffn, s->ffn_begin, s->ffn_count);
+    nn_add_cols(m, name, c->hidden, c->ffn, s->ffn_begin, s->ffn_count);
 }
 
 static nn_group nn_group_or_alone(const nn_group *group) {
@@ -111,25 +106,20 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
     m.cp = nn_group_or_alone(cp);
     if (m.tp.size > NN_MOST_RANKS || m.cp.size > NN_MOST_RANKS)
         return "a group has more than NN_MOST_RANKS ranks";
-    m.params = (nn_param *)calloc((size_t)(config->layers * NN_PARAMS_PER_LAYER + NN_PARAMS_OUTSIDE),
-                                  sizeof *m.params);
-    m.layers = (nn_layer *)calloc((size_t)config->layers, sizeof *m.layers);
-    if (!m.params || !m.layers) {
-        nn_model_free(&m);
-        return "out of memory";
-    }
+    m.params =
+        (nn_param *)calloc((size_t)config->layers * NN_LAYER_WEIGHTS + NN_ROOT_WEIGHTS, sizeof *m.params);
+    if (!m.params) return "out of memory";
     nn_range(config->kv_heads, &m.tp, &m.share.kv_begin, &m.share.kv_count);
     nn_range(config->ffn, &m.tp, &m.share.ffn_begin, &m.share.ffn_count);
     nn_range(config->vocab, &m.tp, &m.share.vocab_begin, &m.share.vocab_count);
 
-    m.embed = nn_add_rows(&m, "model.embed_tokens.weight", config->vocab, config->hidden, m.share.vocab_begin,
-                          m.share.vocab_count);
+    nn_add_rows(&m, "model.embed_tokens.weight", config->vocab, config->hidden, m.share.vocab_begin,
+                m.share.vocab_count);
     for (int i = 0; i < config->layers; i++) nn_add_layer(&m, i);
-    m.norm = nn_add_whole(&m, "model.norm.weight", config->hidden);
-    m.head = m.embed;
+    nn_add_whole(&m, "model.norm.weight", config->hidden);
     if (!config->tied)
-        m.head = nn_add_rows(&m, "lm_head.weight", config->vocab, config->hidden, m.share.vocab_begin,
-                             m.share.vocab_count);
+        nn_add_rows(&m, "lm_head.weight", config->vocab, config->hidden, m.share.vocab_begin,
+                    m.share.vocab_count);
     *out = m;
     return NULL;
 }
@@ -137,7 +127,6 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
 void nn_model_free(nn_model *model) {
     if (!model) return;
     free(model->params);
-    free(model->layers);
     memset(model, 0, sizeof *model);
 }
 
@@ -147,6 +136,18 @@ int64_t nn_param_count(const nn_param *param) {
 
 bool nn_param_decays(const nn_param *param) {
     return param->dims == 2;
+}
+
+int nn_block_weights(int block) {
+    return block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : (int)NN_LAYER_WEIGHTS;
+}
+
+/* The table is the embedding, the layers, the last norm, and the head unless that is the embedding. */
+const nn_param *nn_block_param(const nn_model *model, int block, int weight) {
+    const int behind = 1 + model->config.layers * NN_LAYER_WEIGHTS;
+    if (block != NN_ROOT) return &model->params[1 + block * NN_LAYER_WEIGHTS + weight];
+    if (weight == NN_EMBED || (weight == NN_HEAD && model->config.tied)) return &model->params[0];
+    return &model->params[weight == NN_NORM ? behind : behind + 1];
 }
 
 int nn_param_find(const nn_model *model, const char *name) {
@@ -179,13 +180,17 @@ static bool nn_ends_with(const char *text, const char *end) {
     return a >= b && strcmp(text + a - b, end) == 0;
 }
 
+float nn_param_deviation(const nn_model *model, const nn_param *param) {
+    const bool writes_residual =
+        nn_ends_with(param->name, "o_proj.weight") || nn_ends_with(param->name, "down_proj.weight");
+    if (param->dims == 1) return 0.0f;
+    return writes_residual ? 0.02f / sqrtf(2.0f * (float)model->config.layers) : 0.02f;
+}
+
 void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights) {
-    const float plain = 0.02f, residual = 0.02f / sqrtf(2.0f * (float)model->config.layers);
     for (int i = 0; i < model->param_count; i++) {
         const nn_param *p = &model->params[i];
-        const bool writes_residual =
-            nn_ends_with(p->name, "o_proj.weight") || nn_ends_with(p->name, "down_proj.weight");
-        const float deviation = writes_residual ? residual : plain;
+        const float deviation = nn_param_deviation(model, p);
         const uint64_t key = nn_mix(seed + nn_mix((uint64_t)i));
         float *w = weights + p->offset;
         for (int r = 0; r < p->rows; r++)

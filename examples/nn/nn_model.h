@@ -61,20 +61,19 @@ typedef struct nn_param {
     int64_t offset;           /* floats from the start of the buffer */
 } nn_param;
 
-/* The offsets of one layer's weights. */
-typedef struct nn_layer {
-    int64_t input_norm, q, k, v, o, post_norm, gate, up, down;
-} nn_layer;
+/* A block is a layer, 0 and up, or NN_ROOT: what stands before and behind the layers. Its weights, in the order of the
+ * table. */
+enum { NN_ROOT = -1 };
+enum { NN_EMBED, NN_NORM, NN_HEAD, NN_ROOT_WEIGHTS };
+enum { NN_INPUT_NORM, NN_Q, NN_K, NN_V, NN_O, NN_POST_NORM, NN_GATE, NN_UP, NN_DOWN, NN_LAYER_WEIGHTS };
 
 typedef struct nn_model {
     nn_config config;
     nn_share share;
     nn_group tp, cp;
     int param_count;
-    nn_param *params; /* in the order of the buffer */
-    nn_layer *layers;
-    int64_t embed, norm, head; /* head == embed when tied */
-    int64_t float_count;       /* length of the buffer of weights, and of the gradients */
+    nn_param *params;    /* in the order of the buffer */
+    int64_t float_count; /* length of the buffer of weights, and of the gradients */
 } nn_model;
 
 /* Lays out the part of the model that tensor-parallel rank tp.rank holds.
@@ -95,8 +94,15 @@ void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights);
 /* Floats of a weight that are held here. */
 int64_t nn_param_count(const nn_param *param);
 
+/* The standard deviation of its random starting values; 0 for norms, which start at one. */
+float nn_param_deviation(const nn_model *model, const nn_param *param);
+
 /* True for what weight decay applies to: matrices, not norms. */
 bool nn_param_decays(const nn_param *param);
+
+/* Weights of a block, and one of them by its number above. When the head is tied, that of NN_HEAD is the embedding. */
+int nn_block_weights(int block);
+const nn_param *nn_block_param(const nn_model *model, int block, int weight);
 
 /* The index of `name` in model->params, or -1. */
 int nn_param_find(const nn_model *model, const char *name);

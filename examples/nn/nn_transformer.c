@@ -7,7 +7,9 @@
  * Tensor-parallel: every rank computes a part of what is added to x, and the parts are summed: two sums a
  * layer forward, and two backward, where a norm's gradient gathers what the ranks know about it.
  * Context-parallel: a rank has the queries of its own positions and the keys and values of all, so keys and
- * values are gathered, and their gradients summed. */
+ * values are gathered, and their gradients summed.
+ *
+ * A pass opens the root, then one layer after another, and the root closes last. */
 #include "nn_transformer.h"
 #include "nn_layers.h"
 #include "nn_matmul.h"
@@ -271,77 +273,94 @@ static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch
 
 /* ---- forward ---- */
 
-static int nn_attention_block(const nn_model *model, const float *weights, const nn_layer *at,
-                              const nn_batch *batch, const nn_space *w, const nn_kept *a) {
+static int nn_attention_block(const nn_model *model, const nn_weights *b, const nn_batch *batch,
+                              const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, weights + at->input_norm, a->attn_in,
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, b->value[NN_INPUT_NORM], a->attn_in,
                a->input_rms);
-    nn_linear(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, a->q);
+    nn_linear(s->rows, s->hidden, s->q_width, a->attn_in, b->value[NN_Q], a->q);
     nn_rope(s->rows, batch->positions, (int)(s->q_width / model->config.head_dim), model->config.head_dim,
             w->cosine, w->sine, 1.0f, a->q);
-    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->k, true, a->k));
-    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->v, false, a->v));
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_K], true, a->k));
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_V], false, a->v));
     for (int i = 0; i < batch->sequences; i++) {
         const nn_attention view = nn_attention_of(model, batch, w, a, i);
         nn_attention_forward(&view, a->heads + i * (int64_t)batch->positions * s->q_width);
     }
-    nn_linear(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->part);
+    nn_linear(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->part);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
     nn_add_to(s->rows * s->hidden, a->x, w->part, a->middle);
     return 0;
 }
 
-static int nn_ffn_block(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
-                        const nn_kept *a, float *out) {
+static int nn_ffn_block(const nn_model *model, const nn_weights *b, const nn_space *w, const nn_kept *a,
+                        float *out) {
     const nn_sizes *s = &w->size;
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->middle, weights + at->post_norm, a->ffn_in,
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->middle, b->value[NN_POST_NORM], a->ffn_in,
                a->post_rms);
-    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, a->gate);
-    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, a->up);
+    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_GATE], a->gate);
+    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_UP], a->up);
     nn_swiglu(s->rows * s->ffn, a->gate, a->up, a->act);
-    nn_linear(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->part);
+    nn_linear(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->part);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
     nn_add_to(s->rows * s->hidden, a->middle, w->part, out);
     return 0;
 }
 
-int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
-               float *workspace, float *logits) {
+static int nn_layers_forward(const nn_model *model, const nn_source *source, const nn_batch *batch,
+                             nn_pass pass, const nn_space *w) {
+    const int layers = model->config.layers;
+    for (int i = 0; i < layers; i++) {
+        const nn_kept a = nn_layer_space(model, w, i);
+        float *out = i + 1 < layers ? nn_layer_space(model, w, i + 1).x : w->last;
+        nn_weights b;
+        NN_TRY(source->begin(source->user, i, pass, &b));
+        NN_TRY(nn_attention_block(model, &b, batch, w, &a));
+        NN_TRY(nn_ffn_block(model, &b, w, &a, out));
+        NN_TRY(source->end(source->user, i));
+    }
+    return 0;
+}
+
+int nn_forward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
+                    float *workspace, float *logits) {
+    const nn_pass pass = training ? NN_FORWARD : NN_INFERENCE;
     const nn_space w = nn_plan(model, batch, training, workspace);
     const nn_sizes *s = &w.size;
-    const int layers = model->config.layers;
+    nn_weights b;
     nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
                   w.cosine, w.sine);
-    NN_TRY(nn_embed(model, weights + model->embed, batch, &w, nn_layer_space(model, &w, 0).x));
-    for (int i = 0; i < layers; i++) {
-        const nn_kept a = nn_layer_space(model, &w, i);
-        float *out = i + 1 < layers ? nn_layer_space(model, &w, i + 1).x : w.last;
-        NN_TRY(nn_attention_block(model, weights, &model->layers[i], batch, &w, &a));
-        NN_TRY(nn_ffn_block(model, weights, &model->layers[i], &w, &a, out));
-    }
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, weights + model->norm, w.head_in,
-               w.last_rms);
-    nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head, logits);
-    return 0;
+    NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
+    NN_TRY(nn_embed(model, b.value[NN_EMBED], batch, &w, nn_layer_space(model, &w, 0).x));
+    NN_TRY(nn_layers_forward(model, source, batch, pass, &w));
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, b.value[NN_NORM], w.head_in, w.last_rms);
+    nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, b.value[NN_HEAD], logits);
+    return source->end(source->user, NN_ROOT);
+}
+
+int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
+               float *workspace, float *logits) {
+    nn_flat flat = { model, weights, NULL };
+    const nn_source source = nn_flat_source(&flat);
+    return nn_forward_from(model, &source, batch, training, workspace, logits);
 }
 
 /* ---- backward ---- */
 
 /* In: w->d_x = the gradient of the block's output, out: of its input. What flows around the block stays in
  * d_x; what flows through it is gathered in w->part, summed over the ranks, and goes through the norm. */
-static int nn_ffn_backward(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
-                           const nn_kept *a, float *d) {
+static int nn_ffn_backward(const nn_model *model, const nn_weights *b, const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->d_x, w->d_act, false,
-                       d + at->down);
+    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->d_x, w->d_act, false,
+                       b->gradient[NN_DOWN]);
     nn_swiglu_backward(s->rows * s->ffn, a->gate, a->up, w->d_act, w->d_gate, w->d_up);
-    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, w->d_gate, w->part, false,
-                       d + at->gate);
-    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, w->d_up, w->part, true,
-                       d + at->up);
+    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_GATE], w->d_gate, w->part, false,
+                       b->gradient[NN_GATE]);
+    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_UP], w->d_up, w->part, true,
+                       b->gradient[NN_UP]);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
-    nn_rmsnorm_backward(s->rows, s->hidden, a->middle, weights + at->post_norm, a->post_rms, w->part, w->d_x,
-                        d + at->post_norm);
+    nn_rmsnorm_backward(s->rows, s->hidden, a->middle, b->value[NN_POST_NORM], a->post_rms, w->part, w->d_x,
+                        b->gradient[NN_POST_NORM]);
     return 0;
 }
 
@@ -368,39 +387,91 @@ static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const
     return 0;
 }
 
-static int nn_attention_block_backward(const nn_model *model, const float *weights, const nn_layer *at,
-                                       const nn_batch *batch, const nn_space *w, const nn_kept *a, float *d) {
+static int nn_attention_block_backward(const nn_model *model, const nn_weights *b, const nn_batch *batch,
+                                       const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->d_x, w->d_heads, false,
-                       d + at->o);
+    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->d_x, w->d_heads, false,
+                       b->gradient[NN_O]);
     NN_TRY(nn_heads_backward(model, batch, w, a));
-    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, w->d_q, w->part, false,
-                       d + at->q);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->k, w->d_local_k, w->part,
-                       true, d + at->k);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->v, w->d_local_v, w->part,
-                       true, d + at->v);
+    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, b->value[NN_Q], w->d_q, w->part, false,
+                       b->gradient[NN_Q]);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, b->value[NN_K], w->d_local_k, w->part,
+                       true, b->gradient[NN_K]);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, b->value[NN_V], w->d_local_v, w->part,
+                       true, b->gradient[NN_V]);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
-    nn_rmsnorm_backward(s->rows, s->hidden, a->x, weights + at->input_norm, a->input_rms, w->part, w->d_x,
-                        d + at->input_norm);
+    nn_rmsnorm_backward(s->rows, s->hidden, a->x, b->value[NN_INPUT_NORM], a->input_rms, w->part, w->d_x,
+                        b->gradient[NN_INPUT_NORM]);
     return 0;
+}
+
+static int nn_layers_backward(const nn_model *model, const nn_source *source, const nn_batch *batch,
+                              const nn_space *w) {
+    for (int i = model->config.layers - 1; i >= 0; i--) {
+        const nn_kept a = nn_layer_space(model, w, i);
+        nn_weights b;
+        NN_TRY(source->begin(source->user, i, NN_BACKWARD, &b));
+        NN_TRY(nn_ffn_backward(model, &b, w, &a));
+        NN_TRY(nn_attention_block_backward(model, &b, batch, w, &a));
+        NN_TRY(source->end(source->user, i));
+    }
+    return 0;
+}
+
+int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,
+                     const float *d_logits) {
+    const nn_space w = nn_plan(model, batch, true, workspace);
+    const nn_sizes *s = &w.size;
+    nn_weights b;
+    NN_TRY(source->begin(source->user, NN_ROOT, NN_BACKWARD, &b));
+    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, b.value[NN_HEAD], d_logits,
+                       w.part, false, b.gradient[NN_HEAD]);
+    NN_TRY(nn_sum(&model->tp, w.part, s->rows * s->hidden));
+    memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
+    nn_rmsnorm_backward(s->rows, s->hidden, w.last, b.value[NN_NORM], w.last_rms, w.part, w.d_x,
+                        b.gradient[NN_NORM]);
+    NN_TRY(nn_layers_backward(model, source, batch, &w));
+    nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]);
+    return source->end(source->user, NN_ROOT);
 }
 
 int nn_backward(const nn_model *model, const float *weights, const nn_batch *batch, float *workspace,
                 const float *d_logits, float *d_weights) {
-    const nn_space w = nn_plan(model, batch, true, workspace);
-    const nn_sizes *s = &w.size;
-    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head,
-                       d_logits, w.part, false, d_weights + model->head);
-    NN_TRY(nn_sum(&model->tp, w.part, s->rows * s->hidden));
-    memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
-    nn_rmsnorm_backward(s->rows, s->hidden, w.last, weights + model->norm, w.last_rms, w.part, w.d_x,
-                        d_weights + model->norm);
-    for (int i = model->config.layers - 1; i >= 0; i--) {
-        const nn_kept a = nn_layer_space(model, &w, i);
-        NN_TRY(nn_ffn_backward(model, weights, &model->layers[i], &w, &a, d_weights));
-        NN_TRY(nn_attention_block_backward(model, weights, &model->layers[i], batch, &w, &a, d_weights));
+    nn_flat flat = { model, weights, d_weights };
+    const nn_source source = nn_flat_source(&flat);
+    return nn_backward_from(model, &source, batch, workspace, d_logits);
+}
+
+/* ---- sources ---- */
+
+static int nn_flat_begin(void *user, int block, nn_pass pass, nn_weights *out) {
+    const nn_flat *flat = (const nn_flat *)user;
+    for (int i = 0; i < nn_block_weights(block); i++) {
+        const int64_t at = nn_block_param(flat->model, block, i)->offset;
+        out->value[i] = flat->weights + at;
+        out->gradient[i] = pass == NN_BACKWARD ? flat->gradients + at : NULL;
     }
-    nn_embed_backward(model, batch, &w, d_weights + model->embed);
     return 0;
+}
+
+static int nn_flat_end(void *user, int block) {
+    (void)user, (void)block;
+    return 0;
+}
+
+nn_source nn_flat_source(nn_flat *flat) {
+    const nn_source source = { flat, nn_flat_begin, nn_flat_end };
+    return source;
+}
+
+int nn_pass_by(const nn_model *model, const nn_source *source, nn_pass pass) {
+    const int layers = model->config.layers;
+    nn_weights b;
+    NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
+    for (int i = 0; i < layers; i++) {
+        const int layer = pass == NN_BACKWARD ? layers - 1 - i : i;
+        NN_TRY(source->begin(source->user, layer, pass, &b));
+        NN_TRY(source->end(source->user, layer));
+    }
+    return source->end(source->user, NN_ROOT);
 }

@@ -9,6 +9,9 @@
  *     ...  any loss: logits -> d_logits  ...
  *     nn_backward(&model, weights, &batch, workspace, d_logits, gradients);
  *
+ * Weights come from a source, a block at a time, so that a wrapper may gather a block's weights while it is open and send
+ * its gradients when it closes: nn_forward_from and nn_backward_from. nn_forward and nn_backward take one buffer of all.
+ *
  * Nothing is allocated inside. With a tensor-parallel group, logits are this rank's columns of the
  * vocabulary; with a context-parallel group, ids and logits are this rank's positions of every sequence. */
 #ifndef NN_TRANSFORMER_H
@@ -31,6 +34,35 @@ typedef struct nn_batch {
     const int32_t *cp_position; /* [sum of cp_count] */
 } nn_batch;
 
+/* What a block is opened for. */
+typedef enum nn_pass {
+    NN_FORWARD,   /* a backward pass follows */
+    NN_INFERENCE, /* none does */
+    NN_BACKWARD
+} nn_pass;
+
+/* The memory of an open block, by the numbers of nn_model.h. */
+typedef struct nn_weights {
+    const float *value[NN_LAYER_WEIGHTS];
+    float *gradient[NN_LAYER_WEIGHTS]; /* added to; NULL but in a backward pass */
+} nn_weights;
+
+/* Where the passes find the weights of a block. NN_ROOT is open during the whole pass, layers one after another inside of
+ * it. The functions return 0, or a code that ends the pass and is handed on. */
+typedef struct nn_source {
+    void *user;
+    int (*begin)(void *user, int block, nn_pass pass, nn_weights *out);
+    int (*end)(void *user, int block);
+} nn_source;
+
+/* A source over buffers of float_count: all weights, and all gradients, NULL where there is no backward pass. */
+typedef struct nn_flat {
+    const nn_model *model;
+    const float *weights;
+    float *gradients;
+} nn_flat;
+nn_source nn_flat_source(nn_flat *flat);
+
 /* Floats of workspace. When `training`, everything the backward pass reads is kept; else the layers share
  * their room. Does not look at batch->ids. */
 int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool training);
@@ -44,6 +76,8 @@ int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool t
  * Collective over tp and cp. Returns 0 or the code of the communication that failed. */
 int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
                float *workspace, float *logits);
+int nn_forward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
+                    float *workspace, float *logits);
 
 /* d_weights [float_count] += the gradient, given d_logits = the gradient of the loss with respect to the
  * logits. Uses the workspace as nn_forward left it, once.
@@ -52,6 +86,12 @@ int nn_forward(const nn_model *model, const float *weights, const nn_batch *batc
  * tensor-parallel group every gradient is complete. Collective over tp and cp; returns as nn_forward. */
 int nn_backward(const nn_model *model, const float *weights, const nn_batch *batch, float *workspace,
                 const float *d_logits, float *d_weights);
+int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,
+                     const float *d_logits);
+
+/* Opens and closes every block in the order of a pass, without computing: for ranks that must take part in what others
+ * gather, but have nothing of their own to compute. */
+int nn_pass_by(const nn_model *model, const nn_source *source, nn_pass pass);
 
 #ifdef __cplusplus
 }

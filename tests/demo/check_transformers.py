@@ -3,8 +3,9 @@
     check_transformers.py PROGRAM TEXT DIR...      PROGRAM is the demonstration, TEXT its held-out text
 
 The ids of the text must be the same, and its bits per byte within 1e-3: rows of 128 tokens, each token predicted
-from what precedes it in its row. So must be what curve.json says, in folders that have one. Each model then goes on
-from a beginning, by its own generation_config.json; the sample is printed, for a reader to judge.
+from what precedes it in its row. So must be what curve.json in the folder says, or sharded.json beside it, where there is
+one. Each model then goes on from a beginning, by its own generation_config.json; the sample is printed, for a reader to
+judge.
 The last line is `N passed, N failed, N skipped`.
 """
 import json
@@ -85,11 +86,11 @@ def check(program, text_path, directory):
     theirs = bits_per_byte(model, ids, len(text.encode()) - first)
     mine = float(re.search(r"([0-9.]+) bits/byte", ours(program, "--eval", directory)).group(1))
     verdict(abs(theirs - mine) <= 1e-3, f"{directory}: {theirs:.6f} bits per byte in transformers, {mine:.6f} here")
-    curve = os.path.join(directory, "curve.json")
-    if os.path.exists(curve):
-        with open(curve, encoding="utf-8") as file:
-            told = json.load(file)["bits_per_byte"]
-        verdict(abs(theirs - told) <= 1e-3, f"{directory}: {told:.6f} bits per byte in curve.json")
+    for told_by in (os.path.join(directory, "curve.json"), os.path.join(os.path.dirname(directory), "sharded.json")):
+        if os.path.exists(told_by):
+            with open(told_by, encoding="utf-8") as file:
+                told = json.load(file)["bits_per_byte"]
+            verdict(abs(theirs - told) <= 1e-3, f"{directory}: {told:.6f} bits per byte in {os.path.basename(told_by)}")
     sample(model, tokenizer, directory)
 
 

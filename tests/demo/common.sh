@@ -22,7 +22,7 @@ conclude() {
 }
 
 # demo_sources INCLUDE: leaves in $sources what a compiler needs besides flags to make the demonstration with the header in
-# that folder; fails when the library cannot be built
+# that folder, and in $sharded_sources the same for the one of sharded training; fails when the library cannot be built
 demo_sources() {
     library=$work/xdistill.o
     if [ "$1" = . ]; then
@@ -31,7 +31,9 @@ demo_sources() {
     else
         ${CC:-cc} -std=c99 -O2 "-I$1" -c tests/build/implementation.c -o "$library" || return 1
     fi
-    sources="-std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$1 examples/demo/*.c examples/common/*.c examples/nn/*.c $library -lm -lpthread"
+    shared="-std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$1 examples/common/*.c examples/nn/*.c $library -lm -lpthread"
+    sources="examples/demo/*.c $shared"
+    sharded_sources="examples/sharded/*.c $(ls examples/demo/*.c | grep -v '/demo\.c$' | tr '\n' ' ') $shared"
 }
 
 # appears FILE: waits until it is there and not empty, half a minute at most

@@ -1,0 +1,24 @@
+/* nn_blocks.h - the passes of nn_transformer.h over the blocks of a description: wrapped, or with storage of its own. */
+#ifndef NN_BLOCKS_H
+#define NN_BLOCKS_H
+
+#include "nn_describe.h"
+#include "nn_transformer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct nn_blocks {
+    const xd_model *model; /* of nn_describe */
+    int64_t leaf;          /* of the next backward pass */
+} nn_blocks;
+
+/* Its codes are those of xd_result. */
+nn_source nn_blocks_source(nn_blocks *blocks);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NN_BLOCKS_H */

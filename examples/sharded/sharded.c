@@ -1,0 +1,198 @@
+/* sharded.c - trains a student twice, on one rank alone and sharded over ranks that are killed half way, and shows that both have
+ * the same bits.
+ *
+ *   make demo-sharded
+ *   build/demo-sharded --wrap hsdp --mesh dp=8 --steps 40
+ *   build/demo-sharded --help          all options
+ *
+ * The student of build/demo that learns by P-KL is described with the library's model object (nn_describe.h), so a wrapper can
+ * hold it: 4 ranks share it by FSDP, save a checkpoint together at half time, and are killed by SIGKILL at a step drawn at
+ * random after that. 3 ranks, which hold it whole under DDP, go on from the checkpoint and finish. In INVARIANT mode all
+ * this changes no bit of the weights, the optimizer, the average and the losses; the program says so, or fails.
+ *
+ * Every sequence of a batch is a leaf: it goes through the model alone, on whichever rank, and the leaves' gradients are summed
+ * along one tree.
+ *
+ * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
+ * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+
+#include "sharded.h"
+
+#include "../common/model_directory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SHARDED_LATER_RANKS = 3 };
+
+/* Everything main owns. */
+typedef struct sharded_world {
+    xd_ctx *ctx;
+    demo_lock *lock;
+    demo_lesson lesson;
+    nn_config config;
+    sharded_job job;
+    char student[480], plain[480], wrapped[480], titles[SHARDED_LEGS][64];
+    sharded_run run;
+} sharded_world;
+
+/* ---- set-up ---- */
+
+/* Any step after the checkpoint and before the end. */
+static int sharded_draw_step(const sharded_options *o) {
+    const int half = o->steps / 2, later = o->steps - half - 1;
+    return half + 1 + (int)(sample_random(o->seed, 3, 0) * later);
+}
+
+static void sharded_name_leg(sharded_world *w, int i) {
+    sharded_leg *leg = &w->run.legs[i];
+    char split[32] = "";
+    leg->axes.cp = 1;
+    if (leg->axes.tp == 0) leg->axes.tp = 1;
+    if (leg->axes.tp > 1) snprintf(split, sizeof split, " (dp=%d,tp=%d)", leg->axes.dp, leg->axes.tp);
+    leg->ranks = leg->axes.dp * leg->axes.tp;
+    snprintf(w->titles[i], sizeof w->titles[i], "%d rank%s%s, %s", leg->ranks, leg->ranks > 1 ? "s" : "",
+             split, sharded_wrap_name(leg->wrap));
+    leg->title = w->titles[i];
+    leg->directory = i == 0 ? w->plain : w->wrapped;
+}
+
+static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
+    sharded_leg *legs = w->run.legs;
+    memset(legs, 0, sizeof w->run.legs);
+    legs[0].wrap = SHARDED_PLAIN;
+    legs[0].axes.dp = 1;
+    legs[1].wrap = o->wrap;
+    legs[1].axes = o->axes;
+    legs[1].save_at = o->steps / 2;
+    legs[1].kill_at = sharded_draw_step(o);
+    legs[2].wrap = SHARDED_DDP;
+    legs[2].axes.dp = SHARDED_LATER_RANKS;
+    legs[2].resume = legs[2].keep = true;
+    for (int i = 0; i < SHARDED_LEGS; i++) sharded_name_leg(w, i);
+}
+
+static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o) {
+    demo_options arms;
+    memset(&arms, 0, sizeof arms);
+    arms.arms = "pkl";
+    XD_TRY(demo_data_find(w->ctx, o->data, true, &w->lesson.data));
+    XD_TRY(demo_lesson_load(w->ctx, o->heldout_bytes, &w->lesson));
+    w->config = demo_config(xd_tokenizer_describe(w->lesson.student.tokenizer).size, false);
+    demo_lesson_tell(&w->lesson, &w->job.demo);
+    return demo_fill_arms(w->ctx, &arms, false, &w->job.demo);
+}
+
+static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
+    demo_job *job = &w->job.demo;
+    w->run.options = o;
+    job->config = &w->config;
+    job->reduction = sharded_is_invariant(o) ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC;
+    job->ranks_are = "threads";
+    job->steps = o->steps;
+    job->seed = o->seed;
+    job->seeds = 1;
+    job->overwrite = true; /* sharded_open_output has looked */
+    job->save_directory = w->student;
+}
+
+static xd_result sharded_open_output(sharded_world *w, const sharded_options *o) {
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    snprintf(w->student, sizeof w->student, "%s/student", o->out);
+    snprintf(w->plain, sizeof w->plain, "%s/plain", o->out);
+    snprintf(w->wrapped, sizeof w->wrapped, "%s/wrapped", o->out);
+    XD_TRY(demo_lock_take(w->ctx, o->out, &w->lock));
+    if (!o->overwrite && model_directory_is_finished(w->student))
+        return XD_FAIL(w->ctx, XD_ERROR_STATE,
+                       "%s holds a finished model: --overwrite replaces it, --out names another folder",
+                       w->student);
+    const char *const folders[] = { w->plain, w->wrapped };
+    for (int i = 0; i < 2; i++) {
+        XD_REQUIRE(w->ctx, files->make_directory(files->user, folders[i]) == 0, XD_ERROR_IO,
+                   "cannot make the directory %s", folders[i]);
+        XD_TRY(sharded_forget(w->ctx, folders[i]));
+    }
+    return XD_OK;
+}
+
+/* ---- the way ---- */
+
+static xd_result sharded_go(sharded_world *w, int i) {
+    const sharded_leg *leg = &w->run.legs[i];
+    sharded_outcome *outcome = &w->run.outcomes[i];
+    w->job.leg = leg;
+    w->job.demo.dp = leg->axes.dp;
+    w->job.demo.cp = leg->axes.cp;
+    w->job.demo.tp = leg->axes.tp;
+    if (leg->kill_at > 0)
+        printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
+               leg->kill_at);
+    XD_TRY(sharded_run_leg(w->ctx, &w->job, outcome));
+    if (outcome->killed) printf("%s: killed by SIGKILL after step %d\n", leg->title, outcome->ranks[0].step);
+    if (leg->resume)
+        printf("%s: went on after step %d\n", leg->title, outcome->ranks[0].step - outcome->ranks[0].steps);
+    fflush(stdout);
+    return XD_OK;
+}
+
+/* Equal bits in INVARIANT mode; in the other, losses that are close. */
+static xd_result sharded_decide(const sharded_world *w, const sharded_options *o) {
+    const sharded_comparison *c = &w->run.comparison;
+    for (int i = 0; i < SHARDED_THINGS && sharded_is_invariant(o); i++)
+        XD_REQUIRE(w->ctx, c->same_bits[i], XD_ERROR_MISMATCH,
+                   "the sharded run does not have the bits of the plain one");
+    XD_REQUIRE(w->ctx, c->apart[SHARDED_CURVE] <= 1e-3, XD_ERROR_MISMATCH,
+               "losses of the sharded run are up to %.3g from those of the plain one",
+               c->apart[SHARDED_CURVE]);
+    return XD_OK;
+}
+
+static xd_result sharded_work(sharded_world *w, const sharded_options *o) {
+    XD_TRY(sharded_open_output(w, o));
+    XD_TRY(sharded_load_lesson(w, o));
+    sharded_fill_job(w, o);
+    sharded_fill_legs(w, o);
+    printf("%lld tokens of text, %d steps of %d rows, seed %llu\n", (long long)w->lesson.student.text.count,
+           o->steps, DEMO_BATCH, (unsigned long long)o->seed);
+    for (int i = 0; i < SHARDED_LEGS; i++) XD_TRY(sharded_go(w, i));
+    XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->run.comparison));
+    sharded_print_tables(&w->run);
+    XD_TRY(sharded_write_run(w->ctx, &w->run));
+    printf("The sharded student is in %s: build/demo --eval %s measures it again.\n", w->student, w->student);
+    return sharded_decide(w, o);
+}
+
+static int sharded_main(const sharded_options *o) {
+    sharded_world *w = NULL;
+    xd_ctx *ctx = NULL;
+    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
+    w = (sharded_world *)xd_allocate(ctx, sizeof *w);
+    xd_result result = w ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a job");
+    if (w) {
+        memset(w, 0, sizeof *w);
+        w->ctx = ctx;
+        result = sharded_work(w, o);
+        demo_lock_release(ctx, w->lock);
+        demo_lesson_free(ctx, &w->lesson);
+        xd_release(ctx, w);
+    }
+    if (result != XD_OK)
+        fprintf(stderr, "demo-sharded: %s: %s\n", xd_result_name(result), xd_last_error(ctx)->message);
+    xd_ctx_destroy(ctx);
+    return result != XD_OK;
+}
+
+int main(int argc, char **argv) {
+    sharded_options options;
+    if (!sharded_parse(argc, argv, &options)) {
+        fprintf(stderr, "demo-sharded: %s\nbuild/demo-sharded --help lists the options\n", options.problem);
+        return 2;
+    }
+    if (options.help) {
+        sharded_print_help();
+        return 0;
+    }
+    return sharded_main(&options);
+}

@@ -1,0 +1,196 @@
+/* sharded.h - what the parts of the demonstration of sharded training share. sharded.c says what the program does. */
+#ifndef SHARDED_H
+#define SHARDED_H
+
+#include "../demo/demo_data.h"
+#include "../demo/demo_rank.h"
+#include "../nn/nn_blocks.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- options ---- */
+
+/* How the ranks hold the student. */
+typedef enum sharded_wrap {
+    SHARDED_DDP = 0,
+    SHARDED_OPTIMIZER, /* DDP whose optimizer is sharded */
+    SHARDED_FSDP,
+    SHARDED_HSDP,
+    SHARDED_PLAIN /* no wrapper: one buffer of weights, one of gradients */
+} sharded_wrap;
+
+/* The command line, every default filled in. */
+typedef struct sharded_options {
+    demo_axes axes; /* of the ranks before the interruption */
+    sharded_wrap wrap;
+    int steps;
+    uint64_t seed;
+    size_t heldout_bytes; /* measure on no more than these; 0 -> all */
+    bool overwrite;       /* a finished student in `out` may be replaced */
+    bool mpi;             /* processes of an MPI job as ranks */
+    bool help;
+    const char *data, *out;
+
+    char problem[256]; /* what is wrong when sharded_parse says false */
+} sharded_options;
+
+bool sharded_parse(int argc, char **argv, sharded_options *out);
+void sharded_print_help(void);
+
+/* The name that --wrap takes, and what tables call it. */
+const char *sharded_wrap_name(sharded_wrap wrap);
+
+/* ---- one leg of the way ---- */
+
+enum { SHARDED_MOST_RANKS = DEMO_BATCH };
+
+/* Ranks of a process that train from the start, or from a checkpoint, to the end, or until they are killed. */
+typedef struct sharded_leg {
+    const char *title;     /* in tables */
+    const char *directory; /* of checkpoints and metrics.jsonl */
+    sharded_wrap wrap;
+    demo_axes axes;
+    int ranks;   /* all together */
+    int save_at; /* steps after which they save, the end apart; 0 -> never */
+    int kill_at; /* steps after which the process is killed; 0 -> never */
+    bool resume; /* from the newest checkpoint in the directory */
+    bool keep;   /* the student becomes a model directory */
+} sharded_leg;
+
+/* What a rank tells after a step. */
+typedef struct sharded_news {
+    int rank;
+    int step;                        /* done in all */
+    int steps;                       /* done in this leg, in: */
+    double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
+    uint64_t bytes_sent;
+    uint64_t planned, counted; /* bytes of weights, gradients, optimizer and average */
+    double bits_per_byte;      /* at the end; 0 before */
+} sharded_news;
+
+/* What all ranks of a leg share. */
+typedef struct sharded_job {
+    demo_job demo;
+    const sharded_leg *leg;
+    int news; /* the pipe that sharded_news go into */
+} sharded_job;
+
+/* What each rank runs; `job` is a sharded_job. */
+xd_result sharded_run_rank(xd_comm *world, void *job);
+
+/* ---- processes ---- */
+
+/* What came of a leg. */
+typedef struct sharded_outcome {
+    sharded_news ranks[SHARDED_MOST_RANKS]; /* the last that each told */
+    bool killed;
+} sharded_outcome;
+
+/* Runs a leg in a process of its own, and kills that when the leg says so. Errors: STATE when it ended in another way than it
+ * should; IO, MEMORY. */
+xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
+
+/* ---- memory ---- */
+
+/* An allocator of all ranks that counts what is in use, for each thread that has asked for it. */
+xd_allocator sharded_counting_allocator(void);
+
+/* Bytes that the calling thread has taken and not given back, from its first call on. */
+int64_t sharded_counted(void);
+
+/* ---- the student ---- */
+
+/* A rank's part of the student, its optimizer and its average. */
+typedef struct sharded_student {
+    demo_rank *rank;
+    nn_description description;
+    xd_model *model;       /* of the description */
+    xd_parallel *parallel; /* NULL without a wrapper */
+    xd_comm *data;         /* the ranks that the wrapper is over; HSDP: this rank's group of them */
+    xd_comm *replicas;     /* HSDP: the ranks of the same place in the other groups */
+    bool owns_groups;
+    float *weights; /* without a wrapper: all of them, laid out as rank->model */
+
+    nn_flat flat;
+    nn_blocks blocks;
+    nn_source source; /* of its blocks, whichever of both */
+    double wrapper_seconds;
+
+    int64_t count;
+    xd_param *params;
+    xd_tensor_part *parts;
+    xd_optimizer *optimizer;
+    xd_ema *average;
+    uint64_t planned, counted; /* bytes of all this */
+} sharded_student;
+
+/* Describes the model, wraps it as the leg says, and gives the rank its sequences. sharded_student_close in any case. Collective. */
+xd_result sharded_student_open(sharded_student *s, demo_rank *rank, const sharded_leg *leg, uint64_t seed);
+void sharded_student_close(sharded_student *s);
+
+/* The gradient of the whole batch from the logits' gradients; then the step. Collective. */
+xd_result sharded_student_backward(sharded_student *s);
+xd_result sharded_student_update(sharded_student *s, demo_step *out);
+
+/* Weights that were loaded are what blocks show. Collective. */
+xd_result sharded_student_publish(sharded_student *s);
+
+/* All weights, laid out as rank->model. Collective. */
+xd_result sharded_student_gather(sharded_student *s, float *weights);
+
+/* ---- checkpoints ---- */
+
+/* The name that the average has in a checkpoint. */
+#define SHARDED_AVERAGE_NAME "slow"
+
+/* All that a step changes. Collective over world. */
+xd_result sharded_save(const sharded_student *s, const char *directory, int step);
+xd_result sharded_load(const sharded_student *s, const char *directory, int *step);
+
+/* Removes the checkpoints of an older run, whose steps may be beyond this one's. Errors: IO. */
+xd_result sharded_forget(xd_ctx *ctx, const char *directory);
+
+/* ---- comparing ---- */
+
+enum { SHARDED_WEIGHTS, SHARDED_MOMENTS, SHARDED_AVERAGE, SHARDED_CURVE, SHARDED_THINGS };
+
+/* How two runs agree. */
+typedef struct sharded_comparison {
+    int64_t bytes[SHARDED_THINGS];  /* that were compared; of the curve: steps */
+    double apart[SHARDED_THINGS];   /* the largest difference of two numbers */
+    bool same_bits[SHARDED_THINGS]; /* all of them */
+} sharded_comparison;
+
+/* Their checkpoints of a step, and metrics.jsonl, in two directories. Errors: IO, MISSING; FORMAT for lines that no run wrote. */
+xd_result sharded_compare(xd_ctx *ctx, const char *one, const char *other, int step, sharded_comparison *out);
+
+/* Bytes of the first `lines` lines of metrics.jsonl. Errors: IO; DATA when there are fewer, with both numbers. */
+xd_result sharded_metrics_bytes(xd_ctx *ctx, const char *directory, int lines, long *bytes);
+
+/* ---- what is told ---- */
+
+enum { SHARDED_LEGS = 3 };
+
+/* The whole way: a run on one rank, and one that was interrupted. */
+typedef struct sharded_run {
+    const sharded_options *options;
+    sharded_leg legs[SHARDED_LEGS];
+    sharded_outcome outcomes[SHARDED_LEGS];
+    sharded_comparison comparison;
+} sharded_run;
+
+/* Whether its bits must be equal: only where ranks do not split the weights by columns. */
+bool sharded_is_invariant(const sharded_options *o);
+
+void sharded_print_tables(const sharded_run *run);
+
+/* sharded.json. Errors: IO, MEMORY. */
+xd_result sharded_write_run(xd_ctx *ctx, const sharded_run *run);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SHARDED_H */

@@ -1,0 +1,94 @@
+/* sharded_options.c - the command line. */
+#include "sharded.h"
+
+#include "../common/options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const sharded_names[] = { "ddp", "sharded", "fsdp", "hsdp", "no wrapper" };
+
+const char *sharded_wrap_name(sharded_wrap wrap) {
+    return sharded_names[wrap];
+}
+
+static bool sharded_parse_wrap(const char *text, void *options) {
+    for (int i = SHARDED_DDP; i < SHARDED_PLAIN; i++)
+        if (strcmp(text, sharded_names[i]) == 0) {
+            ((sharded_options *)options)->wrap = (sharded_wrap)i;
+            return true;
+        }
+    return false;
+}
+
+static bool sharded_parse_mesh(const char *text, void *options) {
+    return demo_parse_mesh(text, &((sharded_options *)options)->axes);
+}
+
+#define FIELD(name) offsetof(sharded_options, name)
+
+static const option sharded_table[] = {
+    { "--wrap", "NAME", OPTION_PARSED, 0, 0, 0,
+      "how ranks hold the student before the interruption: ddp, sharded, fsdp, hsdp (fsdp)",
+      "ddp, sharded (ddp with a sharded optimizer), fsdp or hsdp", sharded_parse_wrap },
+    { "--mesh", "dp=N,tp=N", OPTION_PARSED, 0, 1, NN_MOST_RANKS,
+      "what ranks split before the interruption: rows of a batch, weights (dp=4)",
+      "dp=N, cp=N, tp=N with commas between them, once each, N", sharded_parse_mesh },
+    { "--steps", "N", OPTION_INT, FIELD(steps), 4, 1000000, "of training (120)", NULL, NULL },
+    { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000,
+      "of the weights, of the rows and of the step of the interruption (1)", NULL, NULL },
+    { "--data", "DIR", OPTION_PATH, FIELD(data), 0, 0, "as for build/demo (data)", NULL, NULL },
+    { "--out", "DIR", OPTION_PATH, FIELD(out), 0, 0, "where results go (out/sharded)", NULL, NULL },
+    { "--overwrite", "", OPTION_FLAG, FIELD(overwrite), 0, 0, "replace a finished student that is there",
+      NULL, NULL },
+    { "--heldout-bytes", "N", OPTION_SIZE, FIELD(heldout_bytes), 1, 1000000000,
+      "measure on no more of the held-out text (all)", NULL, NULL },
+    { "--mpi", "", OPTION_FLAG, FIELD(mpi), 0, 0, "processes of an MPI job as ranks", NULL, NULL },
+    { "--help", "", OPTION_FLAG, FIELD(help), 0, 0, "print this", NULL, NULL },
+};
+
+enum { SHARDED_OPTIONS = sizeof sharded_table / sizeof sharded_table[0] };
+
+void sharded_print_help(void) {
+    printf(
+        "demo-sharded: trains a student on one rank, and again sharded over several, killed and resumed on "
+        "others, and\ncompares the bits.\n\n");
+    options_print(sharded_table, SHARDED_OPTIONS);
+    printf("\nWith tp above 1 the mode is deterministic, not INVARIANT: then losses are within 1e-3, not "
+           "bit-equal.\n"
+           "\nFor example, ranks in two groups that hold the student once each, a minute:\n"
+           "  build/demo-sharded --wrap hsdp --steps 40 --out out/hsdp\n");
+}
+
+bool sharded_is_invariant(const sharded_options *o) {
+    return o->axes.tp == 1;
+}
+
+/* What there is not yet is named; so is what cannot be. */
+static bool sharded_check(sharded_options *o) {
+    const demo_axes *a = &o->axes;
+    if (o->mpi)
+        snprintf(o->problem, sizeof o->problem, "--mpi is not there yet: ranks are threads of processes");
+    else if (a->cp > 1)
+        snprintf(o->problem, sizeof o->problem, "--mesh cp=%d is not there yet: a leaf is a whole sequence",
+                 a->cp);
+    else if (a->dp * a->tp > SHARDED_MOST_RANKS)
+        snprintf(o->problem, sizeof o->problem, "--mesh dp=%d,tp=%d has %d ranks, %d are the most", a->dp,
+                 a->tp, a->dp * a->tp, SHARDED_MOST_RANKS);
+    else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
+        snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
+    return !o->problem[0];
+}
+
+bool sharded_parse(int argc, char **argv, sharded_options *o) {
+    memset(o, 0, sizeof *o);
+    o->wrap = SHARDED_FSDP;
+    o->axes.dp = 4;
+    o->axes.cp = o->axes.tp = 1;
+    o->steps = 120;
+    o->seed = 1;
+    o->data = "data";
+    o->out = "out/sharded";
+    if (!options_parse(sharded_table, SHARDED_OPTIONS, argc, argv, o, o->problem)) return false;
+    return o->help || sharded_check(o);
+}

@@ -1,0 +1,144 @@
+/* sharded_train.c - what each rank of a leg does: from the start or a checkpoint to the end, or until somebody kills it. */
+#define _POSIX_C_SOURCE 200112L /* write */
+#include "sharded.h"
+
+#include <string.h>
+#include <unistd.h>
+
+typedef struct sharded_rank {
+    const sharded_job *job;
+    demo_rank rank;
+    sharded_student student;
+    sharded_news news;
+    demo_report *report; /* of rank 0 */
+} sharded_rank;
+
+/* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */
+static uint64_t sharded_sent(const sharded_rank *r) {
+    const xd_comm *const groups[] = { r->rank.world, r->rank.rows, r->rank.tp, r->student.data,
+                                      r->student.replicas };
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        bool again = false;
+        for (size_t j = 0; j < i; j++) again = again || groups[j] == groups[i];
+        if (groups[i] && !again) bytes += xd_comm_traffic(groups[i]).bytes_sent;
+    }
+    return bytes;
+}
+
+/* Pieces of this size are not torn, so all ranks of a process write into one pipe. */
+static xd_result sharded_tell(const sharded_rank *r) {
+    const sharded_news *news = &r->news;
+    if (write(r->job->news, news, sizeof *news) == (ssize_t)sizeof *news) return XD_OK;
+    return XD_FAIL(r->rank.ctx, XD_ERROR_IO, "rank %d cannot tell of step %d", news->rank, news->step);
+}
+
+/* ---- a step ---- */
+
+static xd_result sharded_learn(sharded_rank *r, int step, demo_step *out) {
+    demo_rank *rank = &r->rank;
+    const demo_job *job = rank->job;
+    const demo_arm *arm = &job->arms[0];
+    out->learning_rate = demo_learning_rate(arm->learning_rate, step, job->steps);
+    demo_read_batch(rank, arm->share, job->seed, step);
+    XD_TRY(demo_ask_teacher(rank));
+    XD_TRY(demo_forward(rank, &rank->model, &r->student.source, rank->ids, true, rank->workspace,
+                        rank->logits.own));
+    XD_TRY(demo_arm_loss(rank, arm, out));
+    XD_TRY(sharded_student_backward(&r->student));
+    return sharded_student_update(&r->student, out);
+}
+
+static xd_result sharded_record(sharded_rank *r, int step, const demo_step *out) {
+    const demo_moment at = { r->rank.job->seed, step, r->news.seconds };
+    const xd_result result =
+        r->report ? demo_report_step(r->rank.ctx, r->report, r->rank.job, &at, out) : XD_OK;
+    return xd_agree(r->rank.world, result);
+}
+
+static xd_result sharded_step(sharded_rank *r, int step) {
+    const double start = xd_now(r->rank.ctx);
+    const uint64_t sent = sharded_sent(r);
+    demo_step out;
+    memset(&out, 0, sizeof out);
+    r->student.wrapper_seconds = 0.0;
+    XD_TRY(sharded_learn(r, step, &out));
+    r->news.step = step + 1;
+    r->news.steps++;
+    r->news.seconds += out.seconds = xd_now(r->rank.ctx) - start;
+    r->news.wrapper_seconds += r->student.wrapper_seconds;
+    r->news.bytes_sent += sharded_sent(r) - sent;
+    XD_TRY(sharded_record(r, step, &out));
+    if (step + 1 == r->job->leg->save_at || step + 1 == r->rank.job->steps)
+        XD_TRY(sharded_save(&r->student, r->job->leg->directory, step + 1));
+    return sharded_tell(r);
+}
+
+/* ---- the end ---- */
+
+/* What is kept is measured as it is kept: every weight rounded to bf16. */
+static xd_result sharded_finish(sharded_rank *r) {
+    demo_rank *rank = &r->rank;
+    bool failed = false;
+    char sample[SAMPLE_BYTES];
+    float *weights = demo_floats(rank, rank->model.float_count, &failed);
+    nn_flat flat = { &rank->model, weights, NULL };
+    const nn_source source = nn_flat_source(&flat);
+    xd_result result = failed ? XD_FAIL(rank->ctx, XD_ERROR_MEMORY, "no room for the whole student") : XD_OK;
+    result = xd_agree(rank->world, result);
+    if (result == XD_OK) result = sharded_student_gather(&r->student, weights);
+    if (result == XD_OK) demo_round_to_bf16(weights, rank->model.float_count);
+    if (result == XD_OK) result = demo_evaluate_student(rank, &source, &r->news.bits_per_byte);
+    if (result == XD_OK && r->job->leg->keep) result = demo_keep_student(rank, weights, true, sample);
+    xd_release(rank->ctx, weights);
+    return result == XD_OK ? sharded_tell(r) : result;
+}
+
+/* ---- all together ---- */
+
+/* What an interrupted leg wrote after its checkpoint is cut off. */
+static xd_result sharded_open_report(sharded_rank *r, int done) {
+    const sharded_leg *leg = r->job->leg;
+    xd_result result = XD_OK;
+    long bytes = 0;
+    if (xd_comm_rank(r->rank.world) == 0) {
+        result = demo_report_open(r->rank.ctx, leg->directory, leg->resume, &r->report);
+        if (result == XD_OK && leg->resume)
+            result = sharded_metrics_bytes(r->rank.ctx, leg->directory, done, &bytes);
+        if (result == XD_OK && leg->resume) result = demo_report_go_to(r->rank.ctx, r->report, bytes);
+    }
+    return xd_agree(r->rank.world, result);
+}
+
+static xd_result sharded_train(sharded_rank *r) {
+    int done = 0;
+    if (r->job->leg->resume) {
+        XD_TRY(sharded_load(&r->student, r->job->leg->directory, &done));
+        XD_TRY(sharded_student_publish(&r->student));
+    }
+    XD_TRY(sharded_open_report(r, done));
+    for (int step = done; step < r->rank.job->steps; step++) XD_TRY(sharded_step(r, step));
+    return sharded_finish(r);
+}
+
+static xd_result sharded_work(sharded_rank *r) {
+    XD_TRY(sharded_student_open(&r->student, &r->rank, r->job->leg, r->rank.job->seed));
+    XD_TRY(xd_agree(r->rank.world, demo_rank_make_buffers(&r->rank)));
+    r->news.rank = xd_comm_rank(r->rank.world);
+    r->news.planned = r->student.planned;
+    r->news.counted = r->student.counted;
+    return sharded_train(r);
+}
+
+xd_result sharded_run_rank(xd_comm *world, void *job) {
+    sharded_rank r;
+    memset(&r, 0, sizeof r);
+    r.job = (const sharded_job *)job;
+    (void)sharded_counted(); /* from here on */
+    xd_result result = demo_rank_join(&r.rank, world, &r.job->demo);
+    if (result == XD_OK) result = sharded_work(&r);
+    const xd_result closed = demo_report_close(xd_comm_ctx(world), r.report);
+    sharded_student_close(&r.student);
+    demo_rank_close(&r.rank);
+    return result == XD_OK ? closed : result;
+}

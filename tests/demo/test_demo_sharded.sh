@@ -1,0 +1,85 @@
+#!/bin/sh
+# The demonstration of sharded training: a run that was killed and went on under another wrapper on other ranks has the bits of one
+# rank without a wrapper, and what is wrong is refused. The last line is `N passed, N failed, N skipped`.
+#
+#   sh tests/demo/test_demo_sharded.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#
+# Its batch is 8 rows of 32 tokens, an eighth of the real one.
+set -u
+include=${1:-.}
+. tests/demo/common.sh
+
+# start NAME OPTION...: a run into the folder NAME, quietly
+start() {
+    name=$1
+    shift
+    "$work/small" --heldout-bytes 1000 --out "$work/$name" "$@" >"$work/$name.log" 2>&1
+}
+
+# equal NAME OPTION...: a run of 6 steps that finds all four things equal; fails when it says anything else
+equal() {
+    start "$@" --steps 6 && [ "$(grep -c ' bit-equal$' "$work/$1.log")" -eq 4 ] && ! grep -q DIFFER "$work/$1.log" &&
+    ! grep -qi 'nan\|inf' "$work/$1/plain/metrics.jsonl"
+}
+
+# refused WORDS OPTION...: nothing runs, and it says WORDS
+refused() {
+    words=$1
+    shift
+    start refused "$@" && return 1
+    grep -q -e "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
+}
+
+small="-DDEMO_ROW=32 -DDEMO_BATCH=8"
+demo_sources "$include" && ${CC:-cc} $small $sharded_sources -o "$work/small" && ${CC:-cc} $small $sources -o "$work/demo"
+verdict $? 'it builds'
+
+for wrap in ddp sharded fsdp hsdp; do
+    equal $wrap --wrap $wrap
+    verdict $? "4 ranks, $wrap, then 3 ranks have the bits of one rank" "$work/$wrap.log"
+done
+equal odd --wrap fsdp --mesh dp=3 --seed 7 && equal all --wrap hsdp --mesh dp=8 --seed 8
+verdict $? '3 and 8 ranks have the bits of one rank' "$work/odd.log"
+
+start tp --mesh dp=2,tp=2 --steps 6 && [ "$(grep -c ' within \| bit-equal$' "$work/tp.log")" -eq 4 ] &&
+awk '/^  bits per byte/ { d = $4 - $5; found = d < 1e-3 && d > -1e-3 } END { exit !found }' "$work/tp.log"
+verdict $? '2 ranks that split the weights, twice, are within 1e-3' "$work/tp.log"
+
+grep -q '^4 ranks, fsdp: killed by SIGKILL after step [45]$' "$work/fsdp.log" &&
+grep -q '^3 ranks, ddp: went on after step 3$' "$work/fsdp.log" &&
+[ "$(wc -l <"$work/fsdp/wrapped/metrics.jsonl")" -eq 6 ] && [ -f "$work/fsdp/wrapped/step-3/manifest.json" ]
+verdict $? 'it is killed behind its checkpoint, goes on from it, and has every step once' "$work/fsdp.log"
+cmp -s "$work/fsdp/student/model.safetensors" "$work/hsdp/student/model.safetensors" &&
+! cmp -s "$work/fsdp/student/model.safetensors" "$work/odd/student/model.safetensors"
+verdict $? 'a wrapper changes no bit of the student, a seed does'
+for file in model optim ema-slow; do
+    cmp -s "$work/fsdp/plain/step-6/$file.safetensors" "$work/fsdp/wrapped/step-6/$file.safetensors" || echo "$file"
+done >"$work/other"
+[ ! -s "$work/other" ]
+verdict $? 'files of checkpoints are equal whoever wrote them' "$work/other"
+
+"$work/demo" --eval "$work/fsdp/student" --heldout-bytes 1000 >"$work/eval.log" &&
+bits=$(sed -n 's/^  "bits_per_byte": \([0-9.]*\),$/\1/p' "$work/fsdp/sharded.json") &&
+awk -v bits="$bits" '/bits\/byte/ { d = $4 - bits; found = bits > 0 && d < 1e-5 && d > -1e-5 } END { exit !found }' "$work/eval.log"
+verdict $? 'the student measures the same once it is read back' "$work/eval.log"
+awk 'NF == 6 && /^ +[0-9. ]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
+verdict $? 'every rank takes the memory that was planned' "$work/fsdp.log"
+
+refused "fsdp/student holds a finished model: --overwrite" --steps 4 --out "$work/fsdp" &&
+start fsdp --overwrite --steps 4 && grep -q 'went on after step 2$' "$work/fsdp.log" && [ ! -d "$work/fsdp/wrapped/step-6" ]
+verdict $? 'a finished student is replaced with --overwrite only, and an older run is not gone on from' "$work/fsdp.log"
+
+for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
+    '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--mpi:--mpi is not there yet' '--epochs 3:no option --epochs' \
+    '--data nowhere:nowhere has no heldout.txt'; do
+    refused "${bad#*:}" ${bad%%:*}
+    verdict $? "${bad%%:*} is answered with what would be right"
+done
+"$work/small" --help >"$work/help.log"
+for option in wrap mesh steps seed data out overwrite heldout-bytes help; do
+    grep -q "^  --$option " "$work/help.log" || echo "no --$option"
+done >"$work/missing"
+[ ! -s "$work/missing" ] && grep -q 'build/demo-sharded --wrap' "$work/help.log"
+verdict $? '--help lists the options and an example'
+conclude

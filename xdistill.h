@@ -1316,7 +1316,8 @@ typedef struct xd_tensor_part {
     const xd_region *region;    /* indices of the tensor; NULL -> all of them */
     xd_interval range;          /* positions in the dense storage of `region` that are here; may be empty */
     void *data;                 /* [range.end - range.begin]; may be NULL when empty */
-    bool replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
+    bool
+        replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
                    * element leaves this false */
 } xd_tensor_part;
 
@@ -53729,4 +53730,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0e7312ae88ea7f085ffd0592448e97b83d528332bc855e851ec08ad847336adf */
+/* xdistill sha256 44a3b75d617295ae894fc0d6a71e9c6bc1ed6b063d990257831cdb75bc681cb5 */

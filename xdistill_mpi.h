@@ -58,9 +58,10 @@ typedef struct xd_mpi_desc {
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * Errors: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups, staging_bytes
- * too small), MEMORY (the others then get TIMEOUT), MISMATCH (staging_bytes, on every rank), PEER (MPI's own error),
- * TIMEOUT. */
+ * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small),
+ * MISMATCH (staging_bytes), MEMORY (PEER on the other ranks). Not so where there is nothing to say it through, and the others
+ * get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups), MEMORY for the first
+ * bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
 #endif
@@ -94,19 +95,25 @@ enum {
     XDI_MPI_SPIN = 200    /* polls before the core is yielded after each further one */
 };
 
+/* What ranks tell each other before there is a world. */
+typedef struct xdi_mpi_entry {
+    uint64_t staging_bytes;
+    int32_t cpu;    /* xd_cpu_level */
+    int32_t result; /* xd_result of what this rank prepared alone */
+} xdi_mpi_entry;
+
 /* What the handles of one world share on this rank. */
 typedef struct xdi_mpi_world {
     MPI_Comm comm;
-    int holders;       /* handles */
-    int next_group;    /* above every id this rank has used */
-    int groups;        /* ids that the tags of this MPI allow */
-    xd_result failure; /* XD_OK, or what broke the world */
-    int culprit;       /* world rank */
-    bool in_flight;    /* MPI may still access memory of this world */
-    int32_t notice[2]; /* failure and culprit, being sent to the others */
-    int64_t said[3];   /* this rank's CPU level, bytes of staging and their negative */
-    int64_t lowest[3]; /* minimum over all ranks */
-    char *staging;     /* terms of a sum: a tile of each node of every rank's forest, in order */
+    int holders;                /* handles */
+    int next_group;             /* above every id this rank has used */
+    int groups;                 /* ids that the tags of this MPI allow */
+    xd_result failure;          /* XD_OK, or what broke the world */
+    int culprit;                /* world rank */
+    bool in_flight;             /* MPI may still access memory of this world */
+    int32_t notice[2];          /* failure and culprit, being sent to the others */
+    xdi_mpi_entry said, *heard; /* of this rank; [size], of all: behind this struct */
+    char *staging;              /* terms of a sum: a tile of each node of every rank's forest, in order */
     int64_t staging_bytes;
 } xdi_mpi_world;
 
@@ -678,8 +685,8 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
 }
 
 /* Waits for a request that was started with `code`, with a deadline, in case a rank never comes. */
-static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const char *what) {
-    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
+static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, double deadline,
+                              const char *what) {
     int done = 0;
     while (code == MPI_SUCCESS) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
@@ -692,51 +699,104 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
     return XD_OK;
 }
 
-/* Collects the settings that must be the same on all ranks. */
-static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    world->said[0] = (int64_t)xd_ctx_settings(ctx)->cpu;
-    world->said[1] = world->staging_bytes;
-    world->said[2] = -world->staging_bytes;
-    const int code =
-        MPI_Iallreduce(world->said, world->lowest, 3, MPI_INT64_T, MPI_MIN, world->comm, &request);
-    return xdi_mpi_join(ctx, code, &request, "compare the ranks' settings");
+static size_t xdi_mpi_least(int size) {
+    return (size_t)XDI_MPI_STAGING_LEAST * (size_t)size;
 }
 
-/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. Ranks
- * whose staging differs would split sums into different tiles. */
-static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_world *world) {
-    XD_REQUIRE(ctx, world->lowest[1] == -world->lowest[2], XD_ERROR_MISMATCH,
-               "staging_bytes is %lld here, and between %lld and %lld on the ranks",
-               (long long)world->staging_bytes, (long long)world->lowest[1], (long long)-world->lowest[2]);
-    xd_ctx_set_cpu(ctx, (xd_cpu_level)world->lowest[0]);
+static bool xdi_mpi_staging_fits(uint64_t bytes, int size) {
+    return bytes >= xdi_mpi_least(size) && bytes < PTRDIFF_MAX;
+}
+
+/* What all ranks refuse in the same words, having heard the same: a rank that refused its own alone would leave the others
+ * waiting. */
+static xd_result xdi_mpi_check_staging(xd_ctx *ctx, const xdi_mpi_entry *all, int size) {
+    for (int r = 0; r < size; r++)
+        if (!xdi_mpi_staging_fits(all[r].staging_bytes, size))
+            return XD_FAIL_CULPRIT(ctx, XD_ERROR_ARGUMENT, r,
+                                   "staging_bytes is %llu on rank %d, %d ranks need %zu, and at most %zu",
+                                   (unsigned long long)all[r].staging_bytes, r, size, xdi_mpi_least(size),
+                                   (size_t)PTRDIFF_MAX - 1);
+    for (int r = 1; r < size; r++) /* sums would be split into different tiles */
+        if (all[r].staging_bytes != all[0].staging_bytes)
+            return XD_FAIL_CULPRIT(
+                ctx, XD_ERROR_MISMATCH, r, "staging_bytes is %llu on rank %d, and %llu on rank 0",
+                (unsigned long long)all[r].staging_bytes, r, (unsigned long long)all[0].staging_bytes);
     return XD_OK;
 }
 
-static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
+/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
+static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, xd_result mine) {
+    int32_t lowest = all[0].cpu;
+    XD_TRY(xdi_mpi_check_staging(ctx, all, size));
+    XD_TRY(mine);
+    for (int r = 0; r < size; r++) {
+        if (all[r].result != XD_OK)
+            return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, r, "rank %d could not join: %s", r,
+                                   xd_result_name((xd_result)all[r].result));
+        lowest = all[r].cpu < lowest ? all[r].cpu : lowest;
+    }
+    xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out, double deadline) {
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Comm_idup(mpi, out, &request);
-    XD_TRY(xdi_mpi_join(ctx, code, &request, "duplicate the communicator"));
+    XD_TRY(xdi_mpi_join(ctx, code, &request, deadline, "duplicate the communicator"));
     MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN);
     return XD_OK;
 }
 
-static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, xdi_mpi_world *world) {
+/* Collects what must be known of all ranks. */
+static xd_result xdi_mpi_hear(xd_ctx *ctx, xdi_mpi_world *world, double deadline) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int bytes = (int)sizeof world->said;
+    const int code =
+        MPI_Iallgather(&world->said, bytes, MPI_BYTE, world->heard, bytes, MPI_BYTE, world->comm, &request);
+    return xdi_mpi_join(ctx, code, &request, deadline, "compare the ranks' settings");
+}
+
+/* The first communication. `mine`: what xdi_mpi_prepare returned here. */
+static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, int size, xd_result mine) {
+    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
     int *most = NULL, found = 0;
-    world->comm = MPI_COMM_NULL;
-    world->next_group = 2;
-    world->staging_bytes = (int64_t)d->staging_bytes;
-    world->staging = (char *)xd_allocate(ctx, d->staging_bytes);
-    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d->staging_bytes);
-    world->failure = xdi_mpi_duplicate(ctx, d->mpi, &world->comm);
-    if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world);
+    world->said.cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
+    world->said.result = (int32_t)mine;
+    world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm, deadline);
+    if (world->failure == XD_OK) world->failure = xdi_mpi_hear(ctx, world, deadline);
     if (world->failure != XD_OK)
         world->in_flight = true; /* MPI may still write to the buffers of the request */
     XD_TRY(world->failure);
-    XD_TRY(xdi_mpi_agree(ctx, world));
+    XD_TRY(xdi_mpi_agree(ctx, world->heard, size, mine));
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
     world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
     return XD_OK;
+}
+
+/* What can fail on one rank alone comes before the first communication, which tells the others. Memory of a size that every
+ * rank will refuse is not asked for. */
+static xd_result xdi_mpi_prepare(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, xd_comm **out) {
+    const size_t bytes = (size_t)world->said.staging_bytes;
+    xdi_mpi *t = NULL;
+    if (!xdi_mpi_staging_fits(bytes, size)) return XD_OK;
+    world->staging_bytes = (int64_t)bytes;
+    world->staging = (char *)xd_allocate(ctx, bytes);
+    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", bytes);
+    XD_TRY(xdi_mpi_create(ctx, world, size, rank, 1, &t));
+    for (int r = 0; r < size; r++) t->world_ranks[r] = r;
+    return xd_comm_create(ctx, &t->base, out);
+}
+
+static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, int size) {
+    const size_t heard = (size_t)size * sizeof(xdi_mpi_entry);
+    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + heard);
+    if (!world) return NULL;
+    world->comm = MPI_COMM_NULL;
+    world->holders = 1; /* xd_comm_mpi, until all have agreed */
+    world->next_group = 2;
+    world->said.staging_bytes = staging_bytes;
+    world->heard = (xdi_mpi_entry *)(world + 1);
+    return world;
 }
 
 /* The desc with its defaults. Unset handles have all bits zero, which no MPI gives to a communicator. */
@@ -753,13 +813,9 @@ static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
     MPI_Comm_test_inter(d->mpi, &between);
     XD_REQUIRE(ctx, !between, XD_ERROR_ARGUMENT, "the communicator joins two groups: it has to be of one");
     MPI_Comm_size(d->mpi, &size);
-    const size_t least = (size_t)XDI_MPI_STAGING_LEAST * (size_t)size;
-    if (!d->staging_bytes) {
-        d->staging_bytes = (size_t)XDI_MPI_STAGING_RANK * (size_t)size;
-        if (d->staging_bytes < XDI_MPI_STAGING) d->staging_bytes = XDI_MPI_STAGING;
-    }
-    XD_REQUIRE(ctx, d->staging_bytes >= least && d->staging_bytes < PTRDIFF_MAX, XD_ERROR_ARGUMENT,
-               "staging_bytes is %zu, %d ranks need %zu", d->staging_bytes, size, least);
+    if (d->staging_bytes) return XD_OK;
+    d->staging_bytes = (size_t)XDI_MPI_STAGING_RANK * (size_t)size;
+    if (d->staging_bytes < XDI_MPI_STAGING) d->staging_bytes = XDI_MPI_STAGING;
     return XD_OK;
 }
 
@@ -772,16 +828,17 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
     MPI_Comm_size(d.mpi, &size);
     MPI_Comm_rank(d.mpi, &rank);
     xd_ctx_set_rank(ctx, rank);
-    xdi_mpi *t = NULL;
-    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
+    xdi_mpi_world *world = xdi_mpi_create_world(ctx, d.staging_bytes, size);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
-    world->holders = 1; /* this function, until the handle exists */
-    xd_result result = xdi_mpi_create_world(ctx, &d, world);
-    if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
+    xd_comm *comm = NULL;
+    const xd_result mine = xdi_mpi_prepare(ctx, world, size, rank, &comm);
+    const xd_result result = xdi_mpi_meet(ctx, d.mpi, world, size, mine);
+    if (result == XD_OK)
+        *out = comm;
+    else
+        xd_comm_destroy(comm);
     xdi_mpi_release_world(ctx, world);
-    XD_TRY(result);
-    for (int r = 0; r < size; r++) t->world_ranks[r] = r;
-    return xd_comm_create(ctx, &t->base, out);
+    return result;
 }
 
 #endif

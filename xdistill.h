@@ -1522,7 +1522,7 @@ typedef struct xd_shift_desc {
  * arrays are host memory, also on a context with a GPU. With comm: collective over it, one exchange of ids and positions,
  * memory from the context's allocator; else local. Errors, with comm the same on every rank: ARGUMENT (a position outside
  * the sequence, an ignore_index that 32-bit labels cannot hold), DTYPE, SHAPE (a position that two ranks hold, or no rank,
- * with its number), MEMORY. */
+ * with its number), MISMATCH (other sequences or another length than rank 0, naming the rank), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
 /* The load-balanced order: rank r of n holds blocks r and 2n-1-r of 2n equal blocks. positions [length / n], on the
@@ -40478,7 +40478,9 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
             result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld sequences of %lld ids",
                              (long long)desc->sequences, (long long)desc->length);
     }
-    result = xdi_vocab_agree(desc->comm, NULL, result);
+    result = xdi_vocab_agree_rows(desc->comm, result,
+                                  desc->sequences); /* a product of both could agree by chance */
+    if (result == XD_OK) result = xdi_vocab_agree_rows(desc->comm, XD_OK, desc->length);
     const int64_t total = result == XD_OK ? desc->sequences * desc->length : 0;
     if (result == XD_OK) {
         whole.mask = whole.ids + total;
@@ -53730,4 +53732,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 44a3b75d617295ae894fc0d6a71e9c6bc1ed6b063d990257831cdb75bc681cb5 */
+/* xdistill sha256 27962a6e4f0ee8ec5d1741b52fb98062e402385758cbc1c6d36a6a72a5e14cf6 */

@@ -54,13 +54,15 @@ typedef struct xd_mpi_desc {
  *
  * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER; those that wait for one
  * that died or destroyed its handle get TIMEOUT at their deadline. A call that fails returns at most one second
- * later: messages that have begun to arrive are given so long, because MPI writes them into the caller's memory.
+ * later: half of it for the others to say whom they wait for, so that who waits itself is not blamed, and half for messages
+ * that have begun to arrive, because MPI writes them into the caller's memory.
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * Errors: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups, staging_bytes
- * too small), MEMORY (the others then get TIMEOUT), MISMATCH (staging_bytes, on every rank), PEER (MPI's own error),
- * TIMEOUT. */
+ * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small),
+ * MISMATCH (staging_bytes), MEMORY (PEER on the other ranks). Not so where there is nothing to say it through, and the others
+ * get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups), MEMORY for the first
+ * bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
 #endif
@@ -77,7 +79,11 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
  * increase and are never used twice by one rank.
  *
  * The rank that finds the world broken sends a notice to all others, which poll for it while they wait and
- * before each call. So a rank that arrives too late learns that the others do not wait for it any more. */
+ * before each call. So a rank that arrives too late learns that the others do not wait for it any more.
+ *
+ * At a deadline the rank that did not come may itself wait for another one, in another group or an earlier message. So a
+ * notice of a deadline says whom its sender waits for, whoever waits answers with one of its own, and the culprit is the
+ * rank that is waited for and says nothing. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
@@ -94,19 +100,33 @@ enum {
     XDI_MPI_SPIN = 200    /* polls before the core is yielded after each further one */
 };
 
+/* Of the second after a deadline: for notices of ranks that wait, then for messages that have begun to arrive. */
+#define XDI_MPI_ANSWER_SECONDS 0.5
+#define XDI_MPI_ARRIVE_SECONDS 0.5
+
+/* What ranks tell each other before there is a world. */
+typedef struct xdi_mpi_entry {
+    uint64_t staging_bytes;
+    int32_t cpu;    /* xd_cpu_level */
+    int32_t result; /* xd_result of what this rank prepared alone */
+} xdi_mpi_entry;
+
 /* What the handles of one world share on this rank. */
 typedef struct xdi_mpi_world {
     MPI_Comm comm;
-    int holders;       /* handles */
-    int next_group;    /* above every id this rank has used */
-    int groups;        /* ids that the tags of this MPI allow */
-    xd_result failure; /* XD_OK, or what broke the world */
-    int culprit;       /* world rank */
-    bool in_flight;    /* MPI may still access memory of this world */
-    int32_t notice[2]; /* failure and culprit, being sent to the others */
-    int64_t said[3];   /* this rank's CPU level, bytes of staging and their negative */
-    int64_t lowest[3]; /* minimum over all ranks */
-    char *staging;     /* terms of a sum: a tile of each node of every rank's forest, in order */
+    int size, rank;
+    int holders;                /* handles */
+    int next_group;             /* above every id this rank has used */
+    int groups;                 /* ids that the tags of this MPI allow */
+    xd_result failure;          /* XD_OK, or what broke the world */
+    int culprit;                /* world rank */
+    bool in_flight;             /* MPI may still access memory of this world */
+    int32_t notice[2];          /* failure and culprit, being sent to the others */
+    xdi_mpi_entry said, *heard; /* of this rank; [size], of all: behind this struct */
+    int32_t
+        *waits_for;  /* [size], behind them: world rank that each waits for, by its notice; -1: none came */
+    int32_t accused; /* by the first notice of a deadline; -1: there is none yet */
+    char *staging;   /* terms of a sum: a tile of each node of every rank's forest, in order */
     int64_t staging_bytes;
 } xdi_mpi_world;
 
@@ -148,20 +168,16 @@ static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
     xd_release(ctx, world);
 }
 
-/* Only the first failure is recorded. Notifies all ranks: notices are so short that they are sent at once, so none
- * is waited for. */
-static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
-    int size = 0, rank = 0, done = 0;
-    if (world->failure != XD_OK) return;
-    world->failure = result;
-    world->culprit = culprit;
+/* Notices are so short that they are sent at once, so none is waited for. Each rank sends one at most: its buffer may be in
+ * use. */
+static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) {
+    int done = 0;
     world->notice[0] = (int32_t)result;
     world->notice[1] = culprit;
-    MPI_Comm_size(world->comm, &size);
-    MPI_Comm_rank(world->comm, &rank);
-    for (int r = 0; r < size; r++) {
+    for (int r = 0; r < world->size; r++) {
         MPI_Request request = MPI_REQUEST_NULL;
-        if (r == rank || MPI_Isend(world->notice, 2, MPI_INT32_T, r, XDI_MPI_NOTICE, world->comm, &request))
+        if (r == world->rank ||
+            MPI_Isend(world->notice, 2, MPI_INT32_T, r, XDI_MPI_NOTICE, world->comm, &request))
             continue;
         if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) continue;
         world->in_flight = true;
@@ -169,19 +185,55 @@ static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
     }
 }
 
-/* True when the world is broken, as far as this rank knows. An error of the probe is left to the messages. */
-static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
+/* Only the first failure is recorded. */
+static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
+    if (world->failure != XD_OK) return;
+    world->failure = result;
+    world->culprit = culprit;
+    xdi_mpi_notify(world, result, culprit);
+}
+
+static void xdi_mpi_accuse(xdi_mpi_world *world, int accuser, int accused) {
+    world->waits_for[accuser] = accused;
+    if (world->accused < 0) world->accused = accused;
+}
+
+/* Takes a notice, if there is one. An error of the probe is left to the messages. */
+static bool xdi_mpi_hear(xdi_mpi_world *world) {
     int there = 0;
     int32_t notice[2];
     MPI_Status status;
-    if (world->failure != XD_OK) return true;
     if (MPI_Iprobe(MPI_ANY_SOURCE, XDI_MPI_NOTICE, world->comm, &there, &status) != MPI_SUCCESS || !there)
         return false;
     if (MPI_Recv(notice, 2, MPI_INT32_T, status.MPI_SOURCE, XDI_MPI_NOTICE, world->comm, MPI_STATUS_IGNORE))
         return false;
-    world->failure = (xd_result)notice[0];
-    world->culprit = notice[1];
+    if (notice[0] == (int32_t)XD_ERROR_TIMEOUT) {
+        xdi_mpi_accuse(world, status.MPI_SOURCE, notice[1]);
+    } else {
+        world->failure = (xd_result)notice[0];
+        world->culprit = notice[1];
+    }
     return true;
+}
+
+/* Ends the world by what notices of deadlines say: the first rank that is waited for and has said nothing; when all have,
+ * the one that was accused first. */
+static void xdi_mpi_convict(xdi_mpi_world *world) {
+    if (world->failure != XD_OK) return;
+    int culprit = world->size;
+    for (int r = 0; r < world->size; r++) {
+        const int32_t accused = world->waits_for[r];
+        if (accused >= 0 && accused < culprit && world->waits_for[accused] < 0) culprit = accused;
+    }
+    world->culprit = culprit < world->size ? culprit : world->accused;
+    world->failure = XD_ERROR_TIMEOUT;
+}
+
+/* True when the world is broken, as far as this rank, which does not wait, knows. */
+static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
+    while (world->failure == XD_OK && xdi_mpi_hear(world)) continue;
+    if (world->accused >= 0) xdi_mpi_convict(world);
+    return world->failure != XD_OK;
 }
 
 /* "2" or "2,3": the world ranks at the other end of pending messages; "" without any. Returns the group rank of
@@ -201,10 +253,17 @@ static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
     return first;
 }
 
+static bool xdi_mpi_awaits(const xdi_mpi *t, int world_rank) {
+    bool waits = false;
+    for (int i = 0; i < t->posted; i++)
+        waits = waits || (t->world_ranks[t->peers[i]] == world_rank && t->requests[i] != MPI_REQUEST_NULL);
+    return waits;
+}
+
 /* Ends pending messages, because the caller may free the buffers: those that have not begun to arrive are
- * cancelled, the others get one second. */
+ * cancelled, the others get some time. */
 static void xdi_mpi_give_up(xdi_mpi *t) {
-    const double end = xd_now(t->base.ctx) + 1.0;
+    const double end = xd_now(t->base.ctx) + XDI_MPI_ARRIVE_SECONDS;
     int done = 0;
     for (int i = 0; i < t->arriving; i++)
         if (t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
@@ -226,16 +285,15 @@ static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
     const bool late = t->world->failure == XD_ERROR_TIMEOUT;
     char missing[160];
     xdi_mpi_missing(t, missing, sizeof missing);
+    if (!xdi_mpi_awaits(t, culprit)) snprintf(missing, sizeof missing, "%d", culprit);
     xdi_mpi_give_up(t);
     if (late && culprit == me)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
                                "rank %d came after the deadline: the world is broken", me);
-    if (late && waiting) {
-        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+    if (late && waiting)
         return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
                                "rank%s %s did not arrive before the deadline",
                                strchr(missing, ',') ? "s" : "", missing);
-    }
     return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
                            late ? "did not arrive before the deadline" : "failed or left");
 }
@@ -264,12 +322,28 @@ static xd_result xdi_mpi_test_each(xdi_mpi *t) {
     return XD_OK;
 }
 
+static int xdi_mpi_silent(const xdi_mpi_world *world) {
+    int silent = 0;
+    for (int r = 0; r < world->size; r++) silent += world->waits_for[r] < 0;
+    return silent;
+}
+
+/* A deadline has passed, here or where a notice came from. Says whom this rank waits for, and hears the others. */
 static xd_result xdi_mpi_expire(xdi_mpi *t) {
+    xdi_mpi_world *world = t->world;
     char missing[160];
     XD_TRY(xdi_mpi_test_each(t));
     const int first = xdi_mpi_missing(t, missing, sizeof missing);
-    if (first < 0) return XD_OK; /* the last one has just completed */
-    xdi_mpi_break(t->world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
+    if (first < 0 && world->accused < 0 && world->failure == XD_OK)
+        return XD_OK; /* the last one has just completed */
+    if (first >= 0 && world->failure == XD_OK) {
+        xdi_mpi_notify(world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
+        xdi_mpi_accuse(world, world->rank, t->world_ranks[first]);
+    }
+    const double end = xd_now(t->base.ctx) + XDI_MPI_ANSWER_SECONDS;
+    while (world->failure == XD_OK && xdi_mpi_silent(world) > 1 && xd_now(t->base.ctx) < end)
+        if (!xdi_mpi_hear(world)) sched_yield();
+    xdi_mpi_convict(world);
     return xdi_mpi_report(t, true);
 }
 
@@ -287,10 +361,7 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
         if (done) break;
         if (turn < XDI_MPI_SPIN) continue;
         sched_yield();
-        if (xdi_mpi_is_broken(t->world)) {
-            XD_TRY(xdi_mpi_test_each(t));
-            return xdi_mpi_report(t, true);
-        }
+        if (t->world->failure != XD_OK || xdi_mpi_hear(t->world)) return xdi_mpi_expire(t);
         if (xd_now(t->base.ctx) < deadline || ++late < XDI_MPI_SPIN) continue;
         XD_TRY(xdi_mpi_expire(t));
         break;
@@ -678,8 +749,8 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
 }
 
 /* Waits for a request that was started with `code`, with a deadline, in case a rank never comes. */
-static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const char *what) {
-    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
+static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, double deadline,
+                              const char *what) {
     int done = 0;
     while (code == MPI_SUCCESS) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
@@ -692,51 +763,109 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
     return XD_OK;
 }
 
-/* Collects the settings that must be the same on all ranks. */
-static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    world->said[0] = (int64_t)xd_ctx_settings(ctx)->cpu;
-    world->said[1] = world->staging_bytes;
-    world->said[2] = -world->staging_bytes;
-    const int code =
-        MPI_Iallreduce(world->said, world->lowest, 3, MPI_INT64_T, MPI_MIN, world->comm, &request);
-    return xdi_mpi_join(ctx, code, &request, "compare the ranks' settings");
+static size_t xdi_mpi_least(int size) {
+    return (size_t)XDI_MPI_STAGING_LEAST * (size_t)size;
 }
 
-/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. Ranks
- * whose staging differs would split sums into different tiles. */
-static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_world *world) {
-    XD_REQUIRE(ctx, world->lowest[1] == -world->lowest[2], XD_ERROR_MISMATCH,
-               "staging_bytes is %lld here, and between %lld and %lld on the ranks",
-               (long long)world->staging_bytes, (long long)world->lowest[1], (long long)-world->lowest[2]);
-    xd_ctx_set_cpu(ctx, (xd_cpu_level)world->lowest[0]);
+static bool xdi_mpi_staging_fits(uint64_t bytes, int size) {
+    return bytes >= xdi_mpi_least(size) && bytes < PTRDIFF_MAX;
+}
+
+/* What all ranks refuse in the same words, having heard the same: a rank that refused its own alone would leave the others
+ * waiting. */
+static xd_result xdi_mpi_check_staging(xd_ctx *ctx, const xdi_mpi_entry *all, int size) {
+    for (int r = 0; r < size; r++)
+        if (!xdi_mpi_staging_fits(all[r].staging_bytes, size))
+            return XD_FAIL_CULPRIT(ctx, XD_ERROR_ARGUMENT, r,
+                                   "staging_bytes is %llu on rank %d, %d ranks need %zu, and at most %zu",
+                                   (unsigned long long)all[r].staging_bytes, r, size, xdi_mpi_least(size),
+                                   (size_t)PTRDIFF_MAX - 1);
+    for (int r = 1; r < size; r++) /* sums would be split into different tiles */
+        if (all[r].staging_bytes != all[0].staging_bytes)
+            return XD_FAIL_CULPRIT(
+                ctx, XD_ERROR_MISMATCH, r, "staging_bytes is %llu on rank %d, and %llu on rank 0",
+                (unsigned long long)all[r].staging_bytes, r, (unsigned long long)all[0].staging_bytes);
     return XD_OK;
 }
 
-static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
+/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
+static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, xd_result mine) {
+    int32_t lowest = all[0].cpu;
+    XD_TRY(xdi_mpi_check_staging(ctx, all, size));
+    XD_TRY(mine);
+    for (int r = 0; r < size; r++) {
+        if (all[r].result != XD_OK)
+            return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, r, "rank %d could not join: %s", r,
+                                   xd_result_name((xd_result)all[r].result));
+        lowest = all[r].cpu < lowest ? all[r].cpu : lowest;
+    }
+    xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out, double deadline) {
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Comm_idup(mpi, out, &request);
-    XD_TRY(xdi_mpi_join(ctx, code, &request, "duplicate the communicator"));
+    XD_TRY(xdi_mpi_join(ctx, code, &request, deadline, "duplicate the communicator"));
     MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN);
     return XD_OK;
 }
 
-static xd_result xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, xdi_mpi_world *world) {
+/* Collects what must be known of all ranks. */
+static xd_result xdi_mpi_compare(xd_ctx *ctx, xdi_mpi_world *world, double deadline) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int bytes = (int)sizeof world->said;
+    const int code =
+        MPI_Iallgather(&world->said, bytes, MPI_BYTE, world->heard, bytes, MPI_BYTE, world->comm, &request);
+    return xdi_mpi_join(ctx, code, &request, deadline, "compare the ranks' settings");
+}
+
+/* The first communication. `mine`: what xdi_mpi_prepare returned here. */
+static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, int size, xd_result mine) {
+    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
     int *most = NULL, found = 0;
-    world->comm = MPI_COMM_NULL;
-    world->next_group = 2;
-    world->staging_bytes = (int64_t)d->staging_bytes;
-    world->staging = (char *)xd_allocate(ctx, d->staging_bytes);
-    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d->staging_bytes);
-    world->failure = xdi_mpi_duplicate(ctx, d->mpi, &world->comm);
-    if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world);
+    world->said.cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
+    world->said.result = (int32_t)mine;
+    world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm, deadline);
+    if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world, deadline);
     if (world->failure != XD_OK)
         world->in_flight = true; /* MPI may still write to the buffers of the request */
     XD_TRY(world->failure);
-    XD_TRY(xdi_mpi_agree(ctx, world));
+    XD_TRY(xdi_mpi_agree(ctx, world->heard, size, mine));
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
     world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
     return XD_OK;
+}
+
+/* What can fail on one rank alone comes before the first communication, which tells the others. Memory of a size that every
+ * rank will refuse is not asked for. */
+static xd_result xdi_mpi_prepare(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, xd_comm **out) {
+    const size_t bytes = (size_t)world->said.staging_bytes;
+    xdi_mpi *t = NULL;
+    if (!xdi_mpi_staging_fits(bytes, size)) return XD_OK;
+    world->staging_bytes = (int64_t)bytes;
+    world->staging = (char *)xd_allocate(ctx, bytes);
+    XD_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %zu bytes of staging", bytes);
+    XD_TRY(xdi_mpi_create(ctx, world, size, rank, 1, &t));
+    for (int r = 0; r < size; r++) t->world_ranks[r] = r;
+    return xd_comm_create(ctx, &t->base, out);
+}
+
+static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, int size, int rank) {
+    const size_t each = sizeof(xdi_mpi_entry) + sizeof(int32_t);
+    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
+    if (!world) return NULL;
+    world->comm = MPI_COMM_NULL;
+    world->size = size;
+    world->rank = rank;
+    world->holders = 1; /* xd_comm_mpi, until all have agreed */
+    world->next_group = 2;
+    world->said.staging_bytes = staging_bytes;
+    world->heard = (xdi_mpi_entry *)(world + 1);
+    world->waits_for = (int32_t *)(world->heard + size);
+    for (int r = 0; r < size; r++) world->waits_for[r] = -1;
+    world->accused = -1;
+    return world;
 }
 
 /* The desc with its defaults. Unset handles have all bits zero, which no MPI gives to a communicator. */
@@ -753,13 +882,9 @@ static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
     MPI_Comm_test_inter(d->mpi, &between);
     XD_REQUIRE(ctx, !between, XD_ERROR_ARGUMENT, "the communicator joins two groups: it has to be of one");
     MPI_Comm_size(d->mpi, &size);
-    const size_t least = (size_t)XDI_MPI_STAGING_LEAST * (size_t)size;
-    if (!d->staging_bytes) {
-        d->staging_bytes = (size_t)XDI_MPI_STAGING_RANK * (size_t)size;
-        if (d->staging_bytes < XDI_MPI_STAGING) d->staging_bytes = XDI_MPI_STAGING;
-    }
-    XD_REQUIRE(ctx, d->staging_bytes >= least && d->staging_bytes < PTRDIFF_MAX, XD_ERROR_ARGUMENT,
-               "staging_bytes is %zu, %d ranks need %zu", d->staging_bytes, size, least);
+    if (d->staging_bytes) return XD_OK;
+    d->staging_bytes = (size_t)XDI_MPI_STAGING_RANK * (size_t)size;
+    if (d->staging_bytes < XDI_MPI_STAGING) d->staging_bytes = XDI_MPI_STAGING;
     return XD_OK;
 }
 
@@ -772,16 +897,17 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
     MPI_Comm_size(d.mpi, &size);
     MPI_Comm_rank(d.mpi, &rank);
     xd_ctx_set_rank(ctx, rank);
-    xdi_mpi *t = NULL;
-    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
+    xdi_mpi_world *world = xdi_mpi_create_world(ctx, d.staging_bytes, size, rank);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
-    world->holders = 1; /* this function, until the handle exists */
-    xd_result result = xdi_mpi_create_world(ctx, &d, world);
-    if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
+    xd_comm *comm = NULL;
+    const xd_result mine = xdi_mpi_prepare(ctx, world, size, rank, &comm);
+    const xd_result result = xdi_mpi_meet(ctx, d.mpi, world, size, mine);
+    if (result == XD_OK)
+        *out = comm;
+    else
+        xd_comm_destroy(comm);
     xdi_mpi_release_world(ctx, world);
-    XD_TRY(result);
-    for (int r = 0; r < size; r++) t->world_ranks[r] = r;
-    return xd_comm_create(ctx, &t->base, out);
+    return result;
 }
 
 #endif

@@ -346,6 +346,37 @@ XD_TEST(labels_cross_the_ranks_of_a_split_sequence) {
     CHECK(xd_run_threads(3, NULL, shift_rank, NULL, NULL) == XD_OK);
 }
 
+/* One sequence of 15 and seven of 3: the words that are exchanged are as many, 45. */
+static xd_result misshapen_rank(xd_comm *world, void *argument) {
+    const int odd = *(const int *)argument, rank = xd_comm_rank(world);
+    int64_t positions[5], ids[35] = { 0 }, labels[35];
+    xd_shift_desc d;
+    for (int i = 0; i < 5; i++) positions[i] = rank + 3 * i;
+    memset(&d, 0, sizeof d);
+    d.sequences = rank == odd ? 7 : 1;
+    d.length = rank == odd ? 3 : 15;
+    d.positions = positions;
+    d.held = rank == odd ? 1 : 5;
+    d.ids = xd_ids_of(ids, XD_DTYPE_I64);
+    d.comm = world;
+    for (int i = 0; i < 35; i++) labels[i] = 7;
+    CHECK_EQ_INT(xd_next_token_labels(xd_comm_ctx(world), &d, labels), XD_ERROR_MISMATCH);
+    const xd_error *error = xd_last_error(xd_comm_ctx(world));
+    CHECK_EQ_INT(error->culprit, odd);
+    CHECK(strstr(error->message, "rank 2 passed count 7, rank 0 passed count 1") != NULL);
+    d.sequences = 1; /* then the lengths differ */
+    CHECK_EQ_INT(xd_next_token_labels(xd_comm_ctx(world), &d, labels), XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(error->culprit, odd);
+    CHECK(strstr(error->message, "rank 2 passed count 3, rank 0 passed count 15") != NULL);
+    for (int i = 0; i < 35; i++) CHECK_EQ_INT(labels[i], 7);
+    return XD_OK;
+}
+
+XD_TEST(labels_of_ranks_with_other_shapes_are_refused_though_as_many_words_are_exchanged) {
+    int odd = 2;
+    CHECK(xd_run_threads(3, NULL, misshapen_rank, &odd, NULL) == XD_OK);
+}
+
 /* ---- memory ---- */
 
 static void *counted_allocate(void *user, size_t bytes) {

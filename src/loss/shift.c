@@ -92,7 +92,9 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
             result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld sequences of %lld ids",
                              (long long)desc->sequences, (long long)desc->length);
     }
-    result = xdi_vocab_agree(desc->comm, NULL, result);
+    result = xdi_vocab_agree_rows(desc->comm, result,
+                                  desc->sequences); /* a product of both could agree by chance */
+    if (result == XD_OK) result = xdi_vocab_agree_rows(desc->comm, XD_OK, desc->length);
     const int64_t total = result == XD_OK ? desc->sequences * desc->length : 0;
     if (result == XD_OK) {
         whole.mask = whole.ids + total;

@@ -22,7 +22,7 @@ typedef struct xd_shift_desc {
  * arrays are host memory, also on a context with a GPU. With comm: collective over it, one exchange of ids and positions,
  * memory from the context's allocator; else local. Errors, with comm the same on every rank: ARGUMENT (a position outside
  * the sequence, an ignore_index that 32-bit labels cannot hold), DTYPE, SHAPE (a position that two ranks hold, or no rank,
- * with its number), MEMORY. */
+ * with its number), MISMATCH (other sequences or another length than rank 0, naming the rank), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels);
 
 /* The load-balanced order: rank r of n holds blocks r and 2n-1-r of 2n equal blocks. positions [length / n], on the

@@ -339,4 +339,70 @@ XD_TEST(merged_tails_are_those_of_the_cpu) {
     }
 }
 
+/* ---- closing a chunk ---- */
+
+struct CloseCase {
+    double pairs, tails, limit; /* the divergence is their sum; a NaN of `pairs` is one of the gradient's sum */
+    bool fixed, takes;
+};
+
+/* Two cells, of which the first is the divergence of pairs and the second the sum of its gradient. */
+static size_t add_cells(Board *board, const CloseCase &c) {
+    const double values[2] = { isnan(c.pairs) ? 1.0 : c.pairs, isnan(c.pairs) ? NAN : 0.3 };
+    xd_fixed cells[2] = {};
+    if (!c.fixed) return board->add(std::vector<double>(values, values + 2));
+    for (int i = 0; i < 2; i++)
+        if (isnan(values[i]))
+            cells[i].high = XD_CELL_NAN;
+        else
+            CHECK(xd_fixed_add(&cells[i], values[i]));
+    return board->add(std::vector<xd_fixed>(cells, cells + 2));
+}
+
+static void compare_closes(Pair *pair, const CloseCase &c) {
+    enum { COUNT = 300 };
+    Board board;
+    xd_xtoken_chunk chunk = {};
+    chunk.limit = c.limit;
+    const size_t cells = add_cells(&board, c), merged = board.add(std::vector<double>{ c.tails, 1.0 });
+    const size_t out = board.add(std::vector<double>(COUNT, 7.0));
+    const size_t chunks = board.add(std::vector<xd_xtoken_chunk>(1, chunk));
+    const std::vector<unsigned char> after =
+        pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_close_args a = {};
+            a.cells = place<double>(at, cells);
+            a.fixed = c.fixed;
+            a.merged = place<double>(at, merged);
+            a.scale = 1.0 / 3.0;
+            a.count = COUNT;
+            a.out = place<double>(at, out);
+            a.chunk = place<xd_xtoken_chunk>(at, chunks);
+            CHECK(xd_ctx_kernels(ctx)->xtoken.close(&launch, &a) == XD_OK);
+        });
+    const xd_xtoken_chunk *mine = (const xd_xtoken_chunk *)(const void *)(after.data() + chunks);
+    const xd_xtoken_chunk *theirs = (const xd_xtoken_chunk *)(const void *)(board.bytes.data() + chunks);
+    check_equal((const double *)(const void *)(after.data() + out),
+                (const double *)(const void *)(board.bytes.data() + out), COUNT);
+    check_equal(&mine->value, &theirs->value, 1);
+    check_equal(&mine->delta, &theirs->delta, 1);
+    check_equal(&mine->largest, &theirs->largest, 1);
+    CHECK(mine->largest == (c.takes ? 1.0 : 0.0) && mine->agree && theirs->agree);
+}
+
+XD_TEST(chunks_at_and_beyond_their_limit_are_closed_like_those_of_the_cpu) {
+    Pair pair;
+    for (int i = 0; i < 2; i++) {
+        const bool fixed = i == 1;
+        compare_closes(&pair, { 0.75, 0.5, 0.0, fixed, true }); /* without a limit */
+        compare_closes(&pair, { 0.75, 0.5, 1.5, fixed, true });
+        compare_closes(&pair, { 0.75, 0.5, 1.25, fixed, false }); /* of this size or more */
+        compare_closes(&pair, { 0.75, 0.5, 1.0, fixed, false });  /* pairs and tails alone are below it */
+        compare_closes(&pair, { 0.75, -2.5, 1.0, fixed, false });
+        compare_closes(&pair, { 0.75, HUGE_VAL, 0.0, fixed, false });
+        compare_closes(&pair, { NAN, 0.5, 0.0, fixed, false });
+        compare_closes(&pair, { NAN, 0.5, 9.0, fixed, false });
+    }
+}
+
 XD_CUDA_TEST_MAIN()

@@ -98,11 +98,14 @@ XD_TEST(sums_have_the_same_bits_whatever_the_staging) {
     CHECK(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
 }
 
+/* A deadline that nobody would wait for: who is left alone hangs. */
+static const xd_ctx_desc never = { .timeout_seconds = 1e9, .init_timeout_seconds = 1e9 };
+
 /* Every rank is refused, with these words in the message. */
 static void refused(const xd_mpi_desc *desc, xd_result expected, const char *words) {
     xd_ctx *ctx = NULL;
     xd_comm *world = NULL;
-    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_ctx_create(&never, &ctx) == XD_OK);
     CHECK_EQ_INT(xd_comm_mpi(ctx, desc, &world), expected);
     CHECK(world == NULL);
     if (!strstr(xd_last_error(ctx)->message, words)) CHECK_EQ_STR(xd_last_error(ctx)->message, words);
@@ -111,18 +114,76 @@ static void refused(const xd_mpi_desc *desc, xd_result expected, const char *wor
 
 XD_TEST(a_communicator_that_cannot_be_a_world_is_refused) {
     MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
-    int rank = 0, size = 0;
+    int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
     refused(&(xd_mpi_desc){ .mpi = MPI_COMM_NULL }, XD_ERROR_ARGUMENT, "the communicator is MPI_COMM_NULL");
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
     MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 0, &between);
     refused(&(xd_mpi_desc){ .mpi = between }, XD_ERROR_ARGUMENT, "joins two groups");
     MPI_Comm_free(&between);
     MPI_Comm_free(&half);
-    refused(&(xd_mpi_desc){ .staging_bytes = 1000 }, XD_ERROR_ARGUMENT, "staging_bytes is 1000");
-    refused(&(xd_mpi_desc){ .staging_bytes = (rank == ODD ? 1u << 20 : 1u << 21) }, XD_ERROR_MISMATCH,
-            "between 1048576 and 2097152 on the ranks");
+}
+
+XD_TEST(a_staging_size_that_one_rank_gets_wrong_is_refused_by_all_at_once) {
+    char words[80];
+    int rank = 0, size = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    snprintf(words, sizeof words, "staging_bytes is 1000 on rank 0, %d ranks need %d", size, 1024 * size);
+    refused(&(xd_mpi_desc){ .staging_bytes = 1000 }, XD_ERROR_ARGUMENT, words);
+    snprintf(words, sizeof words, "staging_bytes is 1000 on rank 2, %d ranks need %d", size, 1024 * size);
+    refused(&(xd_mpi_desc){ .staging_bytes = rank == ODD ? 1000 : 0 }, XD_ERROR_ARGUMENT, words);
+    snprintf(words, sizeof words, "staging_bytes is %zu on rank 2", SIZE_MAX);
+    refused(&(xd_mpi_desc){ .staging_bytes = rank == ODD ? SIZE_MAX : 0 }, XD_ERROR_ARGUMENT, words);
+    refused(&(xd_mpi_desc){ .staging_bytes = rank == ODD ? 1u << 20 : 1u << 21 }, XD_ERROR_MISMATCH,
+            "staging_bytes is 1048576 on rank 2, and 2097152 on rank 0");
+}
+
+/* The heap, but call `fails_at` is refused on rank ODD. */
+static int allocations, fails_at;
+
+static void *scarce(void *user, size_t bytes) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    (void)user;
+    return rank == ODD && ++allocations == fails_at ? NULL : malloc(bytes);
+}
+
+static void give_back(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+/* Without memory on one rank. Returns whether all joined. */
+static bool join_scarce(int fails) {
+    xd_ctx_desc desc = never;
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    desc.allocator.allocate = scarce;
+    desc.allocator.release = give_back;
+    fails_at = 0;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    allocations = 0;
+    fails_at = fails;
+    const xd_result result = xd_comm_mpi(ctx, NULL, &world);
+    if (result != XD_OK) {
+        CHECK_EQ_INT(result, rank == ODD ? XD_ERROR_MEMORY : XD_ERROR_PEER);
+        CHECK_EQ_INT(xd_last_error(ctx)->culprit, rank == ODD ? -1 : ODD);
+        CHECK(rank == ODD || strstr(xd_last_error(ctx)->message, "rank 2 could not join: ERROR_MEMORY"));
+        CHECK(world == NULL);
+    }
+    xd_comm_destroy(world);
+    xd_ctx_destroy(ctx);
+    return result == XD_OK;
+}
+
+/* The first allocation is that of what a rank tells the others with. */
+XD_TEST(a_rank_without_memory_lets_nobody_wait) {
+    int k = 2;
+    while (!join_scarce(k)) k++;
+    CHECK(k > 10);
 }
 
 XD_TEST(a_group_may_outlive_the_handle_of_its_world) {
@@ -214,7 +275,6 @@ XD_TEST(a_rank_that_stays_away_from_a_sub_group_breaks_the_world) {
 }
 
 XD_TEST(a_rank_that_aborts_is_named_without_waiting_for_the_deadline) {
-    const xd_ctx_desc never = { .timeout_seconds = 1e9, .init_timeout_seconds = 1e9 };
     xd_comm *world = join(&never);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     MPI_Barrier(MPI_COMM_WORLD); /* else the abort may overtake the last message of the barrier above */

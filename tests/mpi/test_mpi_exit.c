@@ -1,21 +1,13 @@
-/* A process that dies without a word: the others return at their deadline and name it.
- *
- * mpirun ends the whole job when one process dies, unless it is told not to. So the first process starts
- * a job of its own, with that option and without the variables of the job it is in, and counts the
- * survivors. */
+/* A process that dies without a word: the others return at their deadline and name it. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
-#include "xd_test.h"
+#include "mpi_job.h"
 
 #include <signal.h>
-#include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { RANKS = 4, VICTIM = 2, COUNT = 100000, STOPS = 100 /* in place of a kind of collective */ };
-
-static const char *program;
 
 /* ---- the inner job ---- */
 
@@ -126,57 +118,23 @@ static int run_rank(int *argc, char ***argv) {
         say_goodbye(rank);
         survive(world, kind);
     }
-    printf("survivor %d: %ld failed checks\n", rank, xd_test_failures);
-    fflush(stdout);
-    _exit(0); /* MPI_Finalize would wait for the dead */
+    job_survived(rank);
+    return 0;
 }
 
 /* ---- the outer one ---- */
 
-static bool is_open_mpi(void) {
-    char line[256] = "";
-    FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
-    if (!pipe) return false;
-    if (!fgets(line, sizeof line, pipe)) line[0] = 0;
-    while (fgetc(pipe) != EOF) continue;
-    pclose(pipe);
-    return strstr(line, "Open MPI") != NULL;
-}
-
-/* Runs the inner job; returns how many ranks survived without a failed check. */
-static int count_survivors(int kind) {
-    char command[1024], line[512];
-    int count = 0;
-    snprintf(command, sizeof command,
-             "env -i PATH=\"$PATH\" HOME=\"$HOME\" mpirun --allow-run-as-root --oversubscribe "
-             "--enable-recovery -n %d '%s' inner %d 2>/dev/null </dev/null",
-             RANKS, program, kind);
-    FILE *pipe = popen(command, "r");
-    if (!pipe) return -1;
-    while (fgets(line, sizeof line, pipe)) {
-        if (strstr(line, ": 0 failed checks"))
-            count++;
-        else
-            printf("%s", line);
-    }
-    pclose(pipe);
-    return count;
-}
-
 XD_TEST(a_process_that_dies_is_named_by_the_survivors_of_any_collective) {
-    if (!is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
+    if (!job_is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
     for (int kind = XD_COLLECTIVE_BARRIER; kind <= XD_COLLECTIVE_SCATTER; kind++)
-        CHECK_EQ_INT(count_survivors(kind), RANKS - 1);
+        CHECK_EQ_INT(job_count_survivors(RANKS, kind), RANKS - 1);
 }
 
 XD_TEST(a_process_that_was_stopped_names_itself) {
-    if (!is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
-    CHECK_EQ_INT(count_survivors(STOPS), RANKS);
+    if (!job_is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
+    CHECK_EQ_INT(job_count_survivors(RANKS, STOPS), RANKS);
 }
 
 int main(int argc, char **argv) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    program = argv[0];
-    if (argc > 2 && strcmp(argv[1], "inner") == 0) return run_rank(&argc, &argv);
-    return !rank || strcmp(rank, "0") == 0 ? xd_test_main(argc, argv) : 0;
+    return job_main(argc, argv, run_rank);
 }

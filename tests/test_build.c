@@ -116,9 +116,7 @@ XD_TEST(even_layers_go_round_by_round_to_the_ranks) {
 XD_TEST(explicit_layers_of_chunks_follow_each_other) {
     xd_ctx *ctx = plain_ctx();
     const int64_t layers[] = { 1, 4, 0, 2 };
-    const xd_pipeline_desc d = {
-        .ranks = 2, .virtual_stages = 2, .layer_count = 7, .chunk_layers = layers
-    };
+    const xd_pipeline_desc d = { .ranks = 2, .virtual_stages = 2, .layer_count = 7, .chunk_layers = layers };
     const int64_t first[] = { 0, 1, 5, 5 };
     for (int chunk = 0; chunk < 4; chunk++) {
         xd_stage_place place;
@@ -592,8 +590,9 @@ static xd_result make_equal(xd_comm *world, void *argument) {
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .cp = 2, .pp = 2 });
     const int root = s.rank < 4 ? 0 : 4;
-    const char *const w = s.rank < 4 ? "layers.0.w" : "layers.2.w",
-                      *const angles = s.rank < 4 ? "layers.0.angles" : "layers.2.angles";
+    const char *const w = s.rank < 4 ? "layers.0.w" : "layers.2.w", *const angles = s.rank < 4
+                                                                                        ? "layers.0.angles"
+                                                                                        : "layers.2.angles";
     s.desc.init = (xd_block_init){ init_by_rank, &s };
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
     CHECK(build_run(&s) == XD_OK); /* nothing is looked at */

@@ -17,9 +17,10 @@ typedef struct build_scene {
     xd_build_desc desc;
     xd_stage_hooks before, after;
     uint64_t seed;
-    bool frozen, tables, expert; /* what stages have: weights that do not train; a computed buffer; an expert */
-    int layer_rows;              /* 0 -> 2 */
-    int calls;                   /* of the provider */
+    bool frozen, tables,
+        expert;     /* what stages have: weights that do not train; a computed buffer; an expert */
+    int layer_rows; /* 0 -> 2 */
+    int calls;      /* of the provider */
     xd_stage_place places[BUILD_CALLS];
     char line[BUILD_LINE];
     int lines;

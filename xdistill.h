@@ -1315,7 +1315,8 @@ typedef struct xd_tensor_part {
     const xd_region *region;    /* indices of the tensor; NULL -> all of them */
     xd_interval range;          /* positions in the dense storage of `region` that are here; may be empty */
     void *data;                 /* [range.end - range.begin]; may be NULL when empty */
-    bool replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
+    bool
+        replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
                    * element leaves this false */
 } xd_tensor_part;
 
@@ -4003,8 +4004,8 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
  * Errors: STATE when one of them is set already, ARGUMENT for a dimension that the weight lacks or a stride below 1. */
 XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
 
-/* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when the model is
- * sealed, or the weight has a gradient of the caller's. */
+/* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
+ * the model is sealed, or the weight has a gradient of the caller's. */
 XD_API xd_result xd_weight_freeze(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
@@ -4353,17 +4354,17 @@ typedef struct xd_stages {
     xd_stage stages[XD_STAGES_MAX];
 } xd_stages;
 
-/* Describes one stage (step 1): creates a model, adds what belongs at this place, and returns it without wrapping it. Called once for
- * each virtual stage, in order. The build owns the model from then on. */
+/* Describes one stage (step 1): creates a model, adds what belongs at this place, and returns it without wrapping it. Called
+ * once for each virtual stage, in order. The build owns the model from then on, unless it refuses it. */
 typedef struct xd_stage_provider {
     xd_result (*describe)(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out);
     void *user;
 } xd_stage_provider;
 
-/* A hook on the list of stages: `in` is what the build has; `out` comes with a count of 0, which means "unchanged". A hook before the
- * wrap may return another list with at least one stage: what it leaves out is destroyed, what it adds is the build's from then on. A
- * hook after the wrap may do the same, wrappers included. An error ends the build with that code, and `out` is not read; nor is a
- * list that the build refuses taken over. */
+/* A hook on the list of stages: `in` is what the build has; `out` comes with a count of 0, which means "unchanged". A hook
+ * may return another list with at least one stage: what it leaves out is destroyed, with its wrapper, once all ranks have
+ * called the hook; what it adds is the build's from then on. An error ends the build with that code, and `out` is not
+ * read; nor is a list taken over that the build refuses. */
 typedef struct xd_stage_hook {
     xd_result (*call)(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out);
     void *user;
@@ -4460,26 +4461,28 @@ typedef struct xd_built xd_built;
  *   desc    see above
  *   out     untouched on failure
  *
- * Collective over world. Data ranks are those of groups->dp_cp, or of groups->dp where that is NULL. In step 3 stages are compared over
- * the data and tensor-parallel ranks, where the weights of experts differ over the experts' data ranks alone. A rank that is number 0
- * in dp, cp and dp_cp reports
+ * Collective over world. Data ranks are those of groups->dp_cp, or of groups->dp where that is NULL. In step 3 stages are
+ * compared over the data ranks and over the tensor-parallel ones; where some rank has experts, over the experts' data ranks
+ * alone, since other ranks have other experts. A rank that is number 0 in dp, cp and dp_cp reports
  *     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 1234"
  * counting all stages of the rank, what is frozen too, ties once, in elements that it holds.
- * Memory: that of the models and wrappers; in step 5, models with storage once more in the new types. Deterministic.
- * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that gives no
- * model, or one of another context; a hook that gives none, one twice, one of another context or one that is wrapped by what is not its
- * wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do not divide; groups that do not fit together), MISMATCH
- * (settings, models, values or numbers of stages that differ), DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these
- * in F32), STATE (storage of the caller that would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks,
- * callbacks, xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
+ * Memory: that of the models and wrappers; in step 5, each model with storage once more, in the new types. Deterministic.
+ * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that
+ * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
+ * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
+ * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
+ * DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these in F32), STATE (storage of the caller that
+ * would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
 
-/* Steps 3 to 7 for stages that were made elsewhere: models that are sealed or not, without wrappers. desc has no provider and no hooks before
- * the wrap; of desc->pipeline nothing is read, places are those in `stages`.
+/* Steps 3 to 7 for stages that were made elsewhere: models without wrappers, sealed or not. desc has no provider and no hooks
+ * before the wrap; of desc->pipeline nothing but `ranks` is read, places are those in `stages`.
  *
- *   stages   read during the call only. Its models are the result's afterwards; on failure they stay the caller's, sealed, without
- *            wrappers, but perhaps with the attributes, types and storage of the steps before
+ *   stages   read during the call only. Its models are the result's afterwards; on failure they stay the caller's, without
+ *            wrappers, but perhaps sealed and with the attributes, types and storage of the steps before; not those that a
+ *            hook after the wrap has left out
  *
  * Otherwise as xd_build. Collective over world. Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
@@ -28722,7 +28725,8 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
 
-/* build_values.c: broadcasts the seeds, makes values equal over the data ranks, or compares them, as the settings say. Collective. */
+/* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
+ * Collective. */
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
@@ -31670,8 +31674,8 @@ XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b) {
 
 struct xd_built {
     xd_ctx *ctx;
-    xd_comm *self; /* the data group of one rank that was given none; NULL where it is not needed */
-    bool borrowed; /* the models are the caller's until all has succeeded */
+    xd_comm *self;         /* the data group of one rank that was given none; NULL where it is not needed */
+    const xd_stages *lent; /* whose models are the caller's until all has succeeded; NULL -> none */
     xd_stages list;
 };
 
@@ -31982,7 +31986,7 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
     }
     b->built->ctx = b->ctx;
     b->list = &b->built->list;
-    b->built->borrowed = existing != NULL;
+    b->built->lent = existing;
     if (existing) *b->list = *existing;
     return XD_OK;
 }
@@ -32002,7 +32006,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
         xd_built_destroy(b.built);
         return result;
     }
-    b.built->borrowed = false;
+    b.built->lent = NULL;
     *out = b.built;
     return XD_OK;
 }
@@ -32019,8 +32023,9 @@ XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, co
 XD_API void xd_built_destroy(xd_built *built) {
     if (!built) return;
     for (int i = built->list.count - 1; i >= 0; i--) {
-        if (built->borrowed) built->list.stages[i].model = NULL;
-        xdi_stage_free(&built->list.stages[i]);
+        xd_stage *stage = &built->list.stages[i];
+        xd_parallel_destroy(stage->parallel);
+        if (!built->lent || !xdi_stages_have(built->lent, stage->model)) xd_model_destroy(stage->model);
     }
     xd_comm_destroy(built->self);
     xd_release(built->ctx, built);
@@ -51673,4 +51678,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 751d7ca9032b92f8f818d8b8f93708f91a85189fd0191e3d7537d33d9f1b29cf */
+/* xdistill sha256 be844adf2584ebdc6166b01a550b18dd44f1bc0e0b4dac1849b7500ad039674e */

@@ -183,6 +183,35 @@ XD_TEST(hooks_may_leave_out_stages_and_add_others) {
     build_ranks(2, replace_stages);
 }
 
+/* Of stages that exist, those that a hook has added are freed after a failure, the caller's are not. */
+static xd_result existing_and_added(xd_comm *world, void *argument) {
+    trace seen = { "" };
+    tracer bad = { &seen, "x", XD_ERROR_DATA };
+    build_scene s;
+    xd_stages *stages = (xd_stages *)calloc(1, sizeof *stages);
+    const xd_stage_place place = { 0, 1, 0, 1, true, true, 0, 1 };
+    (void)argument;
+    build_open(&s, world, NULL);
+    for (stages->count = 0; stages->count < 2; stages->count++) {
+        stages->stages[stages->count].place = place;
+        CHECK(build_describe(&s, s.ctx, &place, &stages->stages[stages->count].model) == XD_OK);
+    }
+    CHECK(xd_stage_hooks_add(s.ctx, &s.after, (xd_stage_hook){ replace, &s }, false) == XD_OK);
+    add_tracer(&s, &s.after, &bad, false);
+    s.desc.provider.describe = NULL;
+    s.desc.before = NULL;
+    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_DATA && !s.built);
+    CHECK_EQ_INT(xd_model_weight_count(stages->stages[1].model), 4); /* sealed; the first one is gone */
+    xd_model_destroy(stages->stages[1].model);
+    build_close(&s);
+    free(stages);
+    return XD_OK;
+}
+
+XD_TEST(what_hooks_added_to_stages_that_exist_is_freed_after_a_failure) {
+    build_ranks(2, existing_and_added);
+}
+
 /* ---- providers and hooks that fail ---- */
 
 enum {

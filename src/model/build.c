@@ -9,8 +9,8 @@
 
 struct xd_built {
     xd_ctx *ctx;
-    xd_comm *self; /* the data group of one rank that was given none; NULL where it is not needed */
-    bool borrowed; /* the models are the caller's until all has succeeded */
+    xd_comm *self;         /* the data group of one rank that was given none; NULL where it is not needed */
+    const xd_stages *lent; /* whose models are the caller's until all has succeeded; NULL -> none */
     xd_stages list;
 };
 
@@ -321,7 +321,7 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
     }
     b->built->ctx = b->ctx;
     b->list = &b->built->list;
-    b->built->borrowed = existing != NULL;
+    b->built->lent = existing;
     if (existing) *b->list = *existing;
     return XD_OK;
 }
@@ -341,7 +341,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
         xd_built_destroy(b.built);
         return result;
     }
-    b.built->borrowed = false;
+    b.built->lent = NULL;
     *out = b.built;
     return XD_OK;
 }
@@ -358,8 +358,9 @@ XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, co
 XD_API void xd_built_destroy(xd_built *built) {
     if (!built) return;
     for (int i = built->list.count - 1; i >= 0; i--) {
-        if (built->borrowed) built->list.stages[i].model = NULL;
-        xdi_stage_free(&built->list.stages[i]);
+        xd_stage *stage = &built->list.stages[i];
+        xd_parallel_destroy(stage->parallel);
+        if (!built->lent || !xdi_stages_have(built->lent, stage->model)) xd_model_destroy(stage->model);
     }
     xd_comm_destroy(built->self);
     xd_release(built->ctx, built);

@@ -71,17 +71,17 @@ typedef struct xd_stages {
     xd_stage stages[XD_STAGES_MAX];
 } xd_stages;
 
-/* Describes one stage (step 1): creates a model, adds what belongs at this place, and returns it without wrapping it. Called once for
- * each virtual stage, in order. The build owns the model from then on. */
+/* Describes one stage (step 1): creates a model, adds what belongs at this place, and returns it without wrapping it. Called
+ * once for each virtual stage, in order. The build owns the model from then on, unless it refuses it. */
 typedef struct xd_stage_provider {
     xd_result (*describe)(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out);
     void *user;
 } xd_stage_provider;
 
-/* A hook on the list of stages: `in` is what the build has; `out` comes with a count of 0, which means "unchanged". A hook before the
- * wrap may return another list with at least one stage: what it leaves out is destroyed, what it adds is the build's from then on. A
- * hook after the wrap may do the same, wrappers included. An error ends the build with that code, and `out` is not read; nor is a
- * list that the build refuses taken over. */
+/* A hook on the list of stages: `in` is what the build has; `out` comes with a count of 0, which means "unchanged". A hook
+ * may return another list with at least one stage: what it leaves out is destroyed, with its wrapper, once all ranks have
+ * called the hook; what it adds is the build's from then on. An error ends the build with that code, and `out` is not
+ * read; nor is a list taken over that the build refuses. */
 typedef struct xd_stage_hook {
     xd_result (*call)(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out);
     void *user;
@@ -178,26 +178,28 @@ typedef struct xd_built xd_built;
  *   desc    see above
  *   out     untouched on failure
  *
- * Collective over world. Data ranks are those of groups->dp_cp, or of groups->dp where that is NULL. In step 3 stages are compared over
- * the data and tensor-parallel ranks, where the weights of experts differ over the experts' data ranks alone. A rank that is number 0
- * in dp, cp and dp_cp reports
+ * Collective over world. Data ranks are those of groups->dp_cp, or of groups->dp where that is NULL. In step 3 stages are
+ * compared over the data ranks and over the tensor-parallel ones; where some rank has experts, over the experts' data ranks
+ * alone, since other ranks have other experts. A rank that is number 0 in dp, cp and dp_cp reports
  *     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 1234"
  * counting all stages of the rank, what is frozen too, ties once, in elements that it holds.
- * Memory: that of the models and wrappers; in step 5, models with storage once more in the new types. Deterministic.
- * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that gives no
- * model, or one of another context; a hook that gives none, one twice, one of another context or one that is wrapped by what is not its
- * wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do not divide; groups that do not fit together), MISMATCH
- * (settings, models, values or numbers of stages that differ), DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these
- * in F32), STATE (storage of the caller that would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks,
- * callbacks, xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
+ * Memory: that of the models and wrappers; in step 5, each model with storage once more, in the new types. Deterministic.
+ * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that
+ * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
+ * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
+ * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
+ * DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these in F32), STATE (storage of the caller that
+ * would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
 
-/* Steps 3 to 7 for stages that were made elsewhere: models that are sealed or not, without wrappers. desc has no provider and no hooks before
- * the wrap; of desc->pipeline nothing is read, places are those in `stages`.
+/* Steps 3 to 7 for stages that were made elsewhere: models without wrappers, sealed or not. desc has no provider and no hooks
+ * before the wrap; of desc->pipeline nothing but `ranks` is read, places are those in `stages`.
  *
- *   stages   read during the call only. Its models are the result's afterwards; on failure they stay the caller's, sealed, without
- *            wrappers, but perhaps with the attributes, types and storage of the steps before
+ *   stages   read during the call only. Its models are the result's afterwards; on failure they stay the caller's, without
+ *            wrappers, but perhaps sealed and with the attributes, types and storage of the steps before; not those that a
+ *            hook after the wrap has left out
  *
  * Otherwise as xd_build. Collective over world. Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,

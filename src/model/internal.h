@@ -115,7 +115,8 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
 
-/* build_values.c: broadcasts the seeds, makes values equal over the data ranks, or compares them, as the settings say. Collective. */
+/* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
+ * Collective. */
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 

@@ -4005,6 +4005,10 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
  * Errors: STATE when one of them is set already, ARGUMENT for a dimension that the weight lacks or a stride below 1. */
 XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
 
+/* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
+ * the model is sealed, or the weight has a gradient of the caller's. */
+XD_API xd_result xd_weight_freeze(xd_weight *weight);
+
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
  * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed
  * already), MEMORY. */
@@ -4236,6 +4240,261 @@ typedef struct xd_parallel_bytes {
     size_t whole_gradients; /* of units in their backward, until they are sent */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
+
+/* >>model/groups */
+
+/* The communicators of one rank in a run that splits a model in several ways, by the names that Megatron gives them: tensor (tp),
+ * context (cp), expert (ep), data (dp) and pipeline (pp) parallelism, joined where a group varies several. Each is the group that
+ * this rank is in. NULL -> this rank is rank 0 of 1 there. */
+typedef struct xd_groups {
+    xd_comm *tp, *pp, *cp, *dp;
+    xd_comm *mp; /* tp and pp: one replica of the model */
+    xd_comm *tp_cp;
+    xd_comm
+        *dp_cp; /* the data group of weights: whoever has the same weights and other samples or positions */
+    xd_comm *tp_dp_cp;
+    xd_comm *embedding;          /* embd: first and last stage of a pipeline; NULL on the others */
+    xd_comm *position_embedding; /* pos_embd: the first stage alone; NULL on the others */
+    /* Of the grid of the experts, whose tp and dp are other ones: */
+    xd_comm *ep, *expert_tp;
+    xd_comm *tp_ep, *tp_ep_pp;
+    xd_comm *expert_dp; /* the data group of experts' weights */
+    /* Where the data group is cut into instances, each with a whole optimizer: the instance of this rank, and the ranks at its
+     * place in all instances. Without instances the data group itself, and NULL. */
+    xd_comm *intra_dp_cp, *intra_expert_dp;
+    xd_comm *inter_instances, *inter_expert_instances;
+} xd_groups;
+
+/* All groups of a run, made from its two grids. Owns the communicators. */
+typedef struct xd_grid xd_grid;
+
+/* Makes the meshes of both grids of xd_topology_experts and every group of xd_groups.
+ *
+ *   world   every rank of the run; must outlive the grid
+ *   desc    sizes; world_size 0 -> that of `world`
+ *
+ * Collective over world. Memory: some hundred bytes for each communicator and rank. Deterministic: which ranks are in a group
+ * follows from desc alone.
+ * Errors: those of xd_topology_experts; TOPOLOGY (world_size is not that of `world`; instances that do not divide the experts' data
+ * group), MISMATCH (ranks with another desc), MEMORY. All ranks alike.
+ * Source: Megatron-Core, parallel_state.py and process_groups_config.py. */
+XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_grid **out);
+
+/* The groups; they live as long as the grid. Local. */
+XD_API const xd_groups *xd_grid_groups(const xd_grid *grid);
+
+/* Local; NULL is fine. */
+XD_API void xd_grid_destroy(xd_grid *grid);
+
+/* >>model/build */
+
+/* A model for a pipeline of stages over data-, tensor- and expert-parallel ranks, built in seven steps whose order is fixed:
+ *
+ *     1 describe      the provider describes each stage of this rank: a model, not sealed, or sealed with storage of its own
+ *     2 hooks         before the wrap, on the list of stages: add adapters, freeze, cut; then every model is sealed
+ *     3 attributes    tensor-parallel attributes that were left out; then the line that counts the parameters
+ *     4 storage       of every stage (not for XD_STORAGE_META and XD_STORAGE_CALLER, nor under FSDP)
+ *     5 precision     floating weights and buffers become F16 or BF16, with the values that they hold
+ *     6 first values  with XD_STORAGE_META storage comes first; then init callbacks, then what still holds no values
+ *     7 wrap          values are made equal over the data ranks or compared; DDP or FSDP; hooks after the wrap
+ *
+ *     xd_grid_create(world, &(xd_expert_desc){ .tp = 2, .pp = 2 }, &grid);
+ *     xd_build(world, &(xd_build_desc){ .groups = xd_grid_groups(grid), .provider = { describe, NULL },
+ *                                       .pipeline = { .layer_count = 16, .virtual_stages = 2 },
+ *                                       .wrap = { XD_WRAP_DDP, .ddp = &(xd_ddp_desc){ .leaves = 8 } } }, &built);
+ *     for (int i = 0; i < xd_built_stage_count(built); i++) ... xd_built_stage(built, i).model ...
+ *
+ * A failure in any step, also one that only one rank meets, is every rank's: that rank returns its error, the others PEER with
+ * its message, and all that the earlier steps made is freed. */
+
+/* ---- stages ---- */
+
+enum {
+    XD_STAGES_MAX = 128, /* stages of one rank */
+    XD_STAGE_HOOKS_MAX = 16
+};
+
+/* What a pipeline is made of: the layers of a model in chunks, dealt to the ranks round by round. Chunk number
+ * virtual_stage * ranks + rank is that rank's. */
+typedef struct xd_pipeline_desc {
+    int ranks;           /* 0 -> 1; in xd_build_desc, those of groups->pp */
+    int virtual_stages;  /* chunks of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int64_t layer_count; /* of the whole model */
+    const int64_t
+        *chunk_layers; /* [ranks * virtual_stages] layers of each chunk; NULL -> the same number in all */
+} xd_pipeline_desc;
+
+/* Where a stage is. */
+typedef struct xd_stage_place {
+    int pipeline_rank, pipeline_ranks;
+    int virtual_stage, virtual_stages; /* 0 of 1 without virtual stages */
+    bool first;                        /* of the whole model: it has the embedding and takes the input */
+    bool last;                         /* it has the final norm, the head and the loss */
+    int64_t first_layer, layer_count;  /* its layers, counted from 0 */
+} xd_stage_place;
+
+/* The place of one stage of one rank. Pure: a pipeline of any size is computed on one machine.
+ *
+ * Errors: ARGUMENT (negative numbers; a rank or virtual stage that there is not; virtual stages without a pipeline, or more than
+ * XD_STAGES_MAX; chunk_layers that do not add up to layer_count, with both), TOPOLOGY (layers that do not divide, with all
+ * three numbers).
+ * Source: Megatron-Core's interleaved pipeline; explicit counts are ours. */
+XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank, int virtual_stage,
+                                   xd_stage_place *out);
+
+/* One stage of this rank. */
+typedef struct xd_stage {
+    xd_model *model;
+    xd_parallel *parallel; /* its wrapper; NULL before step 7 and without a wrap */
+    xd_stage_place place;
+} xd_stage;
+
+/* Stages in the order of their virtual stages. */
+typedef struct xd_stages {
+    int count;
+    xd_stage stages[XD_STAGES_MAX];
+} xd_stages;
+
+/* Describes one stage (step 1): creates a model, adds what belongs at this place, and returns it without wrapping it. Called
+ * once for each virtual stage, in order. The build owns the model from then on, unless it refuses it. */
+typedef struct xd_stage_provider {
+    xd_result (*describe)(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out);
+    void *user;
+} xd_stage_provider;
+
+/* A hook on the list of stages: `in` is what the build has; `out` comes with a count of 0, which means "unchanged". A hook
+ * may return another list with at least one stage: what it leaves out is destroyed, with its wrapper, once all ranks have
+ * called the hook; what it adds is the build's from then on. An error ends the build with that code, and `out` is not
+ * read; nor is a list taken over that the build refuses. */
+typedef struct xd_stage_hook {
+    xd_result (*call)(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out);
+    void *user;
+} xd_stage_hook;
+
+/* Hooks in the order in which they are called; each gets what the one before it returned. Zero is the empty list. */
+typedef struct xd_stage_hooks {
+    int count;
+    xd_stage_hook hooks[XD_STAGE_HOOKS_MAX];
+} xd_stage_hooks;
+
+/* Adds a hook behind all others, or before them. Local. Errors: ARGUMENT (a hook without a function; a list that is full, with both
+ * numbers); the list is unchanged then. */
+XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_hook hook, bool prepend);
+
+/* ---- settings ---- */
+
+/* Who gives weights their storage. */
+typedef enum xd_build_storage {
+    XD_STORAGE_DEVICE = 0, /* step 4, in memory of the context's device, before types change in step 5 */
+    XD_STORAGE_META,       /* step 6, when types are final, so that no weight is ever held twice */
+    XD_STORAGE_CALLER /* the provider, on the host for example; what it left without has none until a wrapper
+                            * makes it. No first values are formed before that */
+} xd_build_storage;
+
+/* Step 5. Weights with the trait keep_f32 and those whose full name fits a pattern stay as they are, as do integers and types of 8
+ * bits. In a pattern '*' stands for any run of characters, also an empty one. */
+typedef struct xd_precision {
+    bool f16, bf16;          /* at most one; neither -> step 5 does nothing */
+    const char *const *keep; /* [keep_count] patterns */
+    int keep_count;
+} xd_precision;
+
+/* Called in step 6 for every block, in the order of the model, before the library forms what still holds no values. It writes
+ * values where xd_weight_describe shows storage, and says so by xd_weight_set_ready. */
+typedef struct xd_block_init {
+    xd_result (*call)(void *user, xd_model *model, xd_block *block);
+    void *user;
+} xd_block_init;
+
+/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
+ * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
+ * open; optim_grads_params is FSDP with units. */
+typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
+
+/* Step 7: the wrapper and its settings, exactly those of its kind. FSDP with replicas shards over groups->intra_dp_cp. */
+typedef struct xd_wrap {
+    xd_wrap_kind kind;
+    const xd_ddp_desc *ddp;
+    const xd_fsdp_desc *fsdp;
+} xd_wrap;
+
+/* Step 7: values that should be equal on all data ranks. */
+typedef struct xd_build_values {
+    bool
+        broadcast; /* seeds, and values that weights hold, become those of data rank 0: for providers that draw
+                            * numbers of their own on each rank. Experts' become those of rank 0 of their own data group */
+    bool without_buffers; /* with broadcast: buffers stay as they are, as in Megatron */
+    bool check;           /* a hash of every value is compared instead; reads all of them once */
+} xd_build_values;
+
+/* Receives the line of step 3, without a newline. */
+typedef struct xd_build_report {
+    void (*write)(void *user, const char *line);
+    void *user;
+} xd_build_report;
+
+/* What to build. Read during the call only, but for what a wrapper's settings say must live longer. Every rank passes the same
+ * settings; functions and groups are its own. */
+typedef struct xd_build_desc {
+    const xd_groups *groups; /* NULL -> one rank in every group */
+    xd_stage_provider provider;
+    xd_pipeline_desc pipeline;
+    const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */
+    const xd_stage_hooks *before_override,
+        *after_override; /* called instead of these, also when empty; NULL -> no override */
+    xd_build_storage storage;
+    xd_precision precision;
+    xd_block_init
+        init; /* zero -> none. Not under FSDP, which forms parts: write values in a hook after the wrap */
+    xd_wrap wrap;
+    xd_build_values values;
+    xd_build_report report; /* zero -> the context's logger, as XD_LOG_INFO */
+} xd_build_desc;
+
+/* Models and wrappers that were built. Owns them. */
+typedef struct xd_built xd_built;
+
+/* ---- calls ---- */
+
+/* The seven steps.
+ *
+ *   world   every rank that builds: failures are agreed over it
+ *   desc    see above
+ *   out     untouched on failure
+ *
+ * Collective over world. Data ranks are those of groups->dp_cp, or of groups->dp where that is NULL. In step 3 stages are
+ * compared over the data ranks and over the tensor-parallel ones; where some rank has experts, over the experts' data ranks
+ * alone, since other ranks have other experts. A rank that is number 0 in dp, cp and dp_cp reports
+ *     " > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 1234"
+ * counting all stages of the rank, what is frozen too, ties once, in elements that it holds.
+ * Memory: that of the models and wrappers; in step 5, each model with storage once more, in the new types. Deterministic.
+ * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that
+ * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
+ * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
+ * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
+ * DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these in F32), STATE (storage of the caller that
+ * would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
+ * Source: Megatron-Bridge, unimodal. */
+XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
+
+/* Steps 3 to 7 for stages that were made elsewhere: models without wrappers, sealed or not. desc has no provider and no hooks
+ * before the wrap; of desc->pipeline nothing but `ranks` is read, places are those in `stages`.
+ *
+ *   stages   read during the call only. Its models are the result's afterwards; on failure they stay the caller's, without
+ *            wrappers, but perhaps sealed and with the attributes, types and storage of the steps before; not those that a
+ *            hook after the wrap has left out
+ *
+ * Otherwise as xd_build. Collective over world. Source: Megatron-Bridge, unimodal. */
+XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
+                                   xd_built **out);
+
+/* Frees wrappers and models, the last stage first. Local; NULL is fine. */
+XD_API void xd_built_destroy(xd_built *built);
+
+/* Stages of this rank, and one of them; all zero where there is none. Local. */
+XD_API int xd_built_stage_count(const xd_built *built);
+XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
 /* >>model/buckets */
 
@@ -7543,6 +7802,24 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_fsdp_desc XDISTILL_NO_MODELS_leaves_out_xd_fsdp_desc
 #    define xd_parallel_leaf_count XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf_count
 #    define xd_parallel_bytes XDISTILL_NO_MODELS_leaves_out_xd_parallel_bytes
+#    define xd_groups XDISTILL_NO_MODELS_leaves_out_xd_groups
+#    define xd_grid XDISTILL_NO_MODELS_leaves_out_xd_grid
+#    define xd_pipeline_desc XDISTILL_NO_MODELS_leaves_out_xd_pipeline_desc
+#    define xd_stage_place XDISTILL_NO_MODELS_leaves_out_xd_stage_place
+#    define xd_stage XDISTILL_NO_MODELS_leaves_out_xd_stage
+#    define xd_stages XDISTILL_NO_MODELS_leaves_out_xd_stages
+#    define xd_stage_provider XDISTILL_NO_MODELS_leaves_out_xd_stage_provider
+#    define xd_stage_hook XDISTILL_NO_MODELS_leaves_out_xd_stage_hook
+#    define xd_stage_hooks XDISTILL_NO_MODELS_leaves_out_xd_stage_hooks
+#    define xd_build_storage XDISTILL_NO_MODELS_leaves_out_xd_build_storage
+#    define xd_precision XDISTILL_NO_MODELS_leaves_out_xd_precision
+#    define xd_block_init XDISTILL_NO_MODELS_leaves_out_xd_block_init
+#    define xd_wrap_kind XDISTILL_NO_MODELS_leaves_out_xd_wrap_kind
+#    define xd_wrap XDISTILL_NO_MODELS_leaves_out_xd_wrap
+#    define xd_build_values XDISTILL_NO_MODELS_leaves_out_xd_build_values
+#    define xd_build_report XDISTILL_NO_MODELS_leaves_out_xd_build_report
+#    define xd_build_desc XDISTILL_NO_MODELS_leaves_out_xd_build_desc
+#    define xd_built XDISTILL_NO_MODELS_leaves_out_xd_built
 #    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
 #    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
 #    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
@@ -7554,6 +7831,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_block_add (XDISTILL_NO_MODELS_leaves_out_xd_block_add)
 #    define xd_weight_add (XDISTILL_NO_MODELS_leaves_out_xd_weight_add)
 #    define xd_weight_set_tensor_parallel (XDISTILL_NO_MODELS_leaves_out_xd_weight_set_tensor_parallel)
+#    define xd_weight_freeze (XDISTILL_NO_MODELS_leaves_out_xd_weight_freeze)
 #    define xd_model_seal (XDISTILL_NO_MODELS_leaves_out_xd_model_seal)
 #    define xd_model_weight_count (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_count)
 #    define xd_model_weight_at (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_at)
@@ -7584,6 +7862,16 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_parallel_reduce (XDISTILL_NO_MODELS_leaves_out_xd_parallel_reduce)
 #    define xd_parallel_publish (XDISTILL_NO_MODELS_leaves_out_xd_parallel_publish)
 #    define xd_parallel_memory (XDISTILL_NO_MODELS_leaves_out_xd_parallel_memory)
+#    define xd_grid_create (XDISTILL_NO_MODELS_leaves_out_xd_grid_create)
+#    define xd_grid_groups (XDISTILL_NO_MODELS_leaves_out_xd_grid_groups)
+#    define xd_grid_destroy (XDISTILL_NO_MODELS_leaves_out_xd_grid_destroy)
+#    define xd_pipeline_place (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_place)
+#    define xd_stage_hooks_add (XDISTILL_NO_MODELS_leaves_out_xd_stage_hooks_add)
+#    define xd_build (XDISTILL_NO_MODELS_leaves_out_xd_build)
+#    define xd_build_existing (XDISTILL_NO_MODELS_leaves_out_xd_build_existing)
+#    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
+#    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
+#    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
 #    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
 #    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
 #    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
@@ -28650,6 +28938,9 @@ XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range,
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
+/* model_storage.c: xd_model_allocate, for values alone where a wrapper will have the gradients. */
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients);
+
 /* model_storage.c: frees the library's storage; the weights that were there have none. */
 XD_PRIVATE void xdi_model_release(xd_model *model);
 
@@ -28658,6 +28949,38 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
 
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
+
+/* ---- building ---- */
+
+/* A build that is going on. */
+typedef struct xdi_builder {
+    xd_ctx *ctx;
+    xd_comm *world;
+    const xd_build_desc *desc;
+    xd_groups groups;
+    xd_comm *data; /* the data ranks; NULL -> one */
+    bool experts;  /* some rank has weights of experts */
+    xd_built *built;
+    xd_stages *list; /* of it */
+} xdi_builder;
+
+/* build_place.c: a rank and a size; of no group 0 and 1. */
+XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
+XD_PRIVATE int xdi_group_size(const xd_comm *comm);
+
+/* build_settings.c: what can be refused before anything is built; and a hash of what all ranks must have said alike. */
+XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);
+XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing);
+/* build_settings.c: the hooks that are called; NULL for none. */
+XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after);
+
+/* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
+
+/* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
+ * Collective. */
+XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
+XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
 /* ---- wrappers ---- */
 
@@ -29123,6 +29446,16 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
     return XD_OK;
 }
 
+XD_API xd_result xd_weight_freeze(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is frozen after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, !owner->gradient, XD_ERROR_STATE, "\"%.80s\" is frozen, but has a gradient", owner->name);
+    owner->desc.traits.frozen = true;
+    return XD_OK;
+}
+
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
     const xd_weight *owner = weight->owner;
     xd_weight_info info;
@@ -29206,7 +29539,8 @@ static xd_result xdi_model_order(xd_model *model) {
         block->count = n - block->first;
     }
     for (int64_t i = 0; i < n; i++) {
-        const xd_weight *weight = model->weights[i];
+        xd_weight *weight = model->weights[i];
+        weight->desc.traits = weight->owner->desc.traits; /* set after the tie, perhaps */
         XD_REQUIRE(model->ctx, weight->owner->index <= i, XD_ERROR_ARGUMENT,
                    "\"%.80s\" is tied to \"%.80s\", which comes after it: tie the later one to the earlier",
                    weight->name, weight->owner->name);
@@ -29285,7 +29619,8 @@ XD_API xd_result xd_model_seal(xd_model *model) {
 /* ---- the library's storage ---- */
 
 /* Lays out what has no storage, in order; with memory behind the arena also gives it out. */
-static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool give) {
+static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool gradients) {
+    const bool give = arena->base != NULL;
     for (int64_t i = 0; i < model->weight_count; i++) {
         xd_weight *weight = model->weights[i];
         size_t offset = 0;
@@ -29295,7 +29630,7 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool give) {
                 return false;
             if (give) weight->value = arena->base + offset;
         }
-        if (xdi_weight_is_trained(weight) && !weight->gradient) {
+        if (gradients && xdi_weight_is_trained(weight) && !weight->gradient) {
             if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
                                &offset))
                 return false;
@@ -29308,10 +29643,10 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool give) {
 XD_API size_t xd_model_bytes(const xd_model *model) {
     xd_arena plan = xd_arena_over(NULL, 0);
     if (!model->sealed || model->storage) return 0;
-    return xdi_model_lay_out((xd_model *)model, &plan, false) ? plan.peak : 0;
+    return xdi_model_lay_out((xd_model *)model, &plan, true) ? plan.peak : 0;
 }
 
-XD_API xd_result xd_model_allocate(xd_model *model) {
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
     xd_ctx *ctx = model->ctx;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     xd_arena arena = xd_arena_over(NULL, 0);
@@ -29319,7 +29654,7 @@ XD_API xd_result xd_model_allocate(xd_model *model) {
     XD_REQUIRE(ctx, !model->parallel, XD_ERROR_STATE,
                "the model is wrapped: its %lld weights are the wrapper's", (long long)model->weight_count);
     if (model->storage) return XD_OK;
-    XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, false), XD_ERROR_MEMORY,
+    XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, gradients), XD_ERROR_MEMORY,
                "the size of %lld weights overflows", (long long)model->weight_count);
     const size_t bytes = arena.peak;
     if (bytes == 0) return XD_OK;
@@ -29333,9 +29668,13 @@ XD_API xd_result xd_model_allocate(xd_model *model) {
         return result;
     }
     arena = xd_arena_over(storage, bytes);
-    (void)xdi_model_lay_out(model, &arena, true);
+    (void)xdi_model_lay_out(model, &arena, gradients);
     model->storage = storage;
     return XD_OK;
+}
+
+XD_API xd_result xd_model_allocate(xd_model *model) {
+    return xdi_model_take(model, true);
 }
 
 XD_PRIVATE void xdi_model_release(xd_model *model) {
@@ -30956,6 +31295,1002 @@ XD_API xd_result xd_block_end(xd_block *block) {
     p->open--;
     xdi_unit_close(p, block->unit);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+}
+
+/* >>model/groups.c */
+
+/* The communicators of a run that splits a model in several ways. */
+
+#include <string.h>
+
+enum { XDI_GRID_SPLITS = 6 /* groups that are no axes of a mesh */ };
+
+struct xd_grid {
+    xd_ctx *ctx;
+    xd_comm *world;
+    xd_expert_desc desc;
+    xd_mesh *dense, *expert;
+    xd_comm *splits[XDI_GRID_SPLITS]; /* [split_count], owned */
+    int split_count;
+    xd_groups groups;
+};
+
+static xd_result xdi_grid_make_meshes(xd_grid *grid, const xd_topology *dense, const xd_topology *expert) {
+    xd_mesh_desc d;
+    memset(&d, 0, sizeof d);
+    d.topology = dense;
+    XD_TRY(xd_mesh_create(grid->world, &d, &grid->dense));
+    d.topology = expert;
+    d.share = grid->dense;
+    return xd_mesh_create(grid->world, &d, &grid->expert);
+}
+
+static xd_result xdi_grid_name_groups(xd_grid *grid) {
+    xd_groups *g = &grid->groups;
+    XD_TRY(xd_mesh_group(grid->dense, "tp", &g->tp));
+    XD_TRY(xd_mesh_group(grid->dense, "pp", &g->pp));
+    XD_TRY(xd_mesh_group(grid->dense, "cp", &g->cp));
+    XD_TRY(xd_mesh_group(grid->dense, "dp", &g->dp));
+    XD_TRY(xd_mesh_group(grid->dense, "tp,pp", &g->mp));
+    XD_TRY(xd_mesh_group(grid->dense, "tp,cp", &g->tp_cp));
+    XD_TRY(xd_mesh_group(grid->dense, "dp,cp", &g->dp_cp));
+    XD_TRY(xd_mesh_group(grid->dense, "tp,dp,cp", &g->tp_dp_cp));
+    XD_TRY(xd_mesh_group(grid->expert, "ep", &g->ep));
+    XD_TRY(xd_mesh_group(grid->expert, "tp", &g->expert_tp));
+    XD_TRY(xd_mesh_group(grid->expert, "tp,ep", &g->tp_ep));
+    XD_TRY(xd_mesh_group(grid->expert, "tp,ep,pp", &g->tp_ep_pp));
+    return xd_mesh_group(grid->expert, "dp", &g->expert_dp);
+}
+
+/* The ranks of `comm` with the same color; *out NULL for a color below 0. */
+static xd_result xdi_grid_split(xd_grid *grid, xd_comm *comm, int color, xd_comm **out) {
+    XD_TRY(xd_comm_split(comm, color, 0, out));
+    if (*out) grid->splits[grid->split_count++] = *out;
+    return XD_OK;
+}
+
+static xd_result xdi_grid_split_pipeline(xd_grid *grid) {
+    xd_groups *g = &grid->groups;
+    const int rank = xd_comm_rank(g->pp), last = xd_comm_size(g->pp) - 1;
+    XD_TRY(xdi_grid_split(grid, g->pp, rank == 0 || rank == last ? 0 : -1, &g->embedding));
+    return xdi_grid_split(grid, g->pp, rank == 0 ? 0 : -1, &g->position_embedding);
+}
+
+/* Runs of consecutive ranks, and the ranks at the same place of each. */
+static xd_result xdi_grid_cut(xd_grid *grid, xd_comm *data, xd_comm **intra, xd_comm **inter) {
+    const int size = xd_comm_size(data), rank = xd_comm_rank(data), count = grid->desc.optimizer_instances;
+    *intra = data;
+    if (count == 1) return XD_OK;
+    XD_TRY(xdi_grid_split(grid, data, rank / (size / count), intra));
+    return xdi_grid_split(grid, data, rank % (size / count), inter);
+}
+
+static xd_result xdi_grid_split_instances(xd_grid *grid) {
+    xd_groups *g = &grid->groups;
+    const int experts = xd_comm_size(g->expert_dp), count = grid->desc.optimizer_instances;
+    XD_REQUIRE(grid->ctx, experts % count == 0, XD_ERROR_TOPOLOGY,
+               "the data group of experts has %d ranks, not a multiple of %d optimizer instances", experts,
+               count);
+    XD_TRY(xdi_grid_cut(grid, g->dp_cp, &g->intra_dp_cp, &g->inter_instances));
+    return xdi_grid_cut(grid, g->expert_dp, &g->intra_expert_dp, &g->inter_expert_instances);
+}
+
+static uint64_t xdi_grid_hash(const xd_expert_desc *d) {
+    const int facts[] = {
+        d->world_size, d->tp, d->cp, d->ep, d->pp, d->expert_tp, d->optimizer_instances, d->virtual_pipeline
+    };
+    return xd_hash(xd_hash(0, facts, sizeof facts), d->order ? d->order : "",
+                   d->order ? strlen(d->order) : 0);
+}
+
+static xd_result xdi_grid_compute(xd_ctx *ctx, const xd_expert_desc *d, int ranks, xd_topology *dense,
+                                  xd_topology *expert) {
+    XD_REQUIRE(ctx, d->world_size == ranks, XD_ERROR_TOPOLOGY, "world_size is %d, the world has %d ranks",
+               d->world_size, ranks);
+    return xd_topology_experts(ctx, d, dense, expert);
+}
+
+/* The grid without groups, or none on any rank. */
+static xd_result xdi_grid_open(xd_comm *world, const xd_expert_desc *d, xd_grid **out) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_grid *grid = (xd_grid *)xd_allocate(ctx, sizeof *grid);
+    const xd_result result =
+        xd_agree(world, grid ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a grid"));
+    if (result != XD_OK) {
+        xd_release(ctx, grid);
+        return result;
+    }
+    grid->ctx = ctx;
+    grid->world = world;
+    grid->desc = *d;
+    *out = grid;
+    return XD_OK;
+}
+
+static xd_result xdi_grid_fill(xd_grid *grid, const xd_topology *dense, const xd_topology *expert) {
+    XD_TRY(xdi_grid_make_meshes(grid, dense, expert));
+    XD_TRY(xdi_grid_name_groups(grid));
+    XD_TRY(xdi_grid_split_pipeline(grid));
+    return xdi_grid_split_instances(grid);
+}
+
+XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_grid **out) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_topology dense, expert;
+    xd_expert_desc d = *desc;
+    xd_grid *grid = NULL;
+    if (!d.world_size) d.world_size = xd_comm_size(world);
+    if (!d.optimizer_instances) d.optimizer_instances = 1;
+    XD_TRY(xd_agree(world, xdi_grid_compute(ctx, &d, xd_comm_size(world), &dense, &expert)));
+    XD_TRY(xd_agree_same(world, xdi_grid_hash(&d), "sizes of a grid"));
+    XD_TRY(xdi_grid_open(world, &d, &grid));
+    const xd_result result = xd_agree(world, xdi_grid_fill(grid, &dense, &expert));
+    if (result == XD_OK)
+        *out = grid;
+    else
+        xd_grid_destroy(grid);
+    return result;
+}
+
+XD_API const xd_groups *xd_grid_groups(const xd_grid *grid) {
+    return &grid->groups;
+}
+
+XD_API void xd_grid_destroy(xd_grid *grid) {
+    if (!grid) return;
+    for (int i = grid->split_count - 1; i >= 0; i--) xd_comm_destroy(grid->splits[i]);
+    xd_mesh_destroy(grid->expert);
+    xd_mesh_destroy(grid->dense);
+    xd_release(grid->ctx, grid);
+}
+
+/* >>model/build_place.c */
+
+/* Where the stages of a pipeline are, and lists of hooks. */
+
+XD_PRIVATE int xdi_group_rank(const xd_comm *comm) {
+    return comm ? xd_comm_rank(comm) : 0;
+}
+
+XD_PRIVATE int xdi_group_size(const xd_comm *comm) {
+    return comm ? xd_comm_size(comm) : 1;
+}
+
+/* ---- places ---- */
+
+static xd_result xdi_pipeline_check_sizes(xd_ctx *ctx, const xd_pipeline_desc *d) {
+    XD_REQUIRE(ctx, d->ranks >= 0 && d->virtual_stages >= 0 && d->layer_count >= 0, XD_ERROR_ARGUMENT,
+               "a pipeline of %d ranks, %d virtual stages and %lld layers: none may be negative", d->ranks,
+               d->virtual_stages, (long long)d->layer_count);
+    XD_REQUIRE(ctx, d->virtual_stages <= 1 || d->ranks > 1, XD_ERROR_ARGUMENT,
+               "%d virtual stages without a pipeline: it has %d rank", d->virtual_stages,
+               d->ranks ? d->ranks : 1);
+    XD_REQUIRE(ctx, d->virtual_stages <= XD_STAGES_MAX, XD_ERROR_ARGUMENT,
+               "%d virtual stages, at most %d are possible", d->virtual_stages, (int)XD_STAGES_MAX);
+    return XD_OK;
+}
+
+/* Explicit counts must be those of all layers. */
+static xd_result xdi_pipeline_check_chunks(xd_ctx *ctx, const xd_pipeline_desc *d, int64_t chunks) {
+    int64_t left = d->layer_count;
+    for (int64_t i = 0; i < chunks; i++) {
+        XD_REQUIRE(ctx, d->chunk_layers[i] >= 0, XD_ERROR_ARGUMENT, "chunk %lld of %lld has %lld layers",
+                   (long long)i, (long long)chunks, (long long)d->chunk_layers[i]);
+        XD_REQUIRE(ctx, d->chunk_layers[i] <= left, XD_ERROR_ARGUMENT,
+                   "the first %lld chunks have more than all %lld layers", (long long)i + 1,
+                   (long long)d->layer_count);
+        left -= d->chunk_layers[i];
+    }
+    XD_REQUIRE(ctx, left == 0, XD_ERROR_ARGUMENT, "the layers of %lld chunks add up to %lld, not to %lld",
+               (long long)chunks, (long long)(d->layer_count - left), (long long)d->layer_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank, int virtual_stage,
+                                   xd_stage_place *out) {
+    XD_TRY(xdi_pipeline_check_sizes(ctx, desc));
+    const int ranks = desc->ranks ? desc->ranks : 1;
+    const int stages = desc->virtual_stages ? desc->virtual_stages : 1;
+    const int64_t chunks = (int64_t)ranks * stages, chunk = (int64_t)virtual_stage * ranks + rank;
+    XD_REQUIRE(ctx, rank >= 0 && rank < ranks && virtual_stage >= 0 && virtual_stage < stages,
+               XD_ERROR_ARGUMENT, "rank %d of %d and virtual stage %d of %d", rank, ranks, virtual_stage,
+               stages);
+    XD_REQUIRE(ctx, desc->chunk_layers || desc->layer_count % chunks == 0, XD_ERROR_TOPOLOGY,
+               "%lld layers do not divide into %d ranks x %d virtual stages", (long long)desc->layer_count,
+               ranks, stages);
+    if (desc->chunk_layers) XD_TRY(xdi_pipeline_check_chunks(ctx, desc, chunks));
+    out->pipeline_rank = rank;
+    out->pipeline_ranks = ranks;
+    out->virtual_stage = virtual_stage;
+    out->virtual_stages = stages;
+    out->first = chunk == 0;
+    out->last = chunk == chunks - 1;
+    out->layer_count = desc->chunk_layers ? desc->chunk_layers[chunk] : desc->layer_count / chunks;
+    out->first_layer = desc->chunk_layers ? 0 : chunk * out->layer_count;
+    for (int64_t i = 0; i < chunk && desc->chunk_layers; i++) out->first_layer += desc->chunk_layers[i];
+    return XD_OK;
+}
+
+/* ---- hooks ---- */
+
+XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_hook hook, bool prepend) {
+    XD_REQUIRE(ctx, hook.call, XD_ERROR_ARGUMENT, "hook %d has no function", list->count);
+    XD_REQUIRE(ctx, list->count >= 0 && list->count < XD_STAGE_HOOKS_MAX, XD_ERROR_ARGUMENT,
+               "a list of %d hooks, at most %d are possible", list->count + 1, (int)XD_STAGE_HOOKS_MAX);
+    for (int i = list->count; i > 0 && prepend; i--) list->hooks[i] = list->hooks[i - 1];
+    list->hooks[prepend ? 0 : list->count] = hook;
+    list->count++;
+    return XD_OK;
+}
+
+/* >>model/build_settings.c */
+
+/* Settings of a build: what is refused before anything is built, and what all ranks must say alike. */
+
+#include <string.h>
+
+/* ---- one rank ---- */
+
+static xd_result xdi_builder_check_groups(const xdi_builder *b) {
+    const xd_groups *g = &b->groups;
+    const int dp = xdi_group_size(g->dp), cp = xdi_group_size(g->cp), dp_cp = xdi_group_size(g->dp_cp);
+    XD_REQUIRE(b->ctx, !g->dp_cp || (!g->dp && !g->cp) || (int64_t)dp * cp == dp_cp, XD_ERROR_TOPOLOGY,
+               "groups dp of %d and cp of %d ranks, but dp_cp of %d", dp, cp, dp_cp);
+    XD_REQUIRE(b->ctx, g->dp_cp || cp == 1, XD_ERROR_TOPOLOGY,
+               "group cp has %d ranks, and there is no dp_cp, whose ranks have the same weights", cp);
+    XD_REQUIRE(b->ctx, b->desc->pipeline.ranks == 0 || b->desc->pipeline.ranks == xdi_group_size(g->pp),
+               XD_ERROR_TOPOLOGY, "a pipeline of %d ranks, but group pp of %d", b->desc->pipeline.ranks,
+               xdi_group_size(g->pp));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_check_precision(xd_ctx *ctx, const xd_precision *p) {
+    XD_REQUIRE(ctx, !p->f16 || !p->bf16, XD_ERROR_ARGUMENT,
+               "precision is both f16 and bf16: weights have one type");
+    XD_REQUIRE(ctx, p->keep_count >= 0, XD_ERROR_ARGUMENT, "%d patterns of names to keep", p->keep_count);
+    XD_REQUIRE(ctx, p->keep_count == 0 || p->keep, XD_ERROR_ARGUMENT,
+               "%d patterns of names to keep, but no list of them", p->keep_count);
+    for (int i = 0; i < p->keep_count; i++)
+        XD_REQUIRE(ctx, p->keep[i], XD_ERROR_ARGUMENT, "pattern %d of %d to keep is NULL", i, p->keep_count);
+    return XD_OK;
+}
+
+static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
+    const xd_wrap *w = &b->desc->wrap;
+    XD_REQUIRE(b->ctx, (int)w->kind >= 0 && w->kind <= XD_WRAP_FSDP, XD_ERROR_ARGUMENT, "wrap %d is unknown",
+               (int)w->kind);
+    XD_REQUIRE(b->ctx, !w->ddp || !w->fsdp, XD_ERROR_ARGUMENT,
+               "wrap has the settings of DDP and of FSDP: a model has one wrapper");
+    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_DDP || w->ddp, XD_ERROR_ARGUMENT,
+               "wrap is DDP, without settings of DDP");
+    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || w->fsdp, XD_ERROR_ARGUMENT,
+               "wrap is FSDP, without settings of FSDP");
+    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
+               "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
+    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || !w->fsdp->replicas || b->groups.intra_dp_cp,
+               XD_ERROR_ARGUMENT, "FSDP with replicas of %d groups shards over intra_dp_cp, which is NULL",
+               xdi_group_size(w->fsdp->replicas));
+    XD_REQUIRE(
+        b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
+        "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");
+    return XD_OK;
+}
+
+XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after) {
+    if (after) return d->after_override ? d->after_override : d->after;
+    return d->before_override ? d->before_override : d->before;
+}
+
+static xd_result xdi_builder_check_hooks(xd_ctx *ctx, const xd_stage_hooks *hooks, const char *when) {
+    if (!hooks) return XD_OK;
+    XD_REQUIRE(ctx, hooks->count >= 0 && hooks->count <= XD_STAGE_HOOKS_MAX, XD_ERROR_ARGUMENT,
+               "%d hooks %s the wrap, at most %d are possible", hooks->count, when, (int)XD_STAGE_HOOKS_MAX);
+    for (int i = 0; i < hooks->count; i++)
+        XD_REQUIRE(ctx, hooks->hooks[i].call, XD_ERROR_ARGUMENT, "hook %d of %d %s the wrap has no function",
+                   i, hooks->count, when);
+    return XD_OK;
+}
+
+/* What the two ways of building take. */
+static xd_result xdi_builder_check_source(const xdi_builder *b, const xd_stages *existing) {
+    const xd_build_desc *d = b->desc;
+    xd_pipeline_desc pipeline = d->pipeline;
+    xd_stage_place place;
+    if (existing) {
+        XD_REQUIRE(b->ctx, !d->provider.describe && !d->before && !d->before_override, XD_ERROR_ARGUMENT,
+                   "%d stages exist already: no provider and no hook before the wrap is called",
+                   existing->count);
+        return XD_OK;
+    }
+    XD_REQUIRE(b->ctx, d->provider.describe, XD_ERROR_ARGUMENT, "a build of %lld layers without a provider",
+               (long long)d->pipeline.layer_count);
+    pipeline.ranks = xdi_group_size(b->groups.pp);
+    return xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), 0, &place);
+}
+
+XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing) {
+    const xd_build_desc *d = b->desc;
+    XD_TRY(xdi_builder_check_groups(b));
+    XD_TRY(xdi_builder_check_source(b, existing));
+    XD_TRY(xdi_builder_check_hooks(b->ctx, xdi_builder_hooks(d, false), "before"));
+    XD_TRY(xdi_builder_check_hooks(b->ctx, xdi_builder_hooks(d, true), "after"));
+    XD_REQUIRE(b->ctx, (int)d->storage >= 0 && d->storage <= XD_STORAGE_CALLER, XD_ERROR_ARGUMENT,
+               "storage %d is unknown", (int)d->storage);
+    XD_TRY(xdi_builder_check_precision(b->ctx, &d->precision));
+    return xdi_builder_check_wrap(b);
+}
+
+/* ---- all ranks ---- */
+
+static int64_t xdi_builder_hook_count(const xd_build_desc *d, bool after) {
+    const xd_stage_hooks *hooks = xdi_builder_hooks(d, after);
+    return hooks ? hooks->count : 0;
+}
+
+static uint64_t xdi_pipeline_hash(uint64_t hash, const xd_pipeline_desc *d, int ranks) {
+    const int stages = d->virtual_stages ? d->virtual_stages : 1;
+    const int64_t facts[] = { stages, d->layer_count, d->chunk_layers != NULL };
+    hash = xd_hash(hash, facts, sizeof facts);
+    if (!d->chunk_layers) return hash;
+    return xd_hash(hash, d->chunk_layers, (size_t)ranks * (size_t)stages * sizeof *d->chunk_layers);
+}
+
+XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing) {
+    const xd_build_desc *d = b->desc;
+    const int64_t facts[] = { existing,
+                              d->storage,
+                              d->precision.f16,
+                              d->precision.bf16,
+                              d->precision.keep_count,
+                              d->wrap.kind,
+                              d->values.broadcast,
+                              d->values.without_buffers,
+                              d->values.check,
+                              xdi_builder_hook_count(d, false),
+                              xdi_builder_hook_count(d, true) };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    for (int i = 0; i < d->precision.keep_count; i++)
+        hash = xd_hash(hash, d->precision.keep[i], strlen(d->precision.keep[i]) + 1);
+    return existing ? hash : xdi_pipeline_hash(hash, &d->pipeline, xdi_group_size(b->groups.pp));
+}
+
+/* >>model/build_precision.c */
+
+/* Half types for the weights and buffers of a model. */
+
+#include <string.h>
+
+/* Whether a name fits a pattern: after a '*', the shortest run that lets the rest fit is tried first. */
+static bool xdi_name_fits(const char *pattern, const char *name) {
+    const char *star = NULL, *from = NULL;
+    while (*name) {
+        if (*pattern == '*') {
+            star = ++pattern;
+            from = name;
+        } else if (*pattern == *name) {
+            pattern++;
+            name++;
+        } else if (star) {
+            pattern = star;
+            name = ++from;
+        } else
+            return false;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+/* The type that a weight gets. Types of 8 bits are forms of storage with scales elsewhere. */
+static xd_dtype xdi_precision_of(const xd_precision *p, const xd_weight *weight) {
+    const xd_dtype dtype = weight->desc.dtype;
+    if (!xd_dtype_is_floating(dtype) || xd_dtype_size(dtype) == 1 || weight->desc.traits.keep_f32)
+        return dtype;
+    for (int i = 0; i < p->keep_count; i++)
+        if (xdi_name_fits(p->keep[i], weight->name)) return dtype;
+    return p->f16 ? XD_DTYPE_F16 : XD_DTYPE_BF16;
+}
+
+static xd_result xdi_precision_check(const xd_model *model, const xd_precision *p, bool wrapped) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        if (w->owner != w || xdi_precision_of(p, w) == w->desc.dtype) continue;
+        const char *from = xd_dtype_name(w->desc.dtype), *to = xd_dtype_name(xdi_precision_of(p, w));
+        XD_REQUIRE(
+            model->ctx, !w->desc.value, XD_ERROR_STATE,
+            "weight \"%.80s\" has the caller's storage of %s, which cannot become %s: keep its type by "
+            "keep_f32 or a pattern, or give it as %s",
+            w->name, from, to, to);
+        XD_REQUIRE(
+            model->ctx, !wrapped || !xdi_weight_is_trained(w), XD_ERROR_DTYPE,
+            "weight \"%.80s\" trains and would become %s, but wrappers train in F32: freeze it, keep its "
+            "type by keep_f32 or a pattern, or build without a wrap",
+            w->name, to);
+    }
+    return XD_OK;
+}
+
+/* What the weights were, so that a model whose values could not be converted is as it was. */
+typedef struct xdi_precision_old {
+    xd_dtype dtype;
+    void *value, *gradient;
+} xdi_precision_old;
+
+static void xdi_precision_set(xd_model *model, const xd_precision *p) {
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        w->desc.dtype = w->owner == w ? xdi_precision_of(p, w) : w->owner->desc.dtype;
+    }
+}
+
+/* Values that weights held, from the old storage into the new. */
+static xd_result xdi_precision_convert(const xd_model *model, const xdi_precision_old *old) {
+    const xd_launch launch = xd_ctx_launch(model->ctx);
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        const size_t bytes = (size_t)w->count * xd_dtype_size(w->desc.dtype);
+        if (w->owner != w || !w->ready || w->count == 0 || w->value == old[i].value) continue;
+        if (w->desc.dtype == old[i].dtype)
+            XD_TRY(xd_ctx_kernels(model->ctx)
+                       ->memory.copy(&launch, w->value, old[i].value, bytes, XD_COPY_ON_DEVICE));
+        else
+            XD_TRY(xd_cast(model->ctx, w->value, w->desc.dtype, old[i].value, old[i].dtype, w->count));
+    }
+    return XD_OK;
+}
+
+/* New storage for the types that are set, with the old values. */
+static xd_result xdi_precision_move(xd_model *model, xdi_precision_old *old, const xd_precision *p) {
+    void *const before = model->storage;
+    bool gradients = false;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        old[i].dtype = w->desc.dtype;
+        old[i].value = w->value;
+        old[i].gradient = w->gradient;
+        gradients = gradients || w->gradient != w->desc.gradient;
+        w->value = w->desc.value;
+        w->gradient = w->desc.gradient;
+    }
+    model->storage = NULL;
+    xdi_precision_set(model, p);
+    xd_result result = xdi_model_take(model, gradients);
+    if (result == XD_OK) result = xdi_precision_convert(model, old);
+    if (result == XD_OK) {
+        xd_ctx_kernels(model->ctx)->memory.release(model->ctx, before);
+        return XD_OK;
+    }
+    xdi_model_release(model);
+    model->storage = before;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        model->weights[i]->desc.dtype = old[i].dtype;
+        model->weights[i]->value = old[i].value;
+        model->weights[i]->gradient = old[i].gradient;
+    }
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped) {
+    if (!precision->f16 && !precision->bf16) return XD_OK;
+    XD_TRY(xdi_precision_check(model, precision, wrapped));
+    if (!model->storage) {
+        xdi_precision_set(model, precision);
+        return XD_OK;
+    }
+    xdi_precision_old *old =
+        (xdi_precision_old *)xd_allocate(model->ctx, (size_t)model->weight_count * sizeof *old);
+    XD_REQUIRE(model->ctx, old, XD_ERROR_MEMORY, "no room to convert %lld weights",
+               (long long)model->weight_count);
+    const xd_result result = xdi_precision_move(model, old, precision);
+    xd_release(model->ctx, old);
+    return result;
+}
+
+/* >>model/build_values.c */
+
+/* Equal values on all data ranks: broadcast, or compared. */
+
+#include <string.h>
+
+/* Weights that one group shares: those of experts, or all others. */
+typedef struct xdi_shared_values {
+    xd_ctx *ctx;
+    xd_comm *comm;
+    const xd_stages *list;
+    bool experts, buffers;
+} xdi_shared_values;
+
+/* The first weight of a stage from `index` on that the group shares and that holds values; NULL after the last. */
+static xd_weight *xdi_values_from(const xdi_shared_values *v, int stage, int64_t index) {
+    const xd_model *model = v->list->stages[stage].model;
+    for (int64_t i = index; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        if (w->owner == w && w->ready && w->value && w->count > 0 && w->desc.traits.expert == v->experts &&
+            (v->buffers || !w->desc.buffer))
+            return w;
+    }
+    return NULL;
+}
+
+/* How many there are, and which. */
+static int64_t xdi_values_count(const xdi_shared_values *v, uint64_t *hash) {
+    int64_t n = 0;
+    *hash = 0;
+    for (int s = 0; s < v->list->count; s++)
+        for (xd_weight *w = xdi_values_from(v, s, 0); w; w = xdi_values_from(v, s, w->index + 1), n++)
+            *hash = xd_hash(*hash, w->name, strlen(w->name) + 1);
+    return n;
+}
+
+static xd_result xdi_values_broadcast(const xdi_shared_values *v) {
+    for (int s = 0; s < v->list->count; s++)
+        for (xd_weight *w = xdi_values_from(v, s, 0); w; w = xdi_values_from(v, s, w->index + 1))
+            XD_TRY(xd_broadcast(v->comm, w->value, w->count, w->desc.dtype, 0));
+    return XD_OK;
+}
+
+/* ---- comparing ---- */
+
+/* The hash of a weight's bytes, which come to the host in blocks. */
+static xd_result xdi_values_hash(const xd_weight *w, int64_t *out) {
+    unsigned char block[4096];
+    const size_t bytes = (size_t)w->count * xd_dtype_size(w->desc.dtype);
+    uint64_t hash = 0;
+    for (size_t at = 0; at < bytes; at += sizeof block) {
+        const size_t n = bytes - at < sizeof block ? bytes - at : sizeof block;
+        XD_TRY(xd_read(w->model->ctx, block, (const unsigned char *)w->value + at, n));
+        hash = xd_hash(hash, block, n);
+    }
+    memcpy(out, &hash, sizeof hash);
+    return XD_OK;
+}
+
+static xd_result xdi_values_hash_all(const xdi_shared_values *v, int64_t *hashes) {
+    int64_t n = 0;
+    for (int s = 0; s < v->list->count; s++)
+        for (xd_weight *w = xdi_values_from(v, s, 0); w; w = xdi_values_from(v, s, w->index + 1))
+            XD_TRY(xdi_values_hash(w, &hashes[n++]));
+    return XD_OK;
+}
+
+static const char *xdi_values_name(const xdi_shared_values *v, int64_t index) {
+    for (int s = 0; s < v->list->count; s++)
+        for (xd_weight *w = xdi_values_from(v, s, 0); w; w = xdi_values_from(v, s, w->index + 1))
+            if (index-- == 0) return w->name;
+    return "";
+}
+
+/* The first of n hashes that some rank has otherwise than rank 0, and the lowest such rank. */
+static xd_result xdi_values_compare(const xdi_shared_values *v, const int64_t *mine, int64_t *root,
+                                    int64_t n) {
+    const int size = xd_comm_size(v->comm), rank = xd_comm_rank(v->comm);
+    int64_t same = 0;
+    memcpy(root, mine, (size_t)n * sizeof *root);
+    XD_TRY(xd_broadcast(v->comm, root, n, XD_DTYPE_I64, 0));
+    while (same < n && mine[same] == root[same]) same++;
+    int64_t found = same * size + rank;
+    XD_TRY(xd_all_reduce(v->comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
+    if (found / size == n) return XD_OK;
+    const int culprit = xd_comm_world_rank(v->comm, (int)(found % size));
+    return XD_FAIL_CULPRIT(v->ctx, XD_ERROR_MISMATCH, culprit,
+                           "\"%.80s\" holds other values on rank %d than on rank %d",
+                           xdi_values_name(v, found / size), culprit, xd_comm_world_rank(v->comm, 0));
+}
+
+static xd_result xdi_values_check(const xdi_shared_values *v, int64_t n) {
+    int64_t *hashes = (int64_t *)xd_allocate(v->ctx, (size_t)n * 2 * sizeof *hashes);
+    xd_result result = hashes ? xdi_values_hash_all(v, hashes)
+                              : XD_FAIL(v->ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)n);
+    result = xd_agree(v->comm, result);
+    if (result == XD_OK) result = xdi_values_compare(v, hashes, hashes + n, n);
+    xd_release(v->ctx, hashes);
+    return result;
+}
+
+/* ---- a build's ---- */
+
+static xd_result xdi_values_of_group(const xdi_builder *b, bool experts) {
+    const xd_build_values *settings = &b->desc->values;
+    xdi_shared_values v;
+    uint64_t which;
+    v.ctx = b->ctx;
+    v.comm = experts ? b->groups.expert_dp : b->data;
+    v.list = b->list;
+    v.experts = experts;
+    v.buffers = !settings->broadcast || !settings->without_buffers;
+    const int64_t n = xdi_values_count(&v, &which);
+    if (xdi_group_size(v.comm) == 1 || (!settings->broadcast && !settings->check)) return XD_OK;
+    XD_TRY(xd_agree_same(v.comm, which, "the list of weights that hold values"));
+    if (n == 0) return XD_OK;
+    if (settings->broadcast) return xdi_values_broadcast(&v);
+    return xdi_values_check(&v, n);
+}
+
+XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b) {
+    XD_TRY(xd_agree(b->world, xdi_values_of_group(b, false)));
+    return b->experts ? xd_agree(b->world, xdi_values_of_group(b, true)) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b) {
+    if (!b->desc->values.broadcast || xdi_group_size(b->data) == 1) return XD_OK;
+    for (int s = 0; s < b->list->count; s++)
+        XD_TRY(xd_broadcast(b->data, &b->list->stages[s].model->desc.seed, 1, XD_DTYPE_U64, 0));
+    return XD_OK;
+}
+
+/* >>model/build.c */
+
+/* The seven steps that build a model over several ranks. */
+
+#include <stdio.h>
+#include <string.h>
+
+struct xd_built {
+    xd_ctx *ctx;
+    xd_comm *self;         /* the data group of one rank that was given none; NULL where it is not needed */
+    const xd_stages *lent; /* whose models are the caller's until all has succeeded; NULL -> none */
+    xd_stages list;
+};
+
+/* ---- lists ---- */
+
+/* A callback's result, with a message if it left none, and of the codes that there are. */
+static xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
+    if (result == XD_OK || xd_last_error(ctx)->result == result) return result;
+    const bool known = (int)result > 0 && result < XD_RESULT_COUNT;
+    return XD_FAIL(ctx, known ? result : XD_ERROR_ARGUMENT, "%s %d returned %d (%s)", what, index,
+                   (int)result, xd_result_name(result));
+}
+
+/* Refuses what is no list of this build's stages; wrappers belong to their models. */
+static xd_result xdi_stages_check(xd_ctx *ctx, const xd_stages *list, const char *what) {
+    XD_REQUIRE(ctx, list->count >= 1 && list->count <= XD_STAGES_MAX, XD_ERROR_ARGUMENT,
+               "%s: %d stages, from 1 to %d are possible", what, list->count, (int)XD_STAGES_MAX);
+    for (int i = 0; i < list->count; i++) {
+        const xd_stage *s = &list->stages[i];
+        XD_REQUIRE(ctx, s->model, XD_ERROR_ARGUMENT, "%s: stage %d of %d is no model", what, i, list->count);
+        XD_REQUIRE(ctx, s->model->ctx == ctx, XD_ERROR_ARGUMENT,
+                   "%s: the model of stage %d of %d is another context's", what, i, list->count);
+        XD_REQUIRE(ctx, s->model->parallel == s->parallel, XD_ERROR_ARGUMENT,
+                   "%s: the model of stage %d of %d is wrapped by what is not the stage's wrapper", what, i,
+                   list->count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, list->stages[k].model != s->model, XD_ERROR_ARGUMENT,
+                       "%s: stages %d and %d of %d are the same model", what, k, i, list->count);
+    }
+    return XD_OK;
+}
+
+static bool xdi_stages_have(const xd_stages *list, const xd_model *model) {
+    for (int i = 0; i < list->count; i++)
+        if (list->stages[i].model == model) return true;
+    return false;
+}
+
+static void xdi_stage_free(const xd_stage *stage) {
+    xd_parallel_destroy(stage->parallel);
+    xd_model_destroy(stage->model);
+}
+
+/* Frees the stages of one list that another has not. */
+static void xdi_stages_free_others(const xd_stages *list, const xd_stages *kept) {
+    for (int i = list->count - 1; i >= 0; i--)
+        if (!xdi_stages_have(kept, list->stages[i].model)) xdi_stage_free(&list->stages[i]);
+}
+
+/* ---- 1: stages ---- */
+
+static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
+    const xd_stage_provider *provider = &b->desc->provider;
+    xd_pipeline_desc pipeline = b->desc->pipeline;
+    xd_stage *stage = &b->list->stages[b->list->count];
+    xd_model *model = NULL;
+    pipeline.ranks = xdi_group_size(b->groups.pp);
+    XD_TRY(xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
+    const xd_stage_place place = stage->place;
+    xd_clear_error(b->ctx);
+    XD_TRY(xdi_builder_called(b->ctx, provider->describe(provider->user, b->ctx, &place, &model),
+                              "the provider of virtual stage", virtual_stage));
+    stage->model = model;
+    b->list->count++;
+    const xd_result result = xdi_stages_check(b->ctx, b->list, "the provider's stages");
+    if (result != XD_OK) b->list->count--; /* what is refused stays the provider's */
+    return result;
+}
+
+static xd_result xdi_builder_describe(xdi_builder *b) {
+    const int stages = b->desc->pipeline.virtual_stages;
+    for (int i = 0; i < (stages ? stages : 1); i++) XD_TRY(xdi_builder_describe_one(b, i));
+    return XD_OK;
+}
+
+/* ---- 2: hooks ---- */
+
+/* Calls one hook; its list becomes the build's when no rank has failed. */
+static xd_result xdi_builder_hook(xdi_builder *b, const xd_stage_hook *hook, int index, xd_stages *out) {
+    memset(out, 0, sizeof *out);
+    xd_clear_error(b->ctx);
+    xd_result result =
+        xdi_builder_called(b->ctx, hook->call(hook->user, b->ctx, b->list, out), "hook", index);
+    if (result == XD_OK && out->count != 0) result = xdi_stages_check(b->ctx, out, "a hook's list");
+    if (result != XD_OK) out->count = 0;
+    result = xd_agree(b->world, result);
+    if (out->count == 0) return result;
+    if (result != XD_OK) {
+        xdi_stages_free_others(out, b->list);
+        return result;
+    }
+    xdi_stages_free_others(b->list, out);
+    *b->list = *out;
+    return XD_OK;
+}
+
+static xd_result xdi_builder_call_hooks(xdi_builder *b, bool after) {
+    const xd_stage_hooks *hooks = xdi_builder_hooks(b->desc, after);
+    xd_stages *out = (xd_stages *)xd_allocate(b->ctx, sizeof *out);
+    xd_result result =
+        xd_agree(b->world,
+                 out ? XD_OK : XD_FAIL(b->ctx, XD_ERROR_MEMORY, "no room for %d stages", (int)XD_STAGES_MAX));
+    for (int i = 0; hooks && i < hooks->count && result == XD_OK; i++)
+        result = xdi_builder_hook(b, &hooks->hooks[i], i, out);
+    xd_release(b->ctx, out);
+    return result;
+}
+
+static xd_result xdi_builder_seal(const xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        if (!b->list->stages[i].model->sealed) XD_TRY(xd_model_seal(b->list->stages[i].model));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_before(xdi_builder *b) {
+    XD_TRY(xdi_builder_call_hooks(b, false));
+    return xdi_builder_seal(b);
+}
+
+/* ---- 3: attributes ---- */
+
+/* What a cut over an axis "tp" says of a weight, where the provider left it out. */
+static void xdi_weight_default_traits(xd_weight *w) {
+    xd_weight_traits *t = &w->desc.traits;
+    const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+    const int axis = cut ? xd_topology_axis(cut->topology, "tp") : -1;
+    if (axis < 0 || cut->placement[axis].kind != XD_SHARD || t->tensor_parallel) return;
+    const xd_placement *p = &cut->placement[axis];
+    t->tensor_parallel = true;
+    if (t->partition_dim == 0) t->partition_dim = p->dim < 0 ? p->dim + cut->ndim : p->dim;
+    if (t->partition_stride <= 1 && p->sections > 1) t->partition_stride = p->sections;
+    if (t->expert) t->expert_tensor_parallel = true;
+}
+
+static bool xdi_model_default_traits(xd_model *model) {
+    bool experts = false;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        if (w->owner == w) xdi_weight_default_traits(w);
+        w->desc.traits = w->owner->desc.traits; /* of an earlier weight */
+        experts = experts || w->desc.traits.expert;
+    }
+    return experts;
+}
+
+/* The wrappers have one data group. */
+static xd_result xdi_builder_refuse_experts(const xdi_builder *b) {
+    for (int s = 0; s < b->list->count && b->desc->wrap.kind != XD_WRAP_NONE; s++) {
+        const xd_model *model = b->list->stages[s].model;
+        for (int64_t i = 0; i < model->weight_count; i++)
+            XD_REQUIRE(
+                b->ctx, !model->weights[i]->desc.traits.expert, XD_ERROR_UNSUPPORTED,
+                "weight \"%.80s\" is an expert's, whose data group wrappers do not know: build without "
+                "a wrap",
+                model->weights[i]->name);
+    }
+    return XD_OK;
+}
+
+/* Whether a group has the same number of stages, and the same models in them. */
+static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
+    const int64_t count = b->list->count;
+    int64_t most[2] = { count, -count };
+    if (xdi_group_size(comm) == 1) return XD_OK;
+    XD_TRY(xd_all_reduce(comm, most, most, 2, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(b->ctx, most[0] == -most[1], XD_ERROR_MISMATCH,
+               "ranks of one group have from %lld to %lld stages", (long long)-most[1], (long long)most[0]);
+    return XD_OK;
+}
+
+static xd_result xdi_builder_compare_models(const xdi_builder *b, xd_comm *comm) {
+    for (int i = 0; i < b->list->count && xdi_group_size(comm) > 1; i++)
+        XD_TRY(xd_model_agree(b->list->stages[i].model, comm));
+    return XD_OK;
+}
+
+/* Every comparison ends on all ranks before the next one begins, so that none waits for one that has failed. */
+static xd_result xdi_builder_compare(const xdi_builder *b) {
+    xd_comm *models = b->experts ? b->groups.expert_dp : b->data;
+    xd_comm *tensors = b->experts ? NULL : b->groups.tp;
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, b->data)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, models)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, tensors)));
+    XD_TRY(xd_agree(b->world, xdi_builder_seeds(b)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_models(b, models)));
+    return xd_agree(b->world, xdi_builder_compare_models(b, tensors));
+}
+
+static void xdi_builder_report_count(const xdi_builder *b) {
+    const xd_groups *g = &b->groups;
+    const xd_build_report *report = &b->desc->report;
+    int64_t count = 0;
+    char line[128];
+    if (xdi_group_rank(g->dp) || xdi_group_rank(g->cp) || xdi_group_rank(g->dp_cp)) return;
+    for (int i = 0; i < b->list->count; i++) count += xd_model_parameter_count(b->list->stages[i].model);
+    snprintf(line, sizeof line,
+             " > number of parameters on (tensor, pipeline) model parallel rank (%d, %d): %lld",
+             xdi_group_rank(g->tp), xdi_group_rank(g->pp), (long long)count);
+    if (report->write)
+        report->write(report->user, line);
+    else
+        xd_log(b->ctx, XD_LOG_INFO, "%s", line);
+}
+
+static xd_result xdi_builder_attributes(xdi_builder *b) {
+    int64_t experts = 0;
+    for (int i = 0; i < b->list->count; i++)
+        if (xdi_model_default_traits(b->list->stages[i].model)) experts = 1;
+    XD_TRY(xd_agree(b->world, xdi_builder_refuse_experts(b)));
+    XD_TRY(xd_all_reduce(b->world, &experts, &experts, 1, XD_DTYPE_I64, XD_MAX));
+    b->experts = experts > 0;
+    XD_TRY(xdi_builder_compare(b));
+    xdi_builder_report_count(b);
+    return XD_OK;
+}
+
+/* ---- 4, 5, 6: storage, types, values ---- */
+
+static xd_result xdi_builder_take(const xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_model_take(b->list->stages[i].model, b->desc->wrap.kind == XD_WRAP_NONE));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_storage(xdi_builder *b) {
+    const bool moves = b->desc->storage == XD_STORAGE_DEVICE && b->desc->wrap.kind != XD_WRAP_FSDP;
+    return moves ? xdi_builder_take(b) : XD_OK;
+}
+
+static xd_result xdi_builder_precision(xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision,
+                               b->desc->wrap.kind != XD_WRAP_NONE));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_init_model(const xdi_builder *b, xd_model *model) {
+    const xd_block_init *init = &b->desc->init;
+    int index = 0;
+    for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
+        xd_clear_error(b->ctx);
+        XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
+    }
+    return xd_model_init_weights(model);
+}
+
+static xd_result xdi_builder_first_values(xdi_builder *b) {
+    if (b->desc->storage == XD_STORAGE_CALLER || b->desc->wrap.kind == XD_WRAP_FSDP) return XD_OK;
+    if (b->desc->storage == XD_STORAGE_META) XD_TRY(xdi_builder_take(b));
+    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_builder_init_model(b, b->list->stages[i].model));
+    return XD_OK;
+}
+
+/* ---- 7: wrap ---- */
+
+static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
+    const xd_wrap *wrap = &b->desc->wrap;
+    if (wrap->kind == XD_WRAP_DDP) return xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel);
+    return xd_fsdp_create(stage->model, wrap->fsdp->replicas ? b->groups.intra_dp_cp : data, wrap->fsdp,
+                          &stage->parallel);
+}
+
+static xd_result xdi_builder_wrap_all(xdi_builder *b) {
+    xd_result result = XD_OK;
+    if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
+    if (!b->data) result = xd_comm_self(b->ctx, &b->built->self);
+    XD_TRY(xd_agree(b->world, result));
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_wrap(xdi_builder *b) {
+    XD_TRY(xdi_builder_equalise(b));
+    XD_TRY(xd_agree(b->world, xdi_builder_wrap_all(b)));
+    return xdi_builder_call_hooks(b, true);
+}
+
+/* ---- all of it ---- */
+
+static xd_result xdi_builder_run(xdi_builder *b, bool existing) {
+    static xd_result (*const steps[])(xdi_builder *) = { xdi_builder_describe,   xdi_builder_before,
+                                                         xdi_builder_attributes, xdi_builder_storage,
+                                                         xdi_builder_precision,  xdi_builder_first_values,
+                                                         xdi_builder_wrap };
+    if (existing) XD_TRY(xd_agree(b->world, xdi_builder_seal(b)));
+    for (size_t i = existing ? 2 : 0; i < sizeof steps / sizeof steps[0]; i++)
+        XD_TRY(xd_agree(b->world, steps[i](b)));
+    return XD_OK;
+}
+
+/* Agrees on the settings, and makes the empty result on all ranks or on none. */
+static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
+    xd_result result = xdi_builder_validate(b, existing);
+    if (result == XD_OK && existing) result = xdi_stages_check(b->ctx, existing, "the list of stages");
+    for (int i = 0; result == XD_OK && existing && i < existing->count; i++)
+        if (existing->stages[i].parallel)
+            result = XD_FAIL(b->ctx, XD_ERROR_STATE, "stage %d of %d is wrapped already", i, existing->count);
+    XD_TRY(xd_agree(b->world, result));
+    XD_TRY(xd_agree_same(b->world, xdi_builder_hash(b, existing != NULL), "settings of a build"));
+    b->built = (xd_built *)xd_allocate(b->ctx, sizeof *b->built);
+    result = xd_agree(
+        b->world,
+        b->built ? XD_OK : XD_FAIL(b->ctx, XD_ERROR_MEMORY, "no room for %d stages", (int)XD_STAGES_MAX));
+    if (result != XD_OK) {
+        xd_release(b->ctx, b->built);
+        return result;
+    }
+    b->built->ctx = b->ctx;
+    b->list = &b->built->list;
+    b->built->lent = existing;
+    if (existing) *b->list = *existing;
+    return XD_OK;
+}
+
+static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, const xd_stages *existing,
+                                    xd_built **out) {
+    xdi_builder b;
+    memset(&b, 0, sizeof b);
+    b.ctx = xd_comm_ctx(world);
+    b.world = world;
+    b.desc = desc;
+    if (desc->groups) b.groups = *desc->groups;
+    b.data = b.groups.dp_cp ? b.groups.dp_cp : b.groups.dp;
+    XD_TRY(xdi_builder_open(&b, existing));
+    const xd_result result = xdi_builder_run(&b, existing != NULL);
+    if (result != XD_OK) {
+        xd_built_destroy(b.built);
+        return result;
+    }
+    b.built->lent = NULL;
+    *out = b.built;
+    return XD_OK;
+}
+
+XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    return xdi_builder_create(world, desc, NULL, out);
+}
+
+XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
+                                   xd_built **out) {
+    return xdi_builder_create(world, desc, stages, out);
+}
+
+XD_API void xd_built_destroy(xd_built *built) {
+    if (!built) return;
+    for (int i = built->list.count - 1; i >= 0; i--) {
+        xd_stage *stage = &built->list.stages[i];
+        xd_parallel_destroy(stage->parallel);
+        if (!built->lent || !xdi_stages_have(built->lent, stage->model)) xd_model_destroy(stage->model);
+    }
+    xd_comm_destroy(built->self);
+    xd_release(built->ctx, built);
+}
+
+XD_API int xd_built_stage_count(const xd_built *built) {
+    return built->list.count;
+}
+
+XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
+    xd_stage none;
+    memset(&none, 0, sizeof none);
+    return index >= 0 && index < built->list.count ? built->list.stages[index] : none;
 }
 
 #endif
@@ -53732,4 +55067,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 27962a6e4f0ee8ec5d1741b52fb98062e402385758cbc1c6d36a6a72a5e14cf6 */
+/* xdistill sha256 1888ee3709ccf1c02ed540384eef4a010077516b399d497399b8258e14b26bec */

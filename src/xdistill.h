@@ -121,6 +121,8 @@
 #include "model/model.h"
 #include "model/pass.h"
 #include "model/parallel.h"
+#include "model/groups.h"
+#include "model/build.h"
 #include "model/buckets.h"
 #endif
 
@@ -295,6 +297,12 @@
 #include "model/parallel_gradient.c"
 #include "model/parallel.c"
 #include "model/pass.c"
+#include "model/groups.c"
+#include "model/build_place.c"
+#include "model/build_settings.c"
+#include "model/build_precision.c"
+#include "model/build_values.c"
+#include "model/build.c"
 #endif
 
 #ifndef XDISTILL_NO_CHECKPOINT

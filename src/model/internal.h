@@ -5,6 +5,7 @@
 #include "comm/leaves.h"
 #include "kernel/kernels.h"
 #include "model/buckets.h"
+#include "model/build.h"
 #include "model/parallel.h"
 #include "tensor/internal.h"
 
@@ -75,6 +76,9 @@ XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range,
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
+/* model_storage.c: xd_model_allocate, for values alone where a wrapper will have the gradients. */
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients);
+
 /* model_storage.c: frees the library's storage; the weights that were there have none. */
 XD_PRIVATE void xdi_model_release(xd_model *model);
 
@@ -83,6 +87,38 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
 
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
+
+/* ---- building ---- */
+
+/* A build that is going on. */
+typedef struct xdi_builder {
+    xd_ctx *ctx;
+    xd_comm *world;
+    const xd_build_desc *desc;
+    xd_groups groups;
+    xd_comm *data; /* the data ranks; NULL -> one */
+    bool experts;  /* some rank has weights of experts */
+    xd_built *built;
+    xd_stages *list; /* of it */
+} xdi_builder;
+
+/* build_place.c: a rank and a size; of no group 0 and 1. */
+XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
+XD_PRIVATE int xdi_group_size(const xd_comm *comm);
+
+/* build_settings.c: what can be refused before anything is built; and a hash of what all ranks must have said alike. */
+XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);
+XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing);
+/* build_settings.c: the hooks that are called; NULL for none. */
+XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after);
+
+/* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
+
+/* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
+ * Collective. */
+XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
+XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
 /* ---- wrappers ---- */
 

@@ -343,6 +343,16 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
     return XD_OK;
 }
 
+XD_API xd_result xd_weight_freeze(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is frozen after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, !owner->gradient, XD_ERROR_STATE, "\"%.80s\" is frozen, but has a gradient", owner->name);
+    owner->desc.traits.frozen = true;
+    return XD_OK;
+}
+
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
     const xd_weight *owner = weight->owner;
     xd_weight_info info;

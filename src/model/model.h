@@ -156,6 +156,10 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
  * Errors: STATE when one of them is set already, ARGUMENT for a dimension that the weight lacks or a stride below 1. */
 XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
 
+/* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
+ * the model is sealed, or the weight has a gradient of the caller's. */
+XD_API xd_result xd_weight_freeze(xd_weight *weight);
+
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
  * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed
  * already), MEMORY. */

@@ -29,7 +29,8 @@ static xd_result xdi_model_order(xd_model *model) {
         block->count = n - block->first;
     }
     for (int64_t i = 0; i < n; i++) {
-        const xd_weight *weight = model->weights[i];
+        xd_weight *weight = model->weights[i];
+        weight->desc.traits = weight->owner->desc.traits; /* set after the tie, perhaps */
         XD_REQUIRE(model->ctx, weight->owner->index <= i, XD_ERROR_ARGUMENT,
                    "\"%.80s\" is tied to \"%.80s\", which comes after it: tie the later one to the earlier",
                    weight->name, weight->owner->name);

@@ -1,0 +1,377 @@
+/* The seven steps that build a model over several ranks. */
+
+#include "comm/internal.h"
+#include "comm/mesh.h"
+#include "model/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct xd_built {
+    xd_ctx *ctx;
+    xd_comm *self;         /* the data group of one rank that was given none; NULL where it is not needed */
+    const xd_stages *lent; /* whose models are the caller's until all has succeeded; NULL -> none */
+    xd_stages list;
+};
+
+/* ---- lists ---- */
+
+/* A callback's result, with a message if it left none, and of the codes that there are. */
+static xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
+    if (result == XD_OK || xd_last_error(ctx)->result == result) return result;
+    const bool known = (int)result > 0 && result < XD_RESULT_COUNT;
+    return XD_FAIL(ctx, known ? result : XD_ERROR_ARGUMENT, "%s %d returned %d (%s)", what, index,
+                   (int)result, xd_result_name(result));
+}
+
+/* Refuses what is no list of this build's stages; wrappers belong to their models. */
+static xd_result xdi_stages_check(xd_ctx *ctx, const xd_stages *list, const char *what) {
+    XD_REQUIRE(ctx, list->count >= 1 && list->count <= XD_STAGES_MAX, XD_ERROR_ARGUMENT,
+               "%s: %d stages, from 1 to %d are possible", what, list->count, (int)XD_STAGES_MAX);
+    for (int i = 0; i < list->count; i++) {
+        const xd_stage *s = &list->stages[i];
+        XD_REQUIRE(ctx, s->model, XD_ERROR_ARGUMENT, "%s: stage %d of %d is no model", what, i, list->count);
+        XD_REQUIRE(ctx, s->model->ctx == ctx, XD_ERROR_ARGUMENT,
+                   "%s: the model of stage %d of %d is another context's", what, i, list->count);
+        XD_REQUIRE(ctx, s->model->parallel == s->parallel, XD_ERROR_ARGUMENT,
+                   "%s: the model of stage %d of %d is wrapped by what is not the stage's wrapper", what, i,
+                   list->count);
+        for (int k = 0; k < i; k++)
+            XD_REQUIRE(ctx, list->stages[k].model != s->model, XD_ERROR_ARGUMENT,
+                       "%s: stages %d and %d of %d are the same model", what, k, i, list->count);
+    }
+    return XD_OK;
+}
+
+static bool xdi_stages_have(const xd_stages *list, const xd_model *model) {
+    for (int i = 0; i < list->count; i++)
+        if (list->stages[i].model == model) return true;
+    return false;
+}
+
+static void xdi_stage_free(const xd_stage *stage) {
+    xd_parallel_destroy(stage->parallel);
+    xd_model_destroy(stage->model);
+}
+
+/* Frees the stages of one list that another has not. */
+static void xdi_stages_free_others(const xd_stages *list, const xd_stages *kept) {
+    for (int i = list->count - 1; i >= 0; i--)
+        if (!xdi_stages_have(kept, list->stages[i].model)) xdi_stage_free(&list->stages[i]);
+}
+
+/* ---- 1: stages ---- */
+
+static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
+    const xd_stage_provider *provider = &b->desc->provider;
+    xd_pipeline_desc pipeline = b->desc->pipeline;
+    xd_stage *stage = &b->list->stages[b->list->count];
+    xd_model *model = NULL;
+    pipeline.ranks = xdi_group_size(b->groups.pp);
+    XD_TRY(xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
+    const xd_stage_place place = stage->place;
+    xd_clear_error(b->ctx);
+    XD_TRY(xdi_builder_called(b->ctx, provider->describe(provider->user, b->ctx, &place, &model),
+                              "the provider of virtual stage", virtual_stage));
+    stage->model = model;
+    b->list->count++;
+    const xd_result result = xdi_stages_check(b->ctx, b->list, "the provider's stages");
+    if (result != XD_OK) b->list->count--; /* what is refused stays the provider's */
+    return result;
+}
+
+static xd_result xdi_builder_describe(xdi_builder *b) {
+    const int stages = b->desc->pipeline.virtual_stages;
+    for (int i = 0; i < (stages ? stages : 1); i++) XD_TRY(xdi_builder_describe_one(b, i));
+    return XD_OK;
+}
+
+/* ---- 2: hooks ---- */
+
+/* Calls one hook; its list becomes the build's when no rank has failed. */
+static xd_result xdi_builder_hook(xdi_builder *b, const xd_stage_hook *hook, int index, xd_stages *out) {
+    memset(out, 0, sizeof *out);
+    xd_clear_error(b->ctx);
+    xd_result result =
+        xdi_builder_called(b->ctx, hook->call(hook->user, b->ctx, b->list, out), "hook", index);
+    if (result == XD_OK && out->count != 0) result = xdi_stages_check(b->ctx, out, "a hook's list");
+    if (result != XD_OK) out->count = 0;
+    result = xd_agree(b->world, result);
+    if (out->count == 0) return result;
+    if (result != XD_OK) {
+        xdi_stages_free_others(out, b->list);
+        return result;
+    }
+    xdi_stages_free_others(b->list, out);
+    *b->list = *out;
+    return XD_OK;
+}
+
+static xd_result xdi_builder_call_hooks(xdi_builder *b, bool after) {
+    const xd_stage_hooks *hooks = xdi_builder_hooks(b->desc, after);
+    xd_stages *out = (xd_stages *)xd_allocate(b->ctx, sizeof *out);
+    xd_result result =
+        xd_agree(b->world,
+                 out ? XD_OK : XD_FAIL(b->ctx, XD_ERROR_MEMORY, "no room for %d stages", (int)XD_STAGES_MAX));
+    for (int i = 0; hooks && i < hooks->count && result == XD_OK; i++)
+        result = xdi_builder_hook(b, &hooks->hooks[i], i, out);
+    xd_release(b->ctx, out);
+    return result;
+}
+
+static xd_result xdi_builder_seal(const xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        if (!b->list->stages[i].model->sealed) XD_TRY(xd_model_seal(b->list->stages[i].model));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_before(xdi_builder *b) {
+    XD_TRY(xdi_builder_call_hooks(b, false));
+    return xdi_builder_seal(b);
+}
+
+/* ---- 3: attributes ---- */
+
+/* What a cut over an axis "tp" says of a weight, where the provider left it out. */
+static void xdi_weight_default_traits(xd_weight *w) {
+    xd_weight_traits *t = &w->desc.traits;
+    const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+    const int axis = cut ? xd_topology_axis(cut->topology, "tp") : -1;
+    if (axis < 0 || cut->placement[axis].kind != XD_SHARD || t->tensor_parallel) return;
+    const xd_placement *p = &cut->placement[axis];
+    t->tensor_parallel = true;
+    if (t->partition_dim == 0) t->partition_dim = p->dim < 0 ? p->dim + cut->ndim : p->dim;
+    if (t->partition_stride <= 1 && p->sections > 1) t->partition_stride = p->sections;
+    if (t->expert) t->expert_tensor_parallel = true;
+}
+
+static bool xdi_model_default_traits(xd_model *model) {
+    bool experts = false;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        if (w->owner == w) xdi_weight_default_traits(w);
+        w->desc.traits = w->owner->desc.traits; /* of an earlier weight */
+        experts = experts || w->desc.traits.expert;
+    }
+    return experts;
+}
+
+/* The wrappers have one data group. */
+static xd_result xdi_builder_refuse_experts(const xdi_builder *b) {
+    for (int s = 0; s < b->list->count && b->desc->wrap.kind != XD_WRAP_NONE; s++) {
+        const xd_model *model = b->list->stages[s].model;
+        for (int64_t i = 0; i < model->weight_count; i++)
+            XD_REQUIRE(
+                b->ctx, !model->weights[i]->desc.traits.expert, XD_ERROR_UNSUPPORTED,
+                "weight \"%.80s\" is an expert's, whose data group wrappers do not know: build without "
+                "a wrap",
+                model->weights[i]->name);
+    }
+    return XD_OK;
+}
+
+/* Whether a group has the same number of stages, and the same models in them. */
+static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
+    const int64_t count = b->list->count;
+    int64_t most[2] = { count, -count };
+    if (xdi_group_size(comm) == 1) return XD_OK;
+    XD_TRY(xd_all_reduce(comm, most, most, 2, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(b->ctx, most[0] == -most[1], XD_ERROR_MISMATCH,
+               "ranks of one group have from %lld to %lld stages", (long long)-most[1], (long long)most[0]);
+    return XD_OK;
+}
+
+static xd_result xdi_builder_compare_models(const xdi_builder *b, xd_comm *comm) {
+    for (int i = 0; i < b->list->count && xdi_group_size(comm) > 1; i++)
+        XD_TRY(xd_model_agree(b->list->stages[i].model, comm));
+    return XD_OK;
+}
+
+/* Every comparison ends on all ranks before the next one begins, so that none waits for one that has failed. */
+static xd_result xdi_builder_compare(const xdi_builder *b) {
+    xd_comm *models = b->experts ? b->groups.expert_dp : b->data;
+    xd_comm *tensors = b->experts ? NULL : b->groups.tp;
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, b->data)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, models)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_count(b, tensors)));
+    XD_TRY(xd_agree(b->world, xdi_builder_seeds(b)));
+    XD_TRY(xd_agree(b->world, xdi_builder_compare_models(b, models)));
+    return xd_agree(b->world, xdi_builder_compare_models(b, tensors));
+}
+
+static void xdi_builder_report_count(const xdi_builder *b) {
+    const xd_groups *g = &b->groups;
+    const xd_build_report *report = &b->desc->report;
+    int64_t count = 0;
+    char line[128];
+    if (xdi_group_rank(g->dp) || xdi_group_rank(g->cp) || xdi_group_rank(g->dp_cp)) return;
+    for (int i = 0; i < b->list->count; i++) count += xd_model_parameter_count(b->list->stages[i].model);
+    snprintf(line, sizeof line,
+             " > number of parameters on (tensor, pipeline) model parallel rank (%d, %d): %lld",
+             xdi_group_rank(g->tp), xdi_group_rank(g->pp), (long long)count);
+    if (report->write)
+        report->write(report->user, line);
+    else
+        xd_log(b->ctx, XD_LOG_INFO, "%s", line);
+}
+
+static xd_result xdi_builder_attributes(xdi_builder *b) {
+    int64_t experts = 0;
+    for (int i = 0; i < b->list->count; i++)
+        if (xdi_model_default_traits(b->list->stages[i].model)) experts = 1;
+    XD_TRY(xd_agree(b->world, xdi_builder_refuse_experts(b)));
+    XD_TRY(xd_all_reduce(b->world, &experts, &experts, 1, XD_DTYPE_I64, XD_MAX));
+    b->experts = experts > 0;
+    XD_TRY(xdi_builder_compare(b));
+    xdi_builder_report_count(b);
+    return XD_OK;
+}
+
+/* ---- 4, 5, 6: storage, types, values ---- */
+
+static xd_result xdi_builder_take(const xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_model_take(b->list->stages[i].model, b->desc->wrap.kind == XD_WRAP_NONE));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_storage(xdi_builder *b) {
+    const bool moves = b->desc->storage == XD_STORAGE_DEVICE && b->desc->wrap.kind != XD_WRAP_FSDP;
+    return moves ? xdi_builder_take(b) : XD_OK;
+}
+
+static xd_result xdi_builder_precision(xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision,
+                               b->desc->wrap.kind != XD_WRAP_NONE));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_init_model(const xdi_builder *b, xd_model *model) {
+    const xd_block_init *init = &b->desc->init;
+    int index = 0;
+    for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
+        xd_clear_error(b->ctx);
+        XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
+    }
+    return xd_model_init_weights(model);
+}
+
+static xd_result xdi_builder_first_values(xdi_builder *b) {
+    if (b->desc->storage == XD_STORAGE_CALLER || b->desc->wrap.kind == XD_WRAP_FSDP) return XD_OK;
+    if (b->desc->storage == XD_STORAGE_META) XD_TRY(xdi_builder_take(b));
+    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_builder_init_model(b, b->list->stages[i].model));
+    return XD_OK;
+}
+
+/* ---- 7: wrap ---- */
+
+static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
+    const xd_wrap *wrap = &b->desc->wrap;
+    if (wrap->kind == XD_WRAP_DDP) return xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel);
+    return xd_fsdp_create(stage->model, wrap->fsdp->replicas ? b->groups.intra_dp_cp : data, wrap->fsdp,
+                          &stage->parallel);
+}
+
+static xd_result xdi_builder_wrap_all(xdi_builder *b) {
+    xd_result result = XD_OK;
+    if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
+    if (!b->data) result = xd_comm_self(b->ctx, &b->built->self);
+    XD_TRY(xd_agree(b->world, result));
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
+    return XD_OK;
+}
+
+static xd_result xdi_builder_wrap(xdi_builder *b) {
+    XD_TRY(xdi_builder_equalise(b));
+    XD_TRY(xd_agree(b->world, xdi_builder_wrap_all(b)));
+    return xdi_builder_call_hooks(b, true);
+}
+
+/* ---- all of it ---- */
+
+static xd_result xdi_builder_run(xdi_builder *b, bool existing) {
+    static xd_result (*const steps[])(xdi_builder *) = { xdi_builder_describe,   xdi_builder_before,
+                                                         xdi_builder_attributes, xdi_builder_storage,
+                                                         xdi_builder_precision,  xdi_builder_first_values,
+                                                         xdi_builder_wrap };
+    if (existing) XD_TRY(xd_agree(b->world, xdi_builder_seal(b)));
+    for (size_t i = existing ? 2 : 0; i < sizeof steps / sizeof steps[0]; i++)
+        XD_TRY(xd_agree(b->world, steps[i](b)));
+    return XD_OK;
+}
+
+/* Agrees on the settings, and makes the empty result on all ranks or on none. */
+static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
+    xd_result result = xdi_builder_validate(b, existing);
+    if (result == XD_OK && existing) result = xdi_stages_check(b->ctx, existing, "the list of stages");
+    for (int i = 0; result == XD_OK && existing && i < existing->count; i++)
+        if (existing->stages[i].parallel)
+            result = XD_FAIL(b->ctx, XD_ERROR_STATE, "stage %d of %d is wrapped already", i, existing->count);
+    XD_TRY(xd_agree(b->world, result));
+    XD_TRY(xd_agree_same(b->world, xdi_builder_hash(b, existing != NULL), "settings of a build"));
+    b->built = (xd_built *)xd_allocate(b->ctx, sizeof *b->built);
+    result = xd_agree(
+        b->world,
+        b->built ? XD_OK : XD_FAIL(b->ctx, XD_ERROR_MEMORY, "no room for %d stages", (int)XD_STAGES_MAX));
+    if (result != XD_OK) {
+        xd_release(b->ctx, b->built);
+        return result;
+    }
+    b->built->ctx = b->ctx;
+    b->list = &b->built->list;
+    b->built->lent = existing;
+    if (existing) *b->list = *existing;
+    return XD_OK;
+}
+
+static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, const xd_stages *existing,
+                                    xd_built **out) {
+    xdi_builder b;
+    memset(&b, 0, sizeof b);
+    b.ctx = xd_comm_ctx(world);
+    b.world = world;
+    b.desc = desc;
+    if (desc->groups) b.groups = *desc->groups;
+    b.data = b.groups.dp_cp ? b.groups.dp_cp : b.groups.dp;
+    XD_TRY(xdi_builder_open(&b, existing));
+    const xd_result result = xdi_builder_run(&b, existing != NULL);
+    if (result != XD_OK) {
+        xd_built_destroy(b.built);
+        return result;
+    }
+    b.built->lent = NULL;
+    *out = b.built;
+    return XD_OK;
+}
+
+XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    return xdi_builder_create(world, desc, NULL, out);
+}
+
+XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
+                                   xd_built **out) {
+    return xdi_builder_create(world, desc, stages, out);
+}
+
+XD_API void xd_built_destroy(xd_built *built) {
+    if (!built) return;
+    for (int i = built->list.count - 1; i >= 0; i--) {
+        xd_stage *stage = &built->list.stages[i];
+        xd_parallel_destroy(stage->parallel);
+        if (!built->lent || !xdi_stages_have(built->lent, stage->model)) xd_model_destroy(stage->model);
+    }
+    xd_comm_destroy(built->self);
+    xd_release(built->ctx, built);
+}
+
+XD_API int xd_built_stage_count(const xd_built *built) {
+    return built->list.count;
+}
+
+XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
+    xd_stage none;
+    memset(&none, 0, sizeof none);
+    return index >= 0 && index < built->list.count ? built->list.stages[index] : none;
+}

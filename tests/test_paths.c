@@ -85,6 +85,17 @@ static xd_result open_weights(const scene *s) {
     return result;
 }
 
+static xd_result open_checkpoint(const scene *s) {
+    xd_checkpoint *checkpoint = NULL;
+    const xd_result result = xd_checkpoint_open(s->ctx, s->directory, &checkpoint);
+    xd_checkpoint_close(checkpoint);
+    return result;
+}
+
+static xd_result verify_checkpoint(const scene *s) {
+    return xd_checkpoint_verify(s->ctx, s->directory);
+}
+
 static xd_result cache_projection(const scene *s) {
     const xd_projection_desc desc = { s->tokenizer, s->tokenizer, NULL };
     xd_projection projection;
@@ -177,6 +188,8 @@ static const path_call calls[] = {
     { "xd_safetensors_open", stream_tensors, "file", true, false },
     { "xd_weights_files_open", open_weights, "model.safetensors", true, false },
     { "xd_weights_files_open", open_weights, "model.safetensors.index.json", true, false },
+    { "xd_checkpoint_open", open_checkpoint, "manifest.json", true, false },
+    { "xd_checkpoint_verify", verify_checkpoint, "manifest.json", true, false },
     { "xd_projection_cached", cache_projection, NULL, false, true },
     { "xd_file_save", save_file, "file", false, true },
     { "xd_publish_create", publish, "file", false, true },

@@ -32738,7 +32738,7 @@ static void xdi_content_add_group(xdi_content *c, const char *kind, const char *
 static xdi_stored *xdi_content_add(xdi_content *c, const char *prefix, const xd_tensor_part *part,
                                    xd_dtype dtype, void *data) {
     const size_t bytes = prefix ? strlen(prefix) + strlen(part->name) + 1 : 0;
-    char *text = c->text + c->text_bytes;
+    char *text = c->filling ? c->text + c->text_bytes : NULL; /* there is none while sizes are counted */
     c->text_bytes += bytes;
     c->tensor_count++;
     if (!c->filling) return NULL;
@@ -55067,4 +55067,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1888ee3709ccf1c02ed540384eef4a010077516b399d497399b8258e14b26bec */
+/* xdistill sha256 49c0f4316feae6e04a6ec724ad93c64cb02629b7d07fd586e433d1439e9a8b10 */

@@ -137,7 +137,7 @@ static void xdi_content_add_group(xdi_content *c, const char *kind, const char *
 static xdi_stored *xdi_content_add(xdi_content *c, const char *prefix, const xd_tensor_part *part,
                                    xd_dtype dtype, void *data) {
     const size_t bytes = prefix ? strlen(prefix) + strlen(part->name) + 1 : 0;
-    char *text = c->text + c->text_bytes;
+    char *text = c->filling ? c->text + c->text_bytes : NULL; /* there is none while sizes are counted */
     c->text_bytes += bytes;
     c->tensor_count++;
     if (!c->filling) return NULL;

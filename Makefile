@@ -126,7 +126,7 @@ demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
 	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
-demo-sharded: build/demo-sharded ## a student sharded over ranks, killed, resumed on others: the bits of one rank; 3 minutes; ARGS=--help
+demo-sharded: build/demo-sharded ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help
 	build/demo-sharded $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))

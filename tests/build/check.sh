@@ -385,7 +385,7 @@ step_aarch64() {
 
 # Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
 # what was left out is an error that names the option, in C and C++; and with the least that there can be, the tests that need
-# no more pass. What a layer takes of another shows when it is linked: running all tests seven times showed nothing else.
+# no more pass. What a layer takes of another shows when it is linked, so the tests are not run for each option.
 step_options() {
     need gcc clang nm
     for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT "COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT"; do

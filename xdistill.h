@@ -4113,6 +4113,12 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * are. Collective as above. Errors: STATE for a block that is not open; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
+/* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
+ * zero. Nothing is gathered.
+ *
+ * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
+XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
+
 /* >>model/parallel */
 
 /* A model wrapped for training by several data ranks: each computes the gradients of its own micro-batches, and all make the same
@@ -4148,6 +4154,9 @@ typedef struct xd_ddp_desc {
     int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
     bool
         sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
+    xd_dtype
+        view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
+                          * NONE -> as they are, and no copy */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4162,6 +4171,14 @@ typedef struct xd_fsdp_desc {
     bool
         accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
                             * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
+    /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
+     * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
+     * One rank rounds as many do. */
+    xd_dtype sent_dtype, view_dtype;
+    /* After a unit was gathered, so many ranks that follow each other keep it together, until values change: backwards are then
+     * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
+     * every unit whole. The root is kept whole in any case. */
+    int reshard_ranks;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -4174,7 +4191,7 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * ranks, with both), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -4234,9 +4251,9 @@ XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
-    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's */
+    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
-    size_t gathered;  /* whole values of units that are open */
+    size_t gathered;  /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
@@ -7851,6 +7868,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_model_agree (XDISTILL_NO_MODELS_leaves_out_xd_model_agree)
 #    define xd_block_begin (XDISTILL_NO_MODELS_leaves_out_xd_block_begin)
 #    define xd_block_end (XDISTILL_NO_MODELS_leaves_out_xd_block_end)
+#    define xd_block_skip (XDISTILL_NO_MODELS_leaves_out_xd_block_skip)
 #    define xd_ddp_create (XDISTILL_NO_MODELS_leaves_out_xd_ddp_create)
 #    define xd_fsdp_create (XDISTILL_NO_MODELS_leaves_out_xd_fsdp_create)
 #    define xd_parallel_destroy (XDISTILL_NO_MODELS_leaves_out_xd_parallel_destroy)
@@ -28998,18 +29016,23 @@ typedef struct xdi_bucket {
     uint64_t seen; /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
-/* Weights of one unit and one type, one after another. */
+/* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
+ * and shown in a third. */
 typedef struct xdi_flat {
     struct xdi_unit *unit;
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
-    xd_dtype dtype;
+    xd_dtype dtype, sent_dtype, view_dtype;
     bool trained;
     bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes;    /* of values */
     void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
-    size_t slot;          /* bytes from the begin of a gathered unit to these */
+    void *sent;           /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
+    void *shown;          /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;           /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;          /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;     /* and as they are shown, where that is another type */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
@@ -29023,17 +29046,27 @@ struct xdi_unit {
     int level;               /* units around it */
     size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
     int64_t gradient_count;  /* elements of its whole gradient */
-    int64_t open, gradients; /* brackets that are open; buckets whose place is in the slot */
+    int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
+    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
+    int slot_count;
+    struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
+    bool near;                  /* its flats' parts of that name hold the current values */
 };
 
-/* Memory that one unit of each level has at a time. */
+/* Memory for the values of one unit at a time. */
 typedef struct xdi_unit_slot {
-    size_t value_bytes;
-    int64_t gradient_count;
-    unsigned char *values;
-    float *gradients;
-    const struct xdi_unit *shown, *summed; /* whose values and gradients are there */
+    size_t bytes;
+    unsigned char *memory;
+    struct xdi_unit *unit; /* whose values are there; NULL -> nobody's */
+    uint64_t opened;       /* when that unit was last opened */
 } xdi_unit_slot;
+
+/* Units that are inside equally many others share memory for gradients. */
+typedef struct xdi_unit_level {
+    int64_t gradient_count;
+    float *gradients;              /* [gradient_count] the whole gradient of one unit at a time */
+    const struct xdi_unit *summed; /* whose */
+} xdi_unit_level;
 
 struct xd_parallel {
     xd_ctx *ctx;
@@ -29047,7 +29080,8 @@ struct xd_parallel {
     bool split_optimizer; /* DDP: each rank steps its part */
     xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;  /* leaves: of the rank that has most; of all groups */
-    int levels;
+    int level_count;
+    xdi_unit_level *levels;      /* [level_count] */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -29055,11 +29089,16 @@ struct xd_parallel {
     xdi_bucket *buckets; /* [bucket_count] of all flats */
     int64_t bucket_count;
     xd_weight **members;  /* the weights of all flats */
-    xdi_unit_slot *slots; /* [levels] */
+    xdi_unit_slot *slots; /* [slot_count] */
+    int64_t slot_count;
     int64_t *counts;      /* [ranks] scratch */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
+    xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
     uint64_t round;     /* over a block's buckets */
+    uint64_t opened;    /* units so far */
     int64_t open;       /* brackets */
     uint64_t signature; /* of the brackets of this step */
     bool reduced;       /* between reduce and publish */
@@ -29077,8 +29116,21 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
-/* parallel_flat.c: every rank's part of the values to all, where ranks step parts of weights that all keep. */
-XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p);
+/* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
+ * what blocks show is made from them again. */
+XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
+
+/* parallel_values.c: which slots each unit may use; in lists that are allocated. */
+XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
+/* parallel_values.c: whether a few ranks keep gathered units together. */
+XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p);
+/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before. */
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit);
+/* parallel_values.c: where a weight's values are while its unit is open. */
+XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
+/* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
+XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
 /* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
@@ -30270,9 +30322,13 @@ static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) 
         b->unit = &p->units[p->unit_count++];
         b->unit->block = b;
         b->unit->level = around ? around->level + 1 : 0;
-        if (b->unit->level >= p->levels) p->levels = b->unit->level + 1;
+        if (b->unit->level >= p->level_count) p->level_count = b->unit->level + 1;
     }
     return XD_OK;
+}
+
+static bool xdi_dtype_trains(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
 static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
@@ -30287,15 +30343,30 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
                "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
     XD_REQUIRE(p->ctx,
                !xdi_weight_is_trained(owner) ||
-                   (d->dtype == XD_DTYPE_F32 && d->gradient_dtype == XD_DTYPE_F32),
-               XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: both must be F32",
+                   (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
+               XD_ERROR_DTYPE,
+               "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
                owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
     return XD_OK;
 }
 
+/* The type in which a weight's values are sent: buffers, integers and what the caller keeps in f32 stay as they are. */
+static xd_dtype xdi_weight_sent_dtype(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    const bool converts = p->sent_dtype != XD_DTYPE_NONE && xdi_dtype_trains(d->dtype) && !d->buffer;
+    return p->sharded && converts && !d->traits.keep_f32 ? p->sent_dtype : d->dtype;
+}
+
+static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+    const bool converts =
+        p->view_dtype != XD_DTYPE_NONE && xdi_dtype_trains(w->desc.dtype) && !w->desc.buffer;
+    return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
+}
+
 /* Whether two weights of a unit lie in one buffer. */
-static bool xdi_flat_fits(const xd_weight *a, const xd_weight *b) {
+static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
+           xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
            xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
 }
 
@@ -30308,11 +30379,13 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->unit = unit;
     flat->weights = p->members + *at;
     flat->dtype = first->desc.dtype;
+    flat->sent_dtype = xdi_weight_sent_dtype(p, first);
+    flat->view_dtype = xdi_weight_view_dtype(p, first);
     flat->trained = xdi_weight_is_trained(first);
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
-        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(first, w)) continue;
+        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(p, first, w)) continue;
         w->flat = flat;
         w->flat_index = flat->count++;
         p->members[(*at)++] = w;
@@ -30326,9 +30399,11 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
     p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
-    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->levels * sizeof *p->slots);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots, XD_ERROR_MEMORY, "no room for %lld weights",
-               (long long)n);
+    p->levels = (xdi_unit_level *)xd_allocate(p->ctx, (size_t)p->level_count * sizeof *p->levels);
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->unit_count * sizeof *p->slots);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->levels && p->slots, XD_ERROR_MEMORY,
+               "no room for %lld weights", (long long)n);
+    xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)
         for (int64_t i = 0; i < n; i++) {
             const xd_weight *w = p->model->weights[i];
@@ -30438,20 +30513,24 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
     return arena->base ? arena->base + offset : NULL;
 }
 
-static void xdi_slot_measure(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_slot *slot = &p->slots[unit->level];
+/* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
+static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_level *level = &p->levels[unit->level];
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
-        const int64_t numel = xd_bucket_plan_numel(flat->plan);
+        const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
         if (!flat->whole && p->ranks > 1)
-            (void)xd_arena_take(&arena, (size_t)numel * xd_dtype_size(flat->dtype), &flat->slot);
+            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
+        if (!flat->whole && flat->view_dtype != flat->sent_dtype)
+            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += numel;
+        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += (int64_t)numel;
     }
     unit->gathered_bytes = arena.used;
-    if (unit->gathered_bytes > slot->value_bytes) slot->value_bytes = unit->gathered_bytes;
-    if (unit->gradient_count > slot->gradient_count) slot->gradient_count = unit->gradient_count;
+    for (int i = 0; i < unit->slot_count; i++)
+        if (arena.used > unit->slots[i].bytes) unit->slots[i].bytes = arena.used;
+    if (unit->gradient_count > level->gradient_count) level->gradient_count = unit->gradient_count;
 }
 
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
@@ -30486,25 +30565,39 @@ static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucke
     return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
 }
 
+/* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
+static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
+    const int64_t kept = xdi_flat_kept(p, flat), numel = xd_bucket_plan_numel(flat->plan);
+    const size_t sent = xd_dtype_size(flat->sent_dtype);
+    if (xdi_flat_keeps(p, flat)) {
+        flat->kept_bytes = (size_t)kept * xd_dtype_size(flat->dtype);
+        flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+    }
+    if (flat->whole && flat->view_dtype != flat->dtype)
+        flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
+    if (flat->whole) return;
+    flat->sent = flat->values;
+    if (flat->sent_dtype != flat->dtype)
+        flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (xdi_parallel_has_near(p))
+        flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
+}
+
 /* Lays everything out; with memory behind the arena also gives it out. */
 static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     memset(&p->bytes, 0, sizeof p->bytes);
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat *flat = &p->flats[i];
-        if (xdi_flat_keeps(p, flat)) {
-            flat->kept_bytes = (size_t)xdi_flat_kept(p, flat) * xd_dtype_size(flat->dtype);
-            flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
-        }
+        xdi_flat_take(p, flat, arena);
         for (int64_t b = 0; b < flat->bucket_count; b++)
             XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
     }
-    for (int i = 0; i < p->levels; i++) {
-        xdi_unit_slot *slot = &p->slots[i];
-        slot->values =
-            (unsigned char *)xdi_parallel_take(arena, (int64_t)slot->value_bytes, 1, &p->bytes.gathered);
-        slot->gradients =
-            (float *)xdi_parallel_take(arena, slot->gradient_count, sizeof(float), &p->bytes.whole_gradients);
-    }
+    for (int64_t i = 0; i < p->slot_count; i++)
+        p->slots[i].memory =
+            (unsigned char *)xdi_parallel_take(arena, (int64_t)p->slots[i].bytes, 1, &p->bytes.gathered);
+    for (int i = 0; i < p->level_count; i++)
+        p->levels[i].gradients = (float *)xdi_parallel_take(arena, p->levels[i].gradient_count, sizeof(float),
+                                                            &p->bytes.whole_gradients);
     return XD_OK;
 }
 
@@ -30512,7 +30605,7 @@ XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(p->ctx);
     xd_arena arena = xd_arena_over(NULL, 0);
-    for (int64_t i = 0; i < p->unit_count; i++) xdi_slot_measure(p, &p->units[i]);
+    for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
     XD_TRY(xdi_parallel_lay_out(p, &arena));
     const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
     p->memory = memory->allocate(p->ctx, bytes);
@@ -30566,10 +30659,10 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
         XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
     }
     for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
-    return XD_OK;
+    return xdi_parallel_convert_values(p);
 }
 
-/* ---- values after a step that ranks made in parts ---- */
+/* ---- values after a step ---- */
 
 /* Between a weight's own storage and its place in the flat buffer: this rank's part there, all of it back. */
 static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, bool back) {
@@ -30604,10 +30697,154 @@ static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p) {
+XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->flat_count; i++)
         if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
             XD_TRY(xdi_flat_spread(p, &p->flats[i]));
+    xdi_parallel_forget_values(p);
+    return xdi_parallel_convert_values(p);
+}
+
+/* >>model/parallel_values.c */
+
+/* Values of units: gathered when a block is opened, in the type that is sent, shown in the type that the caller computes with.
+ *
+ * A gathered unit stays in its memory until that is needed for another unit, or until values change (xd_parallel_publish). So a
+ * unit that is opened again right away, as the last layer in its backward, and the root, which shares memory with none, are
+ * not gathered again. */
+
+#include <string.h>
+
+/* ---- memory of gathered units ---- */
+
+XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p) {
+    return p->reshard_ranks > 1 && p->reshard_ranks < p->ranks;
+}
+
+/* One for each level; or for each unit, where all stay gathered. */
+XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p) {
+    const bool own = p->reshard_ranks == 1;
+    p->slot_count = own ? p->unit_count : p->level_count;
+    for (int64_t i = 0; i < p->unit_count; i++) {
+        p->units[i].slots = &p->slots[own ? i : p->units[i].level];
+        p->units[i].slot_count = 1;
+    }
+}
+
+/* The slot that is free, or else the one that was opened longest ago and is not open now; NULL when all are open. */
+static xdi_unit_slot *xdi_unit_find_slot(const struct xdi_unit *unit) {
+    xdi_unit_slot *best = NULL;
+    for (int i = 0; i < unit->slot_count; i++) {
+        xdi_unit_slot *slot = &unit->slots[i];
+        if (!slot->unit) return slot;
+        if (slot->unit->open == 0 && (!best || slot->opened < best->opened)) best = slot;
+    }
+    return best;
+}
+
+static void xdi_unit_slot_empty(xdi_unit_slot *slot) {
+    if (slot->unit) slot->unit->slot = NULL;
+    slot->unit = NULL;
+}
+
+XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->slot_count; i++) xdi_unit_slot_empty(&p->slots[i]);
+    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].near = false;
+}
+
+/* ---- gathering ---- */
+
+static xd_result xdi_flat_gather(const xd_parallel *p, const xdi_flat *flat, bool near, void *to) {
+    const int n = near ? p->reshard_ranks : p->ranks;
+    for (int r = 0; r < n; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / n;
+    return xd_all_gather(near ? p->near : p->data, near ? flat->near : flat->sent, to, p->counts,
+                         flat->sent_dtype);
+}
+
+/* This rank's part of what a few ranks keep together after the first gather. */
+static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, const unsigned char *from) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t bytes = (size_t)(xd_bucket_plan_numel(flat->plan) / p->reshard_ranks) *
+                         xd_dtype_size(flat->sent_dtype);
+    return xd_ctx_kernels(p->ctx)->memory.copy(
+        &launch, flat->near, from + (size_t)xd_comm_rank(p->near) * bytes, bytes, XD_COPY_ON_DEVICE);
+}
+
+/* From the kept parts into a slot, in both types. */
+static xd_result xdi_flat_fill_slot(const xd_parallel *p, const xdi_flat *flat, bool near,
+                                    unsigned char *slot) {
+    const void *sent = flat->sent;
+    if (p->ranks > 1) {
+        XD_TRY(xdi_flat_gather(p, flat, near, slot + flat->slot));
+        if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
+        sent = slot + flat->slot;
+    }
+    if (flat->view_dtype == flat->sent_dtype) return XD_OK;
+    return xd_cast(p->ctx, slot + flat->view_slot, flat->view_dtype, sent, flat->sent_dtype,
+                   xd_bucket_plan_numel(flat->plan));
+}
+
+static xd_result xdi_unit_gather(xd_parallel *p, struct xdi_unit *unit, unsigned char *slot) {
+    for (int64_t i = 0; i < unit->flat_count; i++)
+        if (!unit->flats[i].whole) XD_TRY(xdi_flat_fill_slot(p, &unit->flats[i], unit->near, slot));
+    unit->near = p->near != NULL;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
+    if (unit->gathered_bytes > 0 && !unit->slot) {
+        xdi_unit_slot *slot = xdi_unit_find_slot(unit);
+        XD_REQUIRE(p->ctx, slot, XD_ERROR_STATE,
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
+                   "at once",
+                   unit->block->name, unit->slots[0].unit->block->name, p->level_count);
+        xdi_unit_slot_empty(slot);
+        XD_TRY(xdi_unit_gather(p, unit, slot->memory));
+        slot->unit = unit;
+        unit->slot = slot;
+    }
+    if (unit->slot) unit->slot->opened = ++p->opened;
+    unit->open++;
+    return XD_OK;
+}
+
+/* ---- what the caller sees ---- */
+
+static void *xdi_flat_shown(const xd_parallel *p, const xdi_flat *flat) {
+    unsigned char *slot = flat->unit->slot ? flat->unit->slot->memory : NULL;
+    if (flat->whole) return flat->shown;
+    if (flat->view_dtype != flat->sent_dtype) return slot + flat->view_slot;
+    return p->ranks > 1 ? slot + flat->slot : (unsigned char *)flat->sent;
+}
+
+XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
+    const xdi_flat *flat = owner->flat;
+    if (!p || (flat->whole && !flat->shown)) return owner->value;
+    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
+    return (unsigned char *)xdi_flat_shown(p, flat) +
+           (size_t)place.begin * xd_dtype_size(flat->view_dtype);
+}
+
+/* ---- after values have changed ---- */
+
+/* Of weights that every rank keeps: from their storage into the type that is shown. */
+static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat) {
+    for (int64_t i = 0; i < flat->count; i++) {
+        const xd_weight *w = flat->weights[i];
+        XD_TRY(xd_cast(p->ctx, xdi_weight_shown(p, w), flat->view_dtype, w->value, flat->dtype, w->count));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->flat_count; i++) {
+        const xdi_flat *flat = &p->flats[i];
+        if (flat->shown)
+            XD_TRY(xdi_flat_show_whole(p, flat));
+        else if (flat->sent != flat->values)
+            XD_TRY(xd_cast(p->ctx, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
+                           xd_bucket_plan_numel(flat->plan) / p->ranks));
+    }
     return XD_OK;
 }
 
@@ -30631,13 +30868,13 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
 /* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
 static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
     struct xdi_unit *unit = flat->unit;
-    xdi_unit_slot *slot = &p->slots[unit->level];
-    XD_REQUIRE(p->ctx, !slot->summed || slot->summed == unit, XD_ERROR_STATE,
+    xdi_unit_level *level = &p->levels[unit->level];
+    XD_REQUIRE(p->ctx, !level->summed || level->summed == unit, XD_ERROR_STATE,
                "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
-               unit->block->name, (long long)b->leaf, slot->summed->block->name);
-    slot->summed = unit;
+               unit->block->name, (long long)b->leaf, level->summed->block->name);
+    level->summed = unit;
     unit->gradients++;
-    b->place = slot->gradients + flat->place + b->buffer.begin;
+    b->place = level->gradients + flat->place + b->buffer.begin;
     return XD_OK;
 }
 
@@ -30712,7 +30949,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_buc
         c.leaves.total = p->ranks;
     }
     XD_TRY(xdi_gradient_collect(p, flat, b, &c));
-    if (--unit->gradients == 0) p->slots[unit->level].summed = NULL;
+    if (--unit->gradients == 0) p->levels[unit->level].summed = NULL;
     b->place = next;
     return XD_OK;
 }
@@ -30796,7 +31033,7 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
         b->reduced = false;
     }
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
-    for (int i = 0; i < p->levels; i++) p->slots[i].summed = NULL;
+    for (int i = 0; i < p->level_count; i++) p->levels[i].summed = NULL;
     p->signature = 0;
     p->reduced = false;
 }
@@ -30850,8 +31087,9 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = { p->sharded, p->dealt,      p->split_optimizer,
-                              p->total,   p->unit_count, p->replica_count };
+    const int64_t facts[] = { p->sharded,       p->dealt,         p->split_optimizer,     p->total,
+                              p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+                              p->reshard_ranks };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
@@ -30860,9 +31098,23 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     return hash;
 }
 
+static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
+    const xd_dtype dtypes[] = { p->sent_dtype, p->view_dtype };
+    for (int i = 0; i < 2; i++)
+        XD_REQUIRE(p->ctx,
+                   dtypes[i] == XD_DTYPE_NONE || dtypes[i] == XD_DTYPE_F32 || dtypes[i] == XD_DTYPE_BF16 ||
+                       dtypes[i] == XD_DTYPE_F16,
+                   XD_ERROR_DTYPE, "values are %s as %s: F32, BF16 and F16 are possible",
+                   i ? "shown" : "sent", xd_dtype_name(dtypes[i]));
+    return XD_OK;
+}
+
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_TRY(xdi_parallel_check_dtypes(p));
+    XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
+               "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_divide(p, d));
     XD_TRY(xdi_parallel_plan(p));
@@ -30874,6 +31126,8 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xd_model_agree(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (xdi_parallel_has_near(p))
+        XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
@@ -30903,6 +31157,7 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     p->ranks = xd_comm_size(p->data);
     p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
     p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
+    if (p->reshard_ranks == 0) p->reshard_ranks = p->ranks;
     p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     *out = p;
     return XD_OK;
@@ -30929,6 +31184,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     if (desc) {
         d.leaves = desc->leaves;
         kind.split_optimizer = desc->sharded_optimizer;
+        kind.view_dtype = desc->view_dtype;
     }
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -30942,6 +31198,9 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
     kind.model = model;
     kind.data = data;
     kind.sharded = true;
+    kind.sent_dtype = d.sent_dtype;
+    kind.view_dtype = d.view_dtype;
+    kind.reshard_ranks = d.reshard_ranks;
     if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -30970,7 +31229,9 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->counts };
+    xd_comm_destroy(p->near);
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->levels, p->slots,
+                             p->counts };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -31127,7 +31388,7 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
-    XD_TRY(xdi_parallel_spread_values(p));
+    XD_TRY(xdi_parallel_renew_values(p));
     xdi_gradient_reset(p);
     return XD_OK;
 }
@@ -31167,48 +31428,6 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
 /* Brackets: blocks are opened before a pass and closed after it. */
 
 #include <string.h>
-
-/* ---- values ---- */
-
-static xd_result xdi_unit_gather(xd_parallel *p, const struct xdi_unit *unit) {
-    unsigned char *memory = p->slots[unit->level].values;
-    for (int64_t i = 0; i < unit->flat_count; i++) {
-        const xdi_flat *flat = &unit->flats[i];
-        if (flat->whole) continue;
-        for (int r = 0; r < p->ranks; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / p->ranks;
-        XD_TRY(xd_all_gather(p->data, flat->values, memory + flat->slot, p->counts, flat->dtype));
-    }
-    return XD_OK;
-}
-
-/* The first bracket of a unit gathers its values. */
-static xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_slot *slot = &p->slots[unit->level];
-    if (unit->open == 0 && unit->gathered_bytes > 0) {
-        XD_REQUIRE(p->ctx, !slot->shown, XD_ERROR_STATE,
-                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
-                   "at once",
-                   unit->block->name, slot->shown->block->name, p->levels);
-        XD_TRY(xdi_unit_gather(p, unit));
-        slot->shown = unit;
-    }
-    unit->open++;
-    return XD_OK;
-}
-
-static void xdi_unit_close(xd_parallel *p, struct xdi_unit *unit) {
-    if (--unit->open == 0 && unit->gathered_bytes > 0) p->slots[unit->level].shown = NULL;
-}
-
-/* Where a weight's values are while its unit is open. */
-static void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
-    const xdi_flat *flat = owner->flat;
-    if (!p || flat->whole) return owner->value;
-    unsigned char *values =
-        p->ranks > 1 ? p->slots[flat->unit->level].values + flat->slot : (unsigned char *)flat->values;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return values + (size_t)place.begin * xd_dtype_size(flat->dtype);
-}
 
 /* ---- brackets ---- */
 
@@ -31276,7 +31495,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     if (p) XD_TRY(xdi_unit_open(p, block->unit));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
-        if (p) xdi_unit_close(p, block->unit);
+        if (p) block->unit->open--;
         return result;
     }
     if (p) xdi_block_sign(block, pass);
@@ -31286,6 +31505,22 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     return XD_OK;
 }
 
+XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
+    xd_parallel *p = block->model->parallel;
+    xd_pass pass;
+    pass.kind = XD_PASS_BACKWARD;
+    pass.leaf = leaf;
+    pass.more = false;
+    XD_TRY(xdi_block_check(block, pass));
+    for (int64_t i = 0; i < block->count && xdi_parallel_owns(p, leaf); i++) {
+        void *place = NULL; /* zeros, where this is the first block of the leaf */
+        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
+    }
+    xdi_block_sign(block, pass);
+    p->signature = xd_hash(p->signature, "skip", 4);
+    return xdi_gradient_finish(p, block);
+}
+
 XD_API xd_result xd_block_end(xd_block *block) {
     xd_parallel *p = block->model->parallel;
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
@@ -31293,7 +31528,7 @@ XD_API xd_result xd_block_end(xd_block *block) {
     const xd_pass pass = block->passes[--block->open];
     if (!p) return XD_OK;
     p->open--;
-    xdi_unit_close(p, block->unit);
+    block->unit->open--;
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }
 
@@ -55067,4 +55302,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 49c0f4316feae6e04a6ec724ad93c64cb02629b7d07fd586e433d1439e9a8b10 */
+/* xdistill sha256 abb1b00b41a7a1823a31136e5dbb47ea948d7a94a82d89ea6838d8dc3bef9a54 */

@@ -497,7 +497,7 @@ XD_TEST(values_that_a_model_holds_are_converted_with_it) {
 
 static xd_result wrap_stages(xd_comm *world, void *argument) {
     static const char *const types[] = { "layer" };
-    const xd_ddp_desc ddp = { 4, false };
+    const xd_ddp_desc ddp = { .leaves = 4 };
     const xd_fsdp_desc fsdp = { .leaves = 4, .unit_types = types, .unit_type_count = 1 };
     build_scene s;
     (void)argument;
@@ -547,7 +547,7 @@ XD_TEST(replicas_shard_over_the_group_of_their_instance) {
 }
 
 static xd_result wrap_frozen_halves(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { 0, false };
+    const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
@@ -585,7 +585,7 @@ static void check_values(const build_scene *s, const char *name, int64_t at, int
 }
 
 static xd_result make_equal(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { 0, false };
+    const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .cp = 2, .pp = 2 });
@@ -681,7 +681,7 @@ XD_TEST(values_of_experts_become_those_of_their_own_data_group) {
 /* ---- stages that exist ---- */
 
 static xd_result take_existing(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { 0, false };
+    const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     xd_stages *stages = (xd_stages *)calloc(1, sizeof *stages);
     (void)argument;

@@ -101,7 +101,7 @@ static xd_result see_wrappers(void *user, xd_ctx *ctx, const xd_stages *in, xd_s
 }
 
 static xd_result adapt_stages(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { 0, false };
+    const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
@@ -158,7 +158,7 @@ static xd_result replace(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages
 }
 
 static xd_result replace_stages(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { 0, false };
+    const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .pp = 2 });
@@ -456,7 +456,7 @@ static void spoil_after(xd_build_desc *d) {
     d->after_override = &hollow_list;
 }
 static void spoil_leaves(xd_build_desc *d) {
-    static const xd_ddp_desc few = { 1, false };
+    static const xd_ddp_desc few = { .leaves = 1 };
     d->wrap = (xd_wrap){ XD_WRAP_DDP, &few, NULL };
 }
 static void spoil_type(xd_build_desc *d) {

@@ -48,6 +48,123 @@ XD_TEST(replicated_groups_of_shards_train_to_the_bits_of_one_rank) {
     free(one);
 }
 
+/* ---- types, parts that stay, blocks without a part ---- */
+
+static wrap_run *one_rank(wrap_kind kind, const wrap_run *like) {
+    wrap_run *one = wrap_new(kind, 1, 8, XD_REDUCTION_INVARIANT);
+    one->kept = like->kept;
+    one->sent = like->sent;
+    one->view = like->view;
+    one->skips = like->skips;
+    CHECK(wrap_execute(one) == XD_OK);
+    return one;
+}
+
+/* Whether a run under these settings equals `one`. */
+static bool equals(const wrap_run *one, wrap_kind kind, int ranks, const wrap_run *like) {
+    wrap_run *run = wrap_new(kind, ranks, 8, XD_REDUCTION_INVARIANT);
+    run->kept = like->kept;
+    run->sent = like->sent;
+    run->view = like->view;
+    run->skips = like->skips;
+    run->reshard = like->reshard;
+    run->nested = ranks % 2 == 0;
+    run->together = ranks % 3 == 0;
+    const bool ok = wrap_execute(run) == XD_OK && wrap_equal(one, run);
+    if (!ok) printf("%s, %d ranks, reshard %d differs\n", kinds[kind], ranks, like->reshard);
+    free(run);
+    return ok;
+}
+
+XD_TEST(half_weights_train_under_every_wrapper_and_are_shown_in_any_type) {
+    const wrap_run half = { .kept = XD_DTYPE_BF16 }, wide = { .kept = XD_DTYPE_BF16, .view = XD_DTYPE_F32 };
+    wrap_run *one = one_rank(WRAP_DDP, &half), *plain = one_rank(WRAP_DDP, &(wrap_run){ .skips = false });
+    CHECK(!wrap_equal(one, plain));
+    for (int ranks = 1; ranks <= 5; ranks++)
+        for (int kind = WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++) {
+            CHECK(equals(one, (wrap_kind)kind, ranks, &half));
+            CHECK(equals(one, (wrap_kind)kind, ranks, &wide));
+        }
+    free(plain);
+    free(one);
+}
+
+XD_TEST(values_are_sent_in_a_half_type_that_one_rank_rounds_to_as_well) {
+    const wrap_run narrow = { .sent = XD_DTYPE_BF16 }, wide = { .sent = XD_DTYPE_BF16, .view = XD_DTYPE_F32 };
+    wrap_run *one = one_rank(WRAP_FSDP, &narrow), *plain = one_rank(WRAP_FSDP, &(wrap_run){ .skips = false });
+    CHECK(!wrap_equal(one, plain));
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        CHECK(equals(one, WRAP_FSDP, ranks, &narrow));
+        CHECK(equals(one, WRAP_FSDP, ranks, &wide));
+        CHECK(equals(one, WRAP_FSDP_WHOLE, ranks, &wide));
+    }
+    free(plain);
+    free(one);
+}
+
+XD_TEST(units_that_a_few_ranks_keep_after_a_gather_change_no_bit) {
+    static const int settings[][2] = { { 2, 1 }, { 2, 2 }, { 3, 1 }, { 4, 1 }, { 4, 2 }, { 6, 2 }, { 6, 3 } };
+    const int count = (int)(sizeof settings / sizeof *settings);
+    for (int half = 0; half < 2; half++) {
+        wrap_run like = { .sent = half ? XD_DTYPE_BF16 : XD_DTYPE_NONE };
+        wrap_run *one = one_rank(WRAP_FSDP, &like);
+        for (int i = 0; i < count; i++) {
+            like.reshard = settings[i][1];
+            CHECK(equals(one, WRAP_FSDP, settings[i][0], &like));
+        }
+        free(one);
+    }
+}
+
+XD_TEST(blocks_that_have_no_part_in_a_step_get_a_gradient_of_zero) {
+    const wrap_run skips = { .skips = true };
+    wrap_run *one = one_rank(WRAP_DDP, &skips);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int kind = WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++)
+            CHECK(equals(one, (wrap_kind)kind, ranks, &skips));
+    free(one);
+}
+
+/* Gathers of one step: forward of two layers, backward in the other order. */
+static xd_result count_gathers(xd_comm *world, void *argument) {
+    static const int expected[] = { 4, 3, 4 }; /* the root, the first layer twice, the second once */
+    static const char *const types[] = { "layer" };
+    const int reshard = *(const int *)argument;
+    const xd_fsdp_desc d = { .unit_types = types, .unit_type_count = 1, .reshard_ranks = reshard };
+    xd_model *model = NULL;
+    xd_block *blocks[3];
+    xd_parallel *parallel = NULL;
+    xd_block_view view;
+    CHECK(xd_model_create(xd_comm_ctx(world), NULL, &model) == XD_OK);
+    blocks[0] = xd_model_root(model);
+    blocks[1] = wrap_child(blocks[0], "a", "layer");
+    blocks[2] = wrap_child(blocks[0], "b", "layer");
+    for (int i = 0; i < 3; i++) wrap_weight(blocks[i], "w", 5, 5);
+    CHECK(xd_model_seal(model) == XD_OK && xd_fsdp_create(model, world, &d, &parallel) == XD_OK);
+    for (int step = 0; step < 2; step++) {
+        static const int order[] = { 0, 1, 2, 2, 1, 0 };
+        uint64_t calls = xd_comm_traffic(world).calls;
+        for (int i = 0; i < 6; i++) {
+            const xd_pass pass = { i < 3 ? XD_PASS_FORWARD : XD_PASS_BACKWARD, 0, false };
+            CHECK(xd_block_begin(blocks[order[i]], pass, &view) == XD_OK);
+            CHECK(xd_block_end(blocks[order[i]]) == XD_OK);
+        }
+        calls = xd_comm_traffic(world).calls - calls;
+        /* Three reductions; what two of four ranks keep is gathered over another communicator. */
+        CHECK_EQ_INT(calls, 3 + expected[reshard] - (reshard == 2));
+        CHECK(xd_parallel_reduce(parallel) == XD_OK && xd_parallel_publish(parallel) == XD_OK);
+    }
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(a_unit_is_gathered_once_for_a_forward_that_its_backward_follows) {
+    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    for (int reshard = 0; reshard < 3; reshard++)
+        CHECK(xd_run_threads(4, &desc, count_gathers, &reshard, NULL) == XD_OK);
+}
+
 /* ---- the other modes ---- */
 
 static double largest_difference(const float *a, const float *b, double *size) {
@@ -123,7 +240,7 @@ static void check_sum(xd_parallel *parallel) {
 
 static xd_result sum_by_brackets(xd_comm *world, void *argument) {
     const int kind = *(const int *)argument;
-    const xd_ddp_desc ddp = { LEAVES, kind == WRAP_SHARDED };
+    const xd_ddp_desc ddp = { .leaves = LEAVES, .sharded_optimizer = kind == WRAP_SHARDED };
     const xd_fsdp_desc fsdp = { .leaves = LEAVES, .accumulate_whole = kind == WRAP_FSDP_WHOLE };
     xd_model *model = one_weight(xd_comm_ctx(world), NULL, NULL);
     xd_block *root = xd_model_root(model);
@@ -148,7 +265,7 @@ static xd_result sum_by_brackets(xd_comm *world, void *argument) {
 
 static xd_result sum_by_pushes(xd_comm *world, void *argument) {
     float value[ROWS * COLUMNS], gradient[ROWS * COLUMNS];
-    const xd_ddp_desc ddp = { LEAVES, *(const int *)argument == WRAP_SHARDED };
+    const xd_ddp_desc ddp = { .leaves = LEAVES, .sharded_optimizer = *(const int *)argument == WRAP_SHARDED };
     xd_parallel *parallel = NULL;
     for (int i = 0; i < ROWS * COLUMNS; i++) value[i] = (float)i;
     xd_model *model = one_weight(xd_comm_ctx(world), value, gradient);
@@ -224,7 +341,7 @@ XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
     wrap_run run = { .kind = WRAP_FSDP };
     wrap_rank r = { .run = &run, .ctx = ctx, .world = self, .data = self };
     static const char *const types[] = { "layer" };
-    r.model = wrap_model(ctx);
+    r.model = wrap_model(ctx, XD_DTYPE_F32);
     const xd_fsdp_desc d = { .leaves = 3, .unit_types = types, .unit_type_count = 1 };
     CHECK(xd_fsdp_create(r.model, self, &d, &r.parallel) == XD_OK);
     const xd_parallel_bytes bytes = xd_parallel_memory(r.parallel);

@@ -136,18 +136,23 @@ typedef struct xdi_bucket {
     uint64_t seen; /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
-/* Weights of one unit and one type, one after another. */
+/* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
+ * and shown in a third. */
 typedef struct xdi_flat {
     struct xdi_unit *unit;
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
-    xd_dtype dtype;
+    xd_dtype dtype, sent_dtype, view_dtype;
     bool trained;
     bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes;    /* of values */
     void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
-    size_t slot;          /* bytes from the begin of a gathered unit to these */
+    void *sent;           /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
+    void *shown;          /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;           /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;          /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;     /* and as they are shown, where that is another type */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
@@ -161,17 +166,27 @@ struct xdi_unit {
     int level;               /* units around it */
     size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
     int64_t gradient_count;  /* elements of its whole gradient */
-    int64_t open, gradients; /* brackets that are open; buckets whose place is in the slot */
+    int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
+    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
+    int slot_count;
+    struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
+    bool near;                  /* its flats' parts of that name hold the current values */
 };
 
-/* Memory that one unit of each level has at a time. */
+/* Memory for the values of one unit at a time. */
 typedef struct xdi_unit_slot {
-    size_t value_bytes;
-    int64_t gradient_count;
-    unsigned char *values;
-    float *gradients;
-    const struct xdi_unit *shown, *summed; /* whose values and gradients are there */
+    size_t bytes;
+    unsigned char *memory;
+    struct xdi_unit *unit; /* whose values are there; NULL -> nobody's */
+    uint64_t opened;       /* when that unit was last opened */
 } xdi_unit_slot;
+
+/* Units that are inside equally many others share memory for gradients. */
+typedef struct xdi_unit_level {
+    int64_t gradient_count;
+    float *gradients;              /* [gradient_count] the whole gradient of one unit at a time */
+    const struct xdi_unit *summed; /* whose */
+} xdi_unit_level;
 
 struct xd_parallel {
     xd_ctx *ctx;
@@ -185,7 +200,8 @@ struct xd_parallel {
     bool split_optimizer; /* DDP: each rank steps its part */
     xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;  /* leaves: of the rank that has most; of all groups */
-    int levels;
+    int level_count;
+    xdi_unit_level *levels;      /* [level_count] */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -193,11 +209,16 @@ struct xd_parallel {
     xdi_bucket *buckets; /* [bucket_count] of all flats */
     int64_t bucket_count;
     xd_weight **members;  /* the weights of all flats */
-    xdi_unit_slot *slots; /* [levels] */
+    xdi_unit_slot *slots; /* [slot_count] */
+    int64_t slot_count;
     int64_t *counts;      /* [ranks] scratch */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
+    xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
     uint64_t round;     /* over a block's buckets */
+    uint64_t opened;    /* units so far */
     int64_t open;       /* brackets */
     uint64_t signature; /* of the brackets of this step */
     bool reduced;       /* between reduce and publish */
@@ -215,8 +236,21 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
-/* parallel_flat.c: every rank's part of the values to all, where ranks step parts of weights that all keep. */
-XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p);
+/* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
+ * what blocks show is made from them again. */
+XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
+
+/* parallel_values.c: which slots each unit may use; in lists that are allocated. */
+XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
+/* parallel_values.c: whether a few ranks keep gathered units together. */
+XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p);
+/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before. */
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit);
+/* parallel_values.c: where a weight's values are while its unit is open. */
+XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
+/* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
+XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
 /* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);

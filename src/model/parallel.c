@@ -50,8 +50,9 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = { p->sharded, p->dealt,      p->split_optimizer,
-                              p->total,   p->unit_count, p->replica_count };
+    const int64_t facts[] = { p->sharded,       p->dealt,         p->split_optimizer,     p->total,
+                              p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+                              p->reshard_ranks };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
@@ -60,9 +61,23 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     return hash;
 }
 
+static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
+    const xd_dtype dtypes[] = { p->sent_dtype, p->view_dtype };
+    for (int i = 0; i < 2; i++)
+        XD_REQUIRE(p->ctx,
+                   dtypes[i] == XD_DTYPE_NONE || dtypes[i] == XD_DTYPE_F32 || dtypes[i] == XD_DTYPE_BF16 ||
+                       dtypes[i] == XD_DTYPE_F16,
+                   XD_ERROR_DTYPE, "values are %s as %s: F32, BF16 and F16 are possible",
+                   i ? "shown" : "sent", xd_dtype_name(dtypes[i]));
+    return XD_OK;
+}
+
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_TRY(xdi_parallel_check_dtypes(p));
+    XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
+               "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_divide(p, d));
     XD_TRY(xdi_parallel_plan(p));
@@ -74,6 +89,8 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xd_model_agree(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (xdi_parallel_has_near(p))
+        XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
@@ -103,6 +120,7 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     p->ranks = xd_comm_size(p->data);
     p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
     p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
+    if (p->reshard_ranks == 0) p->reshard_ranks = p->ranks;
     p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     *out = p;
     return XD_OK;
@@ -129,6 +147,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     if (desc) {
         d.leaves = desc->leaves;
         kind.split_optimizer = desc->sharded_optimizer;
+        kind.view_dtype = desc->view_dtype;
     }
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -142,6 +161,9 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
     kind.model = model;
     kind.data = data;
     kind.sharded = true;
+    kind.sent_dtype = d.sent_dtype;
+    kind.view_dtype = d.view_dtype;
+    kind.reshard_ranks = d.reshard_ranks;
     if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -170,7 +192,9 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->counts };
+    xd_comm_destroy(p->near);
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->levels, p->slots,
+                             p->counts };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -327,7 +351,7 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
-    XD_TRY(xdi_parallel_spread_values(p));
+    XD_TRY(xdi_parallel_renew_values(p));
     xdi_gradient_reset(p);
     return XD_OK;
 }

@@ -37,6 +37,9 @@ typedef struct xd_ddp_desc {
     int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
     bool
         sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
+    xd_dtype
+        view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
+                          * NONE -> as they are, and no copy */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -51,6 +54,14 @@ typedef struct xd_fsdp_desc {
     bool
         accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
                             * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
+    /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
+     * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
+     * One rank rounds as many do. */
+    xd_dtype sent_dtype, view_dtype;
+    /* After a unit was gathered, so many ranks that follow each other keep it together, until values change: backwards are then
+     * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
+     * every unit whole. The root is kept whole in any case. */
+    int reshard_ranks;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -63,7 +74,7 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both), DTYPE (weights that train are F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * ranks, with both), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -123,9 +134,9 @@ XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
-    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's */
+    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
-    size_t gathered;  /* whole values of units that are open */
+    size_t gathered;  /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);

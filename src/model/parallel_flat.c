@@ -100,20 +100,24 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
     return arena->base ? arena->base + offset : NULL;
 }
 
-static void xdi_slot_measure(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_slot *slot = &p->slots[unit->level];
+/* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
+static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_unit_level *level = &p->levels[unit->level];
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
-        const int64_t numel = xd_bucket_plan_numel(flat->plan);
+        const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
         if (!flat->whole && p->ranks > 1)
-            (void)xd_arena_take(&arena, (size_t)numel * xd_dtype_size(flat->dtype), &flat->slot);
+            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
+        if (!flat->whole && flat->view_dtype != flat->sent_dtype)
+            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += numel;
+        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += (int64_t)numel;
     }
     unit->gathered_bytes = arena.used;
-    if (unit->gathered_bytes > slot->value_bytes) slot->value_bytes = unit->gathered_bytes;
-    if (unit->gradient_count > slot->gradient_count) slot->gradient_count = unit->gradient_count;
+    for (int i = 0; i < unit->slot_count; i++)
+        if (arena.used > unit->slots[i].bytes) unit->slots[i].bytes = arena.used;
+    if (unit->gradient_count > level->gradient_count) level->gradient_count = unit->gradient_count;
 }
 
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
@@ -148,25 +152,39 @@ static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucke
     return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
 }
 
+/* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
+static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
+    const int64_t kept = xdi_flat_kept(p, flat), numel = xd_bucket_plan_numel(flat->plan);
+    const size_t sent = xd_dtype_size(flat->sent_dtype);
+    if (xdi_flat_keeps(p, flat)) {
+        flat->kept_bytes = (size_t)kept * xd_dtype_size(flat->dtype);
+        flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+    }
+    if (flat->whole && flat->view_dtype != flat->dtype)
+        flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
+    if (flat->whole) return;
+    flat->sent = flat->values;
+    if (flat->sent_dtype != flat->dtype)
+        flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (xdi_parallel_has_near(p))
+        flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
+}
+
 /* Lays everything out; with memory behind the arena also gives it out. */
 static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     memset(&p->bytes, 0, sizeof p->bytes);
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat *flat = &p->flats[i];
-        if (xdi_flat_keeps(p, flat)) {
-            flat->kept_bytes = (size_t)xdi_flat_kept(p, flat) * xd_dtype_size(flat->dtype);
-            flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
-        }
+        xdi_flat_take(p, flat, arena);
         for (int64_t b = 0; b < flat->bucket_count; b++)
             XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
     }
-    for (int i = 0; i < p->levels; i++) {
-        xdi_unit_slot *slot = &p->slots[i];
-        slot->values =
-            (unsigned char *)xdi_parallel_take(arena, (int64_t)slot->value_bytes, 1, &p->bytes.gathered);
-        slot->gradients =
-            (float *)xdi_parallel_take(arena, slot->gradient_count, sizeof(float), &p->bytes.whole_gradients);
-    }
+    for (int64_t i = 0; i < p->slot_count; i++)
+        p->slots[i].memory =
+            (unsigned char *)xdi_parallel_take(arena, (int64_t)p->slots[i].bytes, 1, &p->bytes.gathered);
+    for (int i = 0; i < p->level_count; i++)
+        p->levels[i].gradients = (float *)xdi_parallel_take(arena, p->levels[i].gradient_count, sizeof(float),
+                                                            &p->bytes.whole_gradients);
     return XD_OK;
 }
 
@@ -174,7 +192,7 @@ XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(p->ctx);
     xd_arena arena = xd_arena_over(NULL, 0);
-    for (int64_t i = 0; i < p->unit_count; i++) xdi_slot_measure(p, &p->units[i]);
+    for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
     XD_TRY(xdi_parallel_lay_out(p, &arena));
     const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
     p->memory = memory->allocate(p->ctx, bytes);
@@ -228,10 +246,10 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
         XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
     }
     for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
-    return XD_OK;
+    return xdi_parallel_convert_values(p);
 }
 
-/* ---- values after a step that ranks made in parts ---- */
+/* ---- values after a step ---- */
 
 /* Between a weight's own storage and its place in the flat buffer: this rank's part there, all of it back. */
 static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, bool back) {
@@ -266,9 +284,10 @@ static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_spread_values(xd_parallel *p) {
+XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->flat_count; i++)
         if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
             XD_TRY(xdi_flat_spread(p, &p->flats[i]));
-    return XD_OK;
+    xdi_parallel_forget_values(p);
+    return xdi_parallel_convert_values(p);
 }

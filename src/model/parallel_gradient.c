@@ -20,13 +20,13 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
 /* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
 static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
     struct xdi_unit *unit = flat->unit;
-    xdi_unit_slot *slot = &p->slots[unit->level];
-    XD_REQUIRE(p->ctx, !slot->summed || slot->summed == unit, XD_ERROR_STATE,
+    xdi_unit_level *level = &p->levels[unit->level];
+    XD_REQUIRE(p->ctx, !level->summed || level->summed == unit, XD_ERROR_STATE,
                "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
-               unit->block->name, (long long)b->leaf, slot->summed->block->name);
-    slot->summed = unit;
+               unit->block->name, (long long)b->leaf, level->summed->block->name);
+    level->summed = unit;
     unit->gradients++;
-    b->place = slot->gradients + flat->place + b->buffer.begin;
+    b->place = level->gradients + flat->place + b->buffer.begin;
     return XD_OK;
 }
 
@@ -101,7 +101,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_buc
         c.leaves.total = p->ranks;
     }
     XD_TRY(xdi_gradient_collect(p, flat, b, &c));
-    if (--unit->gradients == 0) p->slots[unit->level].summed = NULL;
+    if (--unit->gradients == 0) p->levels[unit->level].summed = NULL;
     b->place = next;
     return XD_OK;
 }
@@ -185,7 +185,7 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
         b->reduced = false;
     }
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
-    for (int i = 0; i < p->levels; i++) p->slots[i].summed = NULL;
+    for (int i = 0; i < p->level_count; i++) p->levels[i].summed = NULL;
     p->signature = 0;
     p->reduced = false;
 }

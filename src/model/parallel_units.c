@@ -27,9 +27,13 @@ static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) 
         b->unit = &p->units[p->unit_count++];
         b->unit->block = b;
         b->unit->level = around ? around->level + 1 : 0;
-        if (b->unit->level >= p->levels) p->levels = b->unit->level + 1;
+        if (b->unit->level >= p->level_count) p->level_count = b->unit->level + 1;
     }
     return XD_OK;
+}
+
+static bool xdi_dtype_trains(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
 static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
@@ -44,15 +48,30 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
                "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
     XD_REQUIRE(p->ctx,
                !xdi_weight_is_trained(owner) ||
-                   (d->dtype == XD_DTYPE_F32 && d->gradient_dtype == XD_DTYPE_F32),
-               XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: both must be F32",
+                   (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
+               XD_ERROR_DTYPE,
+               "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
                owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
     return XD_OK;
 }
 
+/* The type in which a weight's values are sent: buffers, integers and what the caller keeps in f32 stay as they are. */
+static xd_dtype xdi_weight_sent_dtype(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    const bool converts = p->sent_dtype != XD_DTYPE_NONE && xdi_dtype_trains(d->dtype) && !d->buffer;
+    return p->sharded && converts && !d->traits.keep_f32 ? p->sent_dtype : d->dtype;
+}
+
+static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+    const bool converts =
+        p->view_dtype != XD_DTYPE_NONE && xdi_dtype_trains(w->desc.dtype) && !w->desc.buffer;
+    return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
+}
+
 /* Whether two weights of a unit lie in one buffer. */
-static bool xdi_flat_fits(const xd_weight *a, const xd_weight *b) {
+static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
+           xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
            xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
 }
 
@@ -65,11 +84,13 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->unit = unit;
     flat->weights = p->members + *at;
     flat->dtype = first->desc.dtype;
+    flat->sent_dtype = xdi_weight_sent_dtype(p, first);
+    flat->view_dtype = xdi_weight_view_dtype(p, first);
     flat->trained = xdi_weight_is_trained(first);
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
-        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(first, w)) continue;
+        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(p, first, w)) continue;
         w->flat = flat;
         w->flat_index = flat->count++;
         p->members[(*at)++] = w;
@@ -83,9 +104,11 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
     p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
-    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->levels * sizeof *p->slots);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots, XD_ERROR_MEMORY, "no room for %lld weights",
-               (long long)n);
+    p->levels = (xdi_unit_level *)xd_allocate(p->ctx, (size_t)p->level_count * sizeof *p->levels);
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->unit_count * sizeof *p->slots);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->levels && p->slots, XD_ERROR_MEMORY,
+               "no room for %lld weights", (long long)n);
+    xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)
         for (int64_t i = 0; i < n; i++) {
             const xd_weight *w = p->model->weights[i];

@@ -1,53 +1,9 @@
 /* Brackets: blocks are opened before a pass and closed after it. */
 
 #include "base/internal.h"
-#include "comm/topology.h"
-#include "kernel/kernels.h"
 #include "model/internal.h"
 
 #include <string.h>
-
-/* ---- values ---- */
-
-static xd_result xdi_unit_gather(xd_parallel *p, const struct xdi_unit *unit) {
-    unsigned char *memory = p->slots[unit->level].values;
-    for (int64_t i = 0; i < unit->flat_count; i++) {
-        const xdi_flat *flat = &unit->flats[i];
-        if (flat->whole) continue;
-        for (int r = 0; r < p->ranks; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / p->ranks;
-        XD_TRY(xd_all_gather(p->data, flat->values, memory + flat->slot, p->counts, flat->dtype));
-    }
-    return XD_OK;
-}
-
-/* The first bracket of a unit gathers its values. */
-static xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_slot *slot = &p->slots[unit->level];
-    if (unit->open == 0 && unit->gathered_bytes > 0) {
-        XD_REQUIRE(p->ctx, !slot->shown, XD_ERROR_STATE,
-                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
-                   "at once",
-                   unit->block->name, slot->shown->block->name, p->levels);
-        XD_TRY(xdi_unit_gather(p, unit));
-        slot->shown = unit;
-    }
-    unit->open++;
-    return XD_OK;
-}
-
-static void xdi_unit_close(xd_parallel *p, struct xdi_unit *unit) {
-    if (--unit->open == 0 && unit->gathered_bytes > 0) p->slots[unit->level].shown = NULL;
-}
-
-/* Where a weight's values are while its unit is open. */
-static void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
-    const xdi_flat *flat = owner->flat;
-    if (!p || flat->whole) return owner->value;
-    unsigned char *values =
-        p->ranks > 1 ? p->slots[flat->unit->level].values + flat->slot : (unsigned char *)flat->values;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return values + (size_t)place.begin * xd_dtype_size(flat->dtype);
-}
 
 /* ---- brackets ---- */
 
@@ -115,7 +71,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     if (p) XD_TRY(xdi_unit_open(p, block->unit));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
-        if (p) xdi_unit_close(p, block->unit);
+        if (p) block->unit->open--;
         return result;
     }
     if (p) xdi_block_sign(block, pass);
@@ -125,6 +81,22 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     return XD_OK;
 }
 
+XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
+    xd_parallel *p = block->model->parallel;
+    xd_pass pass;
+    pass.kind = XD_PASS_BACKWARD;
+    pass.leaf = leaf;
+    pass.more = false;
+    XD_TRY(xdi_block_check(block, pass));
+    for (int64_t i = 0; i < block->count && xdi_parallel_owns(p, leaf); i++) {
+        void *place = NULL; /* zeros, where this is the first block of the leaf */
+        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
+    }
+    xdi_block_sign(block, pass);
+    p->signature = xd_hash(p->signature, "skip", 4);
+    return xdi_gradient_finish(p, block);
+}
+
 XD_API xd_result xd_block_end(xd_block *block) {
     xd_parallel *p = block->model->parallel;
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
@@ -132,6 +104,6 @@ XD_API xd_result xd_block_end(xd_block *block) {
     const xd_pass pass = block->passes[--block->open];
     if (!p) return XD_OK;
     p->open--;
-    xdi_unit_close(p, block->unit);
+    block->unit->open--;
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }

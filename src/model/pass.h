@@ -48,4 +48,10 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * are. Collective as above. Errors: STATE for a block that is not open; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
+/* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
+ * zero. Nothing is gathered.
+ *
+ * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
+XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
+
 #endif

@@ -53,10 +53,14 @@ static xd_result make_wrapper(rank *r) {
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
     if (l->wrap <= WRAP_SHARDED) {
-        const xd_ddp_desc d = { leaves, l->wrap == WRAP_SHARDED };
+        const xd_ddp_desc d = { .leaves = leaves, .sharded_optimizer = l->wrap == WRAP_SHARDED };
         return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
     }
-    const xd_fsdp_desc d = { leaves, types, l->nested ? 2 : 1, r->replicas, l->wrap == WRAP_FSDP_WHOLE };
+    const xd_fsdp_desc d = { .leaves = leaves,
+                             .unit_types = types,
+                             .unit_type_count = l->nested ? 2 : 1,
+                             .replicas = r->replicas,
+                             .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE };
     return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
 }
 

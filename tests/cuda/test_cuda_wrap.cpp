@@ -100,7 +100,9 @@ static xd_result train_once(xd_comm *world, void *argument) {
     xd_block *blocks[2];
     xd_parallel *parallel = nullptr;
     xd_model *model = two_blocks(p.ctx, blocks);
-    const xd_ddp_desc ddp = { LEAVES, kind == SHARDED };
+    xd_ddp_desc ddp = {};
+    ddp.leaves = LEAVES;
+    ddp.sharded_optimizer = kind == SHARDED;
     xd_fsdp_desc fsdp = {};
     fsdp.leaves = LEAVES;
     fsdp.accumulate_whole = kind == FSDP_WHOLE;

@@ -20,6 +20,10 @@ typedef struct wrap_run {
     xd_reduction reduction;
     bool together; /* all forwards before the first backward */
     bool nested;   /* units inside units */
+    bool skips;    /* in each step a layer has no part */
+    xd_dtype kept; /* of weights; 0 -> F32 */
+    xd_dtype sent, view;
+    int reshard;
     /* What came out, written by the ranks that count. */
     float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
     int64_t count;
@@ -28,15 +32,15 @@ typedef struct wrap_run {
 
 /* ---- the model ---- */
 
-static void wrap_layer(xd_block *root, int i) {
+static void wrap_layer(xd_block *root, int i, xd_dtype dtype) {
     char name[32];
     snprintf(name, sizeof name, "layers.%d", i);
     xd_block *layer = wrap_child(root, name, "layer"), *mlp = wrap_child(layer, "mlp", "mlp");
-    wrap_weight(layer, "norm", 1, 5, 0);
-    wrap_weight(layer, "attention", 2, 5, 7 + i);
-    wrap_weight(mlp, "up", 2, 11, 5);
-    wrap_weight(mlp, "bias", 1, 11, 0);
-    wrap_weight(mlp, "nothing", 2, 0, 5);
+    wrap_weight_of(layer, "norm", dtype, 5, 0);
+    wrap_weight_of(layer, "attention", dtype, 5, 7 + i);
+    wrap_weight_of(mlp, "up", dtype, 11, 5);
+    wrap_weight_of(mlp, "bias", dtype, 11, 0);
+    wrap_weight_of(mlp, "nothing", dtype, 0, 5);
     xd_weight_desc table = { .name = "table", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } };
     table.init = (xd_init){ XD_INIT_UNIFORM, 0.0f, 1.0f };
     table.traits.frozen = true;
@@ -47,14 +51,14 @@ static void wrap_layer(xd_block *root, int i) {
     CHECK(xd_weight_add(layer, &seen, NULL) == XD_OK);
 }
 
-static xd_model *wrap_model(xd_ctx *ctx) {
+static xd_model *wrap_model(xd_ctx *ctx, xd_dtype dtype) {
     xd_model *model = NULL;
     CHECK(xd_model_create(ctx, &(xd_model_desc){ .seed = 3 }, &model) == XD_OK);
     xd_block *root = xd_model_root(model);
-    wrap_weight(root, "embed", 2, 7, 5);
-    wrap_weight(root, "scale", 0, 0, 0);
-    for (int i = 0; i < WRAP_LAYERS; i++) wrap_layer(root, i);
-    xd_weight_desc head = { .name = "head", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 7, 5 } };
+    wrap_weight_of(root, "embed", dtype, 7, 5);
+    wrap_weight(root, "scale", 0, 0);
+    for (int i = 0; i < WRAP_LAYERS; i++) wrap_layer(root, i, dtype);
+    xd_weight_desc head = { .name = "head", .dtype = dtype, .ndim = 2, .shape = { 7, 5 } };
     head.tied_to = "embed";
     CHECK(xd_weight_add(root, &head, NULL) == XD_OK);
     CHECK(xd_model_seal(model) == XD_OK);
@@ -69,6 +73,7 @@ typedef struct wrap_rank {
     xd_comm *world, *data, *replicas;
     xd_model *model;
     xd_parallel *parallel;
+    int step;
     float activation[64]; /* of each leaf */
 } wrap_rank;
 
@@ -90,6 +95,18 @@ static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, i
     return n;
 }
 
+/* In which type a block shows a weight. */
+static xd_dtype wrap_view_dtype(const wrap_run *run, const xd_weight_desc *d) {
+    const bool sends = run->sent && run->kind >= WRAP_FSDP;
+    if (!xd_dtype_is_floating(d->dtype)) return d->dtype;
+    return run->view ? run->view : sends ? run->sent : d->dtype;
+}
+
+static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
+    return dtype == XD_DTYPE_F32 ? ((const float *)values)[i]
+                                 : xd_f32_from_bf16(((const uint16_t *)values)[i]);
+}
+
 /* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
 static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
                          bool backward) {
@@ -98,17 +115,19 @@ static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_vie
     CHECK_EQ_INT(wrap_weight_count(block, r->model, &first), view->count);
     for (int64_t w = 0; w < view->count; w++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(r->model, first + w));
-        const float *value = (const float *)view->values[w];
+        const xd_dtype dtype = wrap_view_dtype(r->run, info.desc);
         float *gradient = (float *)view->gradients[w];
         const bool trains = !info.owner || (!xd_weight_describe(info.owner).desc->buffer &&
                                             !xd_weight_describe(info.owner).desc->traits.frozen);
         CHECK((gradient != NULL) == (backward && leaf >= 0 && trains));
-        if (leaf < 0 || info.desc->dtype != XD_DTYPE_F32) continue;
-        for (int64_t i = 0; i < info.count; i++)
+        if (leaf < 0 || !xd_dtype_is_floating(dtype)) continue;
+        for (int64_t i = 0; i < info.count; i++) {
+            const float value = wrap_at(view->values[w], dtype, i);
             if (!backward)
-                r->activation[k] += value[i] * wrap_number(leaf, first + w, i);
+                r->activation[k] += value * wrap_number(leaf, first + w, i);
             else if (gradient)
-                gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value[i];
+                gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value;
+        }
     }
 }
 
@@ -126,6 +145,10 @@ static xd_result wrap_layer_pass(wrap_rank *r, int i, int64_t k, bool backward) 
     xd_block *layer = xd_model_find_block(r->model, name);
     snprintf(name, sizeof name, "layers.%d.mlp", i);
     xd_block *mlp = xd_model_find_block(r->model, name);
+    if (r->run->skips && (r->step + i) % WRAP_LAYERS == 0) {
+        if (backward) XD_TRY(xd_block_skip(mlp, k));
+        return backward ? xd_block_skip(layer, k) : XD_OK;
+    }
     XD_TRY(wrap_visit(r, layer, k, backward));
     XD_TRY(wrap_visit(r, mlp, k, backward));
     XD_TRY(xd_block_end(mlp));
@@ -158,11 +181,19 @@ static xd_result wrap_create(wrap_rank *r) {
     static const char *const types[] = { "layer", "mlp" };
     const wrap_run *run = r->run;
     if (run->kind == WRAP_DDP || run->kind == WRAP_SHARDED) {
-        const xd_ddp_desc d = { run->leaves, run->kind == WRAP_SHARDED };
+        const xd_ddp_desc d = { .leaves = run->leaves,
+                                .sharded_optimizer = run->kind == WRAP_SHARDED,
+                                .view_dtype = run->view };
         return xd_ddp_create(r->model, r->data, &d, &r->parallel);
     }
-    const xd_fsdp_desc d = { run->leaves, types, run->nested ? 2 : 1, r->replicas,
-                             run->kind == WRAP_FSDP_WHOLE };
+    const xd_fsdp_desc d = { .leaves = run->leaves,
+                             .unit_types = types,
+                             .unit_type_count = run->nested ? 2 : 1,
+                             .replicas = r->replicas,
+                             .accumulate_whole = run->kind == WRAP_FSDP_WHOLE,
+                             .sent_dtype = run->sent,
+                             .view_dtype = run->view,
+                             .reshard_ranks = run->reshard };
     return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
 }
 
@@ -196,16 +227,16 @@ static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, 
         const xd_optimizer_state state = xd_optimizer_state_at(optimizer, i);
         int64_t numel = 1;
         for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
-        for (int64_t j = p->range.begin; j < p->range.end && p->dtype == XD_DTYPE_F32; j++) {
+        for (int64_t j = p->range.begin; j < p->range.end && xd_dtype_is_floating(p->dtype); j++) {
             const int64_t here = j - p->range.begin;
-            const float value = ((const float *)p->data)[here];
+            const float value = state.master ? state.master[here] : wrap_at(p->data, p->dtype, here);
             if (p->replica) continue;
             r->run->values[at + j] = value;
             r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).value)[here];
             if (state.exp_avg) r->run->moments[at + j] = state.exp_avg[here];
             if (state.exp_avg_sq) r->run->squares[at + j] = state.exp_avg_sq[here];
         }
-        at += p->dtype == XD_DTYPE_F32 ? numel : 0;
+        at += xd_dtype_is_floating(p->dtype) ? numel : 0;
     }
     if (xd_comm_rank(r->world) == 0) r->run->count = at;
 }
@@ -227,6 +258,7 @@ static xd_result wrap_train(wrap_rank *r) {
     CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
     for (int step = 0; step < WRAP_STEPS && result == XD_OK; step++) {
+        r->step = step;
         result = wrap_leaves(r);
         if (result == XD_OK) result = xd_parallel_reduce(r->parallel);
         if (result == XD_OK) result = wrap_update(r, params, count, optimizer, ema, step);
@@ -244,7 +276,7 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     r.run = (wrap_run *)argument;
     r.world = world;
     r.ctx = xd_comm_ctx(world);
-    r.model = wrap_model(r.ctx);
+    r.model = wrap_model(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
     xd_result result = wrap_groups(&r);
     if (result == XD_OK) result = wrap_create(&r);
     if (result == XD_OK) result = wrap_train(&r);

@@ -4251,9 +4251,11 @@ XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
-    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
+    size_t
+        values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
-    size_t gathered;  /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
+    size_t
+        gathered; /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
@@ -4512,6 +4514,47 @@ XD_API void xd_built_destroy(xd_built *built);
 /* Stages of this rank, and one of them; all zero where there is none. Local. */
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
+
+/* >>model/plan */
+
+/* What training a model takes, before anything is allocated, and for ranks that need not exist. */
+
+/* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
+typedef struct xd_memory_plan_desc {
+    const xd_ddp_desc *ddp;             /* one of these two */
+    const xd_fsdp_desc *fsdp;           /* `replicas` is not read */
+    int ranks;                          /* data ranks of a group; 0 -> 1 */
+    int groups;                         /* FSDP: groups that hold replicas of each other (HSDP); 0 -> 1 */
+    const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
+    const xd_ema_desc *averages;        /* [average_count] */
+    int average_count;
+} xd_memory_plan_desc;
+
+/* Bytes of one rank. */
+typedef struct xd_memory_plan {
+    int64_t elements;          /* of weights and buffers in this rank's list: what it steps and averages */
+    xd_parallel_bytes wrapper; /* as xd_parallel_memory says once it is wrapped */
+    xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
+    xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
+} xd_memory_plan;
+
+/* Plans one rank.
+ *
+ *   model   sealed, not wrapped; unchanged afterwards. Storage need not be there
+ *   rank    of ranks * groups, numbered group after group
+ *
+ * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
+ * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes and xd_ema_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
+ * there is not), STATE. *out is untouched then. */
+XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
+                                xd_memory_plan *out);
+
+/* Writes a table with a line for each rank, in KiB, and one with the largest and the sum of all.
+ *
+ *   report   receives the lines; zero -> the context's logger
+ *
+ * Local. Errors: as xd_plan_memory; nothing is written then. */
+XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report);
 
 /* >>model/buckets */
 
@@ -7837,6 +7880,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_build_report XDISTILL_NO_MODELS_leaves_out_xd_build_report
 #    define xd_build_desc XDISTILL_NO_MODELS_leaves_out_xd_build_desc
 #    define xd_built XDISTILL_NO_MODELS_leaves_out_xd_built
+#    define xd_memory_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_memory_plan_desc
+#    define xd_memory_plan XDISTILL_NO_MODELS_leaves_out_xd_memory_plan
 #    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
 #    define xd_bucket_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_desc
 #    define xd_bucket_plan XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan
@@ -7890,6 +7935,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
 #    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
 #    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
+#    define xd_plan_memory (XDISTILL_NO_MODELS_leaves_out_xd_plan_memory)
+#    define xd_plan_print (XDISTILL_NO_MODELS_leaves_out_xd_plan_print)
 #    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
 #    define xd_bucket_plan_destroy (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_destroy)
 #    define xd_bucket_plan_settings (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_settings)
@@ -29026,12 +29073,12 @@ typedef struct xdi_flat {
     bool trained;
     bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
-    size_t kept_bytes;    /* of values */
-    void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
-    void *sent;           /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
-    void *shown;          /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;           /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot;          /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t kept_bytes; /* of values */
+    void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
+    void *sent;  /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
+    void *shown; /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
     size_t view_slot;     /* and as they are shown, where that is another type */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
@@ -29047,7 +29094,8 @@ struct xdi_unit {
     size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
     int64_t gradient_count;  /* elements of its whole gradient */
     int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
-    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
+    struct xdi_unit_slot
+        *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
     int slot_count;
     struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
     bool near;                  /* its flats' parts of that name hold the current values */
@@ -29081,7 +29129,7 @@ struct xd_parallel {
     xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;  /* leaves: of the rank that has most; of all groups */
     int level_count;
-    xdi_unit_level *levels;      /* [level_count] */
+    xdi_unit_level *levels; /* [level_count] */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -29091,7 +29139,7 @@ struct xd_parallel {
     xd_weight **members;  /* the weights of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
-    int64_t *counts;      /* [ranks] scratch */
+    int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
@@ -29107,8 +29155,20 @@ struct xd_parallel {
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
-/* parallel_flat.c: plans of the flat buffers, all memory, and the values in it. */
+/* parallel.c: an empty wrapper of a kind, one of the two; then, with its model, on a rank of a group among its replicas. */
+XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
+                                      const xd_fsdp_desc *fsdp);
+XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count);
+/* parallel.c: lays everything out, without memory and other ranks. */
+XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
+/* parallel.c: whether optimizers and files see a weight: once, and not what is computed again. */
+XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
+/* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
@@ -30341,12 +30401,11 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
     XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
                "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
-    XD_REQUIRE(p->ctx,
-               !xdi_weight_is_trained(owner) ||
-                   (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
-               XD_ERROR_DTYPE,
-               "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
-               owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
+    XD_REQUIRE(
+        p->ctx,
+        !xdi_weight_is_trained(owner) || (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
+        XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
+        owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
     return XD_OK;
 }
 
@@ -30577,8 +30636,7 @@ static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
         flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
     if (flat->whole) return;
     flat->sent = flat->values;
-    if (flat->sent_dtype != flat->dtype)
-        flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (flat->sent_dtype != flat->dtype) flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
     if (xdi_parallel_has_near(p))
         flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
 }
@@ -30601,18 +30659,24 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
-    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
-    const xd_launch launch = xd_ctx_launch(p->ctx);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes) {
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
     XD_TRY(xdi_parallel_lay_out(p, &arena));
-    const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    *bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
+    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    size_t bytes = 0;
+    XD_TRY(xdi_parallel_measure(p, &bytes));
     p->memory = memory->allocate(p->ctx, bytes);
     XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
-    arena = xd_arena_over(p->memory, bytes);
+    xd_arena arena = xd_arena_over(p->memory, bytes);
     return xdi_parallel_lay_out(p, &arena);
 }
 
@@ -30764,8 +30828,8 @@ static xd_result xdi_flat_gather(const xd_parallel *p, const xdi_flat *flat, boo
 /* This rank's part of what a few ranks keep together after the first gather. */
 static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, const unsigned char *from) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
-    const size_t bytes = (size_t)(xd_bucket_plan_numel(flat->plan) / p->reshard_ranks) *
-                         xd_dtype_size(flat->sent_dtype);
+    const size_t bytes =
+        (size_t)(xd_bucket_plan_numel(flat->plan) / p->reshard_ranks) * xd_dtype_size(flat->sent_dtype);
     return xd_ctx_kernels(p->ctx)->memory.copy(
         &launch, flat->near, from + (size_t)xd_comm_rank(p->near) * bytes, bytes, XD_COPY_ON_DEVICE);
 }
@@ -30821,8 +30885,7 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) 
     const xdi_flat *flat = owner->flat;
     if (!p || (flat->whole && !flat->shown)) return owner->value;
     const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return (unsigned char *)xdi_flat_shown(p, flat) +
-           (size_t)place.begin * xd_dtype_size(flat->view_dtype);
+    return (unsigned char *)xdi_flat_shown(p, flat) + (size_t)place.begin * xd_dtype_size(flat->view_dtype);
 }
 
 /* ---- after values have changed ---- */
@@ -30841,7 +30904,7 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
         const xdi_flat *flat = &p->flats[i];
         if (flat->shown)
             XD_TRY(xdi_flat_show_whole(p, flat));
-        else if (flat->sent != flat->values)
+        else if (flat->sent_dtype != flat->dtype)
             XD_TRY(xd_cast(p->ctx, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
                            xd_bucket_plan_numel(flat->plan) / p->ranks));
     }
@@ -31087,9 +31150,11 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = { p->sharded,       p->dealt,         p->split_optimizer,     p->total,
-                              p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-                              p->reshard_ranks };
+    const int64_t facts[] = {
+        p->sharded,      p->dealt,         p->split_optimizer,     p->total,
+        p->unit_count,   p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+        p->reshard_ranks
+    };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
@@ -31109,7 +31174,7 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
     return XD_OK;
 }
 
-static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
     XD_TRY(xdi_parallel_check_dtypes(p));
@@ -31117,7 +31182,11 @@ static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_divide(p, d));
-    XD_TRY(xdi_parallel_plan(p));
+    return xdi_parallel_plan(p);
+}
+
+static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_TRY(xdi_parallel_lay(p, d));
     return xdi_parallel_take_memory(p);
 }
 
@@ -31136,6 +31205,32 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     return XD_OK;
 }
 
+XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
+    p->ctx = p->model->ctx;
+    p->rank = rank;
+    p->ranks = ranks;
+    p->replica = replica;
+    p->replica_count = replica_count;
+    if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
+    p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
+}
+
+XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
+                                      const xd_fsdp_desc *fsdp) {
+    memset(p, 0, sizeof *p);
+    memset(settings, 0, sizeof *settings);
+    if (fsdp) *settings = *fsdp;
+    if (ddp) {
+        settings->leaves = ddp->leaves;
+        settings->view_dtype = ddp->view_dtype;
+        p->split_optimizer = ddp->sharded_optimizer;
+    }
+    p->sharded = fsdp != NULL;
+    p->sent_dtype = settings->sent_dtype;
+    p->view_dtype = settings->view_dtype;
+    p->reshard_ranks = settings->reshard_ranks;
+}
+
 /* An empty wrapper on every rank, or none on any. */
 static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
@@ -31152,13 +31247,9 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
         return result;
     }
     *p = *kind;
-    p->ctx = ctx;
-    p->rank = xd_comm_rank(p->data);
-    p->ranks = xd_comm_size(p->data);
-    p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
-    p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
-    if (p->reshard_ranks == 0) p->reshard_ranks = p->ranks;
-    p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
+                           p->replicas ? xd_comm_rank(p->replicas) : 0,
+                           p->replicas ? xd_comm_size(p->replicas) : 1);
     *out = p;
     return XD_OK;
 }
@@ -31177,30 +31268,19 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
     xd_parallel kind;
     xd_fsdp_desc d;
-    memset(&kind, 0, sizeof kind);
-    memset(&d, 0, sizeof d);
+    xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
-    if (desc) {
-        d.leaves = desc->leaves;
-        kind.split_optimizer = desc->sharded_optimizer;
-        kind.view_dtype = desc->view_dtype;
-    }
     return xdi_parallel_create(&kind, &d, out);
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    xd_fsdp_desc defaults, d;
     xd_parallel kind;
-    xd_fsdp_desc d;
-    memset(&kind, 0, sizeof kind);
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
+    memset(&defaults, 0, sizeof defaults);
+    xdi_parallel_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
     kind.model = model;
     kind.data = data;
-    kind.sharded = true;
-    kind.sent_dtype = d.sent_dtype;
-    kind.view_dtype = d.view_dtype;
-    kind.reshard_ranks = d.reshard_ranks;
     if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -31230,8 +31310,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->levels, p->slots,
-                             p->counts };
+    void *const tables[] = { p->units,  p->flats, p->buckets, (void *)p->members,
+                             p->levels, p->slots, p->counts };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -31242,8 +31322,7 @@ XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
 
 /* ---- lists ---- */
 
-/* Whether optimizers and files see a weight: once, and not what is computed again. */
-static bool xdi_parallel_lists(const xd_weight *w) {
+XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w) {
     return w->owner == w && !(w->desc.buffer && w->desc.transient);
 }
 
@@ -31272,21 +31351,26 @@ static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
     return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
 }
 
-static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
     xd_param out = xdi_weight_param(w);
-    xd_bucket_piece piece;
-    const xdi_bucket *b = xdi_flat_bucket(w);
-    memset(&piece, 0, sizeof piece);
-    const bool here = xdi_flat_piece(p, w, &piece);
-    out.value = here ? xdi_flat_value(w, &piece) : NULL;
-    out.gradient =
-        b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
-    out.count = piece.param.end - piece.param.begin;
+    memset(piece, 0, sizeof *piece);
+    (void)xdi_flat_piece(p, w, piece);
+    out.value = out.gradient = NULL;
+    out.count = piece->param.end - piece->param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;
         out.dims = 0;
     }
+    return out;
+}
+
+static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+    xd_bucket_piece piece;
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    xd_param out = xdi_parallel_describe(p, w, &piece);
+    if (out.count > 0) out.value = xdi_flat_value(w, &piece);
+    if (b) out.gradient = b->sum + piece.shard.begin; /* not NULL where nothing is: steps count alike */
     return out;
 }
 
@@ -31420,6 +31504,163 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
         XD_TRY(xdi_gradient_add(p, w, place));
     }
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));
+    return XD_OK;
+}
+
+/* >>model/plan.c */
+
+/* Plans: a wrapper is laid out without memory and without ranks, and measured. */
+
+#include <stdio.h>
+#include <string.h>
+
+static int xdi_plan_groups(const xd_memory_plan_desc *d) {
+    return d->groups > 0 ? d->groups : 1;
+}
+
+static int xdi_plan_ranks(const xd_memory_plan_desc *d) {
+    return d->ranks > 0 ? d->ranks : 1;
+}
+
+static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc *d, int rank) {
+    const int64_t all = (int64_t)xdi_plan_ranks(d) * xdi_plan_groups(d);
+    XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
+               "%d kinds of wrappers: a plan is of one of DDP and FSDP",
+               (d->ddp != NULL) + (d->fsdp != NULL));
+    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0 && (d->fsdp || d->groups <= 1), XD_ERROR_ARGUMENT,
+               "%d data ranks in %d groups", d->ranks, d->groups);
+    XD_REQUIRE(model->ctx, rank >= 0 && rank < all, XD_ERROR_ARGUMENT, "rank %d of %lld", rank,
+               (long long)all);
+    XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,
+               "a plan of a model of %lld weights that is %s", (long long)model->weight_count,
+               model->sealed ? "wrapped" : "not sealed");
+    return XD_OK;
+}
+
+/* ---- one rank ---- */
+
+static xd_result xdi_plan_optimizer(xd_ctx *ctx, const xd_memory_plan_desc *d, const xd_param *params,
+                                    int64_t count, xd_memory_plan *out) {
+    if (d->optimizer) {
+        xd_optimizer_desc o = *d->optimizer;
+        o.params = params;
+        o.param_count = count;
+        XD_TRY(xd_optimizer_bytes(ctx, &o, &out->optimizer));
+    }
+    for (int i = 0; i < d->average_count; i++) {
+        xd_memory_bytes bytes;
+        XD_TRY(xd_ema_bytes(ctx, params, count, &d->averages[i], &bytes));
+        out->averages.host += bytes.host;
+        out->averages.device += bytes.device;
+    }
+    return XD_OK;
+}
+
+/* Objects that take lists compare the addresses of values and read none: here each weight's own description stands for its values. */
+static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *d, xd_param *params,
+                               xd_memory_plan *out) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *w = p->model->weights[i];
+        xd_bucket_piece piece;
+        if (!xdi_parallel_lists(w)) continue;
+        xd_param *param = &params[count++];
+        *param = xdi_parallel_describe(p, w, &piece);
+        param->value = param->gradient = w;
+        out->elements += param->count;
+    }
+    return xdi_plan_optimizer(p->ctx, d, params, count, out);
+}
+
+static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
+                                  xd_memory_plan *out) {
+    size_t bytes = 0;
+    XD_TRY(xdi_parallel_lay(p, settings));
+    XD_TRY(xdi_parallel_measure(p, &bytes));
+    out->wrapper = p->bytes;
+    xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
+    XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
+               (long long)p->model->weight_count);
+    const xd_result result = xdi_plan_list(p, d, params, out);
+    xd_release(p->ctx, params);
+    return result;
+}
+
+XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
+                                xd_memory_plan *out) {
+    xd_memory_plan plan;
+    xd_fsdp_desc settings;
+    XD_TRY(xdi_plan_check(model, desc, rank));
+    xd_parallel *p = (xd_parallel *)xd_allocate(model->ctx, sizeof *p);
+    XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
+    memset(&plan, 0, sizeof plan);
+    xdi_parallel_set_kind(p, &settings, desc->ddp, desc->fsdp);
+    p->model = model;
+    xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
+                           xdi_plan_groups(desc));
+    const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
+    xd_parallel_destroy(p);
+    if (result == XD_OK) *out = plan;
+    return result;
+}
+
+/* ---- the table ---- */
+
+enum { XDI_PLAN_COLUMNS = 7 };
+
+/* values, gradients, gathered, whole gradients, optimizer, averages, all. */
+static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
+    const xd_parallel_bytes *w = &plan->wrapper;
+    const size_t parts[] = { w->values,
+                             w->gradients,
+                             w->gathered,
+                             w->whole_gradients,
+                             plan->optimizer.host + plan->optimizer.device,
+                             plan->averages.host + plan->averages.device };
+    columns[XDI_PLAN_COLUMNS - 1] = 0;
+    for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
+        columns[i] = parts[i];
+        columns[XDI_PLAN_COLUMNS - 1] += parts[i];
+    }
+}
+
+static void xdi_plan_write(xd_ctx *ctx, const xd_build_report *report, const char *line) {
+    if (report->write)
+        report->write(report->user, line);
+    else
+        xd_log(ctx, XD_LOG_INFO, "%s", line);
+}
+
+static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const char *head,
+                               const size_t *columns) {
+    char line[192];
+    int used = snprintf(line, sizeof line, "%8s", head);
+    for (int i = 0; i < XDI_PLAN_COLUMNS; i++)
+        used += snprintf(line + used, sizeof line - (size_t)used, " %12.1f", (double)columns[i] / 1024.0);
+    xdi_plan_write(ctx, report, line);
+}
+
+XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
+    size_t columns[XDI_PLAN_COLUMNS], most[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
+    const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);
+    char head[24];
+    xd_memory_plan plan;
+    XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
+    xdi_plan_write(
+        model->ctx, &report,
+        "KiB of       values    gradients     gathered  whole grad.    optimizer     averages          all");
+    for (int rank = 0; rank < ranks; rank++) {
+        XD_TRY(xd_plan_memory(model, desc, rank, &plan));
+        xdi_plan_columns(&plan, columns);
+        snprintf(head, sizeof head, "rank %d", rank);
+        xdi_plan_write_row(model->ctx, &report, head, columns);
+        for (int i = 0; i < XDI_PLAN_COLUMNS; i++) {
+            sum[i] += columns[i];
+            if (columns[i] > most[i]) most[i] = columns[i];
+        }
+    }
+    xdi_plan_write_row(model->ctx, &report, "largest", most);
+    xdi_plan_write_row(model->ctx, &report, "sum", sum);
     return XD_OK;
 }
 
@@ -55302,4 +55543,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 abb1b00b41a7a1823a31136e5dbb47ea948d7a94a82d89ea6838d8dc3bef9a54 */
+/* xdistill sha256 eb26d03eb4198c395134f2b2e33fefbd069a97f95a97a458ef2cb6d47d44e240 */

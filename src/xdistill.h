@@ -123,6 +123,7 @@
 #include "model/parallel.h"
 #include "model/groups.h"
 #include "model/build.h"
+#include "model/plan.h"
 #include "model/buckets.h"
 #endif
 
@@ -297,6 +298,7 @@
 #include "model/parallel_values.c"
 #include "model/parallel_gradient.c"
 #include "model/parallel.c"
+#include "model/plan.c"
 #include "model/pass.c"
 #include "model/groups.c"
 #include "model/build_place.c"

@@ -250,12 +250,15 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     xd_param param;
     xd_tensor_part tensor;
     int64_t count;
-    XD_TRY(sharded ? xd_fsdp_create(model, p->world, NULL, &parallel)
+    const int ranks = xd_comm_size(p->world);
+    const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2 };
+    XD_TRY(sharded ? xd_fsdp_create(model, p->world, &parts, &parallel)
                    : xd_ddp_create(model, p->world, NULL, &parallel));
     xd_result result = xd_parallel_params(parallel, 1, &param, &count);
     if (result == XD_OK) result = xd_parallel_parts(parallel, 1, &tensor, &count);
     if (result == XD_OK && sharded) result = xd_block_begin(xd_model_root(model), pass, &view);
     if (result == XD_OK && sharded) result = xd_block_end(xd_model_root(model));
+    if (result == XD_OK && sharded) result = xd_block_skip(xd_model_find_block(model, "empty"), 0);
     if (result == XD_OK && !sharded) result = xd_parallel_push_leaf(parallel);
     if (result == XD_OK) result = xd_parallel_reduce(parallel);
     if (result == XD_OK) result = xd_parallel_publish(parallel);
@@ -275,6 +278,7 @@ static xd_result run_wrap(part *p, bool sharded) {
     }
     fails_in = 0;
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
+    CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "empty" }, NULL) == XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
     fails_in = left;
     const xd_result result = wrapped_step(p, model, sharded);
@@ -457,8 +461,8 @@ static const call calls[] = {
     { "xd_agree_same", run_agree_same, false },
     { "xd_model_agree", run_model_agree, false },
     { "xd_ddp_create, xd_parallel_push_leaf, xd_parallel_params, xd_parallel_parts", run_ddp, false },
-    { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_parallel_reduce, xd_parallel_publish", run_fsdp,
-      false },
+    { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish",
+      run_fsdp, false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
     { "xd_tensor_full", run_full, false },
     { "xd_weights_gather", run_weights, false },

@@ -219,6 +219,21 @@ XD_TEST(meshes_and_moves_fail_on_all_ranks_or_none_and_work_the_next_time) {
     }
 }
 
+/* For other ranks; the model stays as it was. */
+static void keep_quiet(void *user, const char *line) {
+    (void)user;
+    (void)line;
+}
+
+static xd_result plan_model(xd_model *model) {
+    const xd_fsdp_desc fsdp = { .leaves = 3 };
+    const xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 3 };
+    xd_memory_plan plan = { .elements = -5 };
+    const xd_result result = xd_plan_memory(model, &d, 1, &plan);
+    CHECK(result == XD_OK || plan.elements == -5);
+    return result == XD_OK ? xd_plan_print(model, &d, (xd_build_report){ keep_quiet, NULL }) : result;
+}
+
 static xd_result build_model(xd_ctx *ctx) {
     xd_model *model = NULL;
     xd_block *block = NULL;
@@ -236,6 +251,7 @@ static xd_result build_model(xd_ctx *ctx) {
     if (result == XD_OK) result = xd_weight_set_tensor_parallel(weight, 1, 1);
     if (result == XD_OK) result = xd_weight_add(block, &table, &weight);
     if (result == XD_OK) result = xd_model_seal(model);
+    if (result == XD_OK) result = plan_model(model);
     if (result == XD_OK) result = xd_model_allocate(model);
     if (result == XD_OK) result = xd_weight_set_ready(weight);
     if (result == XD_OK) result = xd_model_init_weights(model);

@@ -1,7 +1,7 @@
 /* Wrappers: DDP and FSDP with all their settings train to the same bits as one rank alone, in INVARIANT mode. */
 #include "xdistill.h"
 
-#include "wrap_scene.h"
+#include "wrap_train.h"
 
 #include <math.h>
 

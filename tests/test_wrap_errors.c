@@ -64,6 +64,15 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 leaves for 2 data ranks"));
     CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 leaves"));
     CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH && says(&s, "settings of a wrapper"));
+    xd_fsdp_desc d = { .leaves = 4, .reshard_ranks = 3 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "3 ranks that keep a unit do not divide 2"));
+    d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
+    d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH);
+    const xd_ddp_desc shown = { .leaves = 4, .view_dtype = XD_DTYPE_F64 };
+    CHECK(xd_ddp_create(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
     CHECK(!s.parallel);
     /* Nothing of these is left behind. */
     CHECK(wrap_fsdp(&s, 4) == XD_OK);
@@ -103,7 +112,8 @@ static xd_result refuse_weights(xd_comm *world, void *argument) {
         if (i == 4) d.tied_to = "head", d.ndim = 2, d.shape[0] = 3, d.shape[1] = 4;
         CHECK(xd_weight_add(s.second, &d, NULL) == XD_OK && xd_model_seal(s.model) == XD_OK);
         const xd_result result = wrap_fsdp(&s, 2);
-        if (i < 2) CHECK(result == XD_ERROR_DTYPE && says(&s, "\"second.odd\"") && says(&s, i ? "BF16" : "F64"));
+        if (i < 2)
+            CHECK(result == XD_ERROR_DTYPE && says(&s, "\"second.odd\"") && says(&s, i ? "BF16" : "F64"));
         if (i == 2) CHECK(result == XD_ERROR_UNSUPPORTED && says(&s, "\"second.odd\" is an expert's"));
         if (i == 3) CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage"));
         if (i == 4)
@@ -175,6 +185,8 @@ static xd_result refuse_brackets(xd_comm *world, void *argument) {
     pass.leaf = 1;
     CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_STATE && says(&s, "leaf 1") &&
           says(&s, "next one is 0"));
+    CHECK(xd_block_skip(s.first, 1) == XD_ERROR_STATE && says(&s, "next one is 0"));
+    CHECK(xd_block_skip(s.first, 2) == XD_ERROR_ARGUMENT && says(&s, "leaf 2"));
     CHECK_EQ_INT(view.count, 42);
     CHECK(xd_block_begin(s.first, forward, &view) == XD_OK);
     CHECK(xd_block_begin(s.second, forward, &view) == XD_ERROR_STATE && says(&s, "\"second\"") &&

@@ -146,12 +146,12 @@ typedef struct xdi_flat {
     bool trained;
     bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
-    size_t kept_bytes;    /* of values */
-    void *values;         /* kept: all of them or this rank's part; NULL when all weights have their own */
-    void *sent;           /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
-    void *shown;          /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;           /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot;          /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t kept_bytes; /* of values */
+    void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
+    void *sent;  /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
+    void *shown; /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
     size_t view_slot;     /* and as they are shown, where that is another type */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
@@ -167,7 +167,8 @@ struct xdi_unit {
     size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
     int64_t gradient_count;  /* elements of its whole gradient */
     int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
-    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
+    struct xdi_unit_slot
+        *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
     int slot_count;
     struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
     bool near;                  /* its flats' parts of that name hold the current values */
@@ -201,7 +202,7 @@ struct xd_parallel {
     xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;  /* leaves: of the rank that has most; of all groups */
     int level_count;
-    xdi_unit_level *levels;      /* [level_count] */
+    xdi_unit_level *levels; /* [level_count] */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -211,7 +212,7 @@ struct xd_parallel {
     xd_weight **members;  /* the weights of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
-    int64_t *counts;      /* [ranks] scratch */
+    int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
@@ -227,8 +228,20 @@ struct xd_parallel {
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
-/* parallel_flat.c: plans of the flat buffers, all memory, and the values in it. */
+/* parallel.c: an empty wrapper of a kind, one of the two; then, with its model, on a rank of a group among its replicas. */
+XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
+                                      const xd_fsdp_desc *fsdp);
+XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count);
+/* parallel.c: lays everything out, without memory and other ranks. */
+XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
+/* parallel.c: whether optimizers and files see a weight: once, and not what is computed again. */
+XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
+/* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when

@@ -50,9 +50,11 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = { p->sharded,       p->dealt,         p->split_optimizer,     p->total,
-                              p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-                              p->reshard_ranks };
+    const int64_t facts[] = {
+        p->sharded,      p->dealt,         p->split_optimizer,     p->total,
+        p->unit_count,   p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+        p->reshard_ranks
+    };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
@@ -72,7 +74,7 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
     return XD_OK;
 }
 
-static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
     XD_TRY(xdi_parallel_check_dtypes(p));
@@ -80,7 +82,11 @@ static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_divide(p, d));
-    XD_TRY(xdi_parallel_plan(p));
+    return xdi_parallel_plan(p);
+}
+
+static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
+    XD_TRY(xdi_parallel_lay(p, d));
     return xdi_parallel_take_memory(p);
 }
 
@@ -99,6 +105,32 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     return XD_OK;
 }
 
+XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
+    p->ctx = p->model->ctx;
+    p->rank = rank;
+    p->ranks = ranks;
+    p->replica = replica;
+    p->replica_count = replica_count;
+    if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
+    p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
+}
+
+XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
+                                      const xd_fsdp_desc *fsdp) {
+    memset(p, 0, sizeof *p);
+    memset(settings, 0, sizeof *settings);
+    if (fsdp) *settings = *fsdp;
+    if (ddp) {
+        settings->leaves = ddp->leaves;
+        settings->view_dtype = ddp->view_dtype;
+        p->split_optimizer = ddp->sharded_optimizer;
+    }
+    p->sharded = fsdp != NULL;
+    p->sent_dtype = settings->sent_dtype;
+    p->view_dtype = settings->view_dtype;
+    p->reshard_ranks = settings->reshard_ranks;
+}
+
 /* An empty wrapper on every rank, or none on any. */
 static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
@@ -115,13 +147,9 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
         return result;
     }
     *p = *kind;
-    p->ctx = ctx;
-    p->rank = xd_comm_rank(p->data);
-    p->ranks = xd_comm_size(p->data);
-    p->replica = p->replicas ? xd_comm_rank(p->replicas) : 0;
-    p->replica_count = p->replicas ? xd_comm_size(p->replicas) : 1;
-    if (p->reshard_ranks == 0) p->reshard_ranks = p->ranks;
-    p->invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
+                           p->replicas ? xd_comm_rank(p->replicas) : 0,
+                           p->replicas ? xd_comm_size(p->replicas) : 1);
     *out = p;
     return XD_OK;
 }
@@ -140,30 +168,19 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
     xd_parallel kind;
     xd_fsdp_desc d;
-    memset(&kind, 0, sizeof kind);
-    memset(&d, 0, sizeof d);
+    xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
-    if (desc) {
-        d.leaves = desc->leaves;
-        kind.split_optimizer = desc->sharded_optimizer;
-        kind.view_dtype = desc->view_dtype;
-    }
     return xdi_parallel_create(&kind, &d, out);
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    xd_fsdp_desc defaults, d;
     xd_parallel kind;
-    xd_fsdp_desc d;
-    memset(&kind, 0, sizeof kind);
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
+    memset(&defaults, 0, sizeof defaults);
+    xdi_parallel_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
     kind.model = model;
     kind.data = data;
-    kind.sharded = true;
-    kind.sent_dtype = d.sent_dtype;
-    kind.view_dtype = d.view_dtype;
-    kind.reshard_ranks = d.reshard_ranks;
     if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
@@ -193,8 +210,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members, p->levels, p->slots,
-                             p->counts };
+    void *const tables[] = { p->units,  p->flats, p->buckets, (void *)p->members,
+                             p->levels, p->slots, p->counts };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -205,8 +222,7 @@ XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
 
 /* ---- lists ---- */
 
-/* Whether optimizers and files see a weight: once, and not what is computed again. */
-static bool xdi_parallel_lists(const xd_weight *w) {
+XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w) {
     return w->owner == w && !(w->desc.buffer && w->desc.transient);
 }
 
@@ -235,21 +251,26 @@ static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
     return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
 }
 
-static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
     xd_param out = xdi_weight_param(w);
-    xd_bucket_piece piece;
-    const xdi_bucket *b = xdi_flat_bucket(w);
-    memset(&piece, 0, sizeof piece);
-    const bool here = xdi_flat_piece(p, w, &piece);
-    out.value = here ? xdi_flat_value(w, &piece) : NULL;
-    out.gradient =
-        b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
-    out.count = piece.param.end - piece.param.begin;
+    memset(piece, 0, sizeof *piece);
+    (void)xdi_flat_piece(p, w, piece);
+    out.value = out.gradient = NULL;
+    out.count = piece->param.end - piece->param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;
         out.dims = 0;
     }
+    return out;
+}
+
+static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+    xd_bucket_piece piece;
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    xd_param out = xdi_parallel_describe(p, w, &piece);
+    if (out.count > 0) out.value = xdi_flat_value(w, &piece);
+    if (b) out.gradient = b->sum + piece.shard.begin; /* not NULL where nothing is: steps count alike */
     return out;
 }
 

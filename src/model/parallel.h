@@ -134,9 +134,11 @@ XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
-    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
+    size_t
+        values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
-    size_t gathered;  /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
+    size_t
+        gathered; /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);

@@ -164,8 +164,7 @@ static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
         flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
     if (flat->whole) return;
     flat->sent = flat->values;
-    if (flat->sent_dtype != flat->dtype)
-        flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (flat->sent_dtype != flat->dtype) flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
     if (xdi_parallel_has_near(p))
         flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
 }
@@ -188,18 +187,24 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
-    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
-    const xd_launch launch = xd_ctx_launch(p->ctx);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes) {
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
     XD_TRY(xdi_parallel_lay_out(p, &arena));
-    const size_t bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    *bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
+    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    size_t bytes = 0;
+    XD_TRY(xdi_parallel_measure(p, &bytes));
     p->memory = memory->allocate(p->ctx, bytes);
     XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
-    arena = xd_arena_over(p->memory, bytes);
+    xd_arena arena = xd_arena_over(p->memory, bytes);
     return xdi_parallel_lay_out(p, &arena);
 }
 

@@ -46,12 +46,11 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
     XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
                "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
-    XD_REQUIRE(p->ctx,
-               !xdi_weight_is_trained(owner) ||
-                   (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
-               XD_ERROR_DTYPE,
-               "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
-               owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
+    XD_REQUIRE(
+        p->ctx,
+        !xdi_weight_is_trained(owner) || (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
+        XD_ERROR_DTYPE, "weight \"%.80s\" trains as %s with gradients of %s: F32, BF16 and F16 do, with F32",
+        owner->name, xd_dtype_name(d->dtype), xd_dtype_name(d->gradient_dtype));
     return XD_OK;
 }
 

@@ -60,8 +60,8 @@ static xd_result xdi_flat_gather(const xd_parallel *p, const xdi_flat *flat, boo
 /* This rank's part of what a few ranks keep together after the first gather. */
 static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, const unsigned char *from) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
-    const size_t bytes = (size_t)(xd_bucket_plan_numel(flat->plan) / p->reshard_ranks) *
-                         xd_dtype_size(flat->sent_dtype);
+    const size_t bytes =
+        (size_t)(xd_bucket_plan_numel(flat->plan) / p->reshard_ranks) * xd_dtype_size(flat->sent_dtype);
     return xd_ctx_kernels(p->ctx)->memory.copy(
         &launch, flat->near, from + (size_t)xd_comm_rank(p->near) * bytes, bytes, XD_COPY_ON_DEVICE);
 }
@@ -117,8 +117,7 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) 
     const xdi_flat *flat = owner->flat;
     if (!p || (flat->whole && !flat->shown)) return owner->value;
     const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return (unsigned char *)xdi_flat_shown(p, flat) +
-           (size_t)place.begin * xd_dtype_size(flat->view_dtype);
+    return (unsigned char *)xdi_flat_shown(p, flat) + (size_t)place.begin * xd_dtype_size(flat->view_dtype);
 }
 
 /* ---- after values have changed ---- */

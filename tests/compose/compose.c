@@ -27,11 +27,13 @@ enum {
     WRAP,
     NESTED,
     OWN,
+    RESHARD,
     RANKS2,
     GROUPS2,
     WRAP2,
     NESTED2,
     OWN2,
+    RESHARD2,
     STOP,
     STEPS,
     LEAVES,
@@ -51,6 +53,9 @@ enum {
     SOFT,
     SMOOTHING,
     IGNORED,
+    HALF,
+    SENT,
+    SKIPS,
     FEATURES
 };
 
@@ -59,11 +64,13 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "wrap", 0, WRAP_COUNT - 1 },
                                             { "nested", 0, 1 },
                                             { "own", 0, 2 },
+                                            { "reshard", 0, 2 },
                                             { "ranks2", 1, 8 },
                                             { "groups2", 1, 4 },
                                             { "wrap2", 0, WRAP_COUNT - 1 },
                                             { "nested2", 0, 1 },
                                             { "own2", 0, 2 },
+                                            { "reshard2", 0, 2 },
                                             { "stop", 0, 3 },
                                             { "steps", 1, COMPOSE_STEPS },
                                             { "leaves", 1, 12 },
@@ -82,36 +89,45 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "optimizer", 0, 2 },
                                             { "soft", 0, 2 },
                                             { "smoothing", 0, 1 },
-                                            { "ignored", 0, 1 } };
+                                            { "ignored", 0, 1 },
+                                            { "half", 0, 1 },
+                                            { "sent", 0, 1 },
+                                            { "skips", 0, 1 } };
 
 /* Which rank counts and wrappers the leaves allow; others become the nearest that are. */
-static void settle_layout(int *ranks, int *groups, int *wrap, int *own, int leaves) {
-    if (*ranks > leaves) *ranks = leaves;
-    if (*wrap > WRAP_SHARDED) *own = 0;
-    if (*wrap != WRAP_HSDP) *groups = 1;
-    while (*ranks % *groups || leaves % *groups) --*groups;
-    const int each = leaves / *groups;
-    if (*groups > 1 && (each & (each - 1))) *groups = 1; /* leaves of a group must be a node of the tree */
+static void settle_layout(int *f, int begin) {
+    int *at = f + begin - RANKS;
+    const int leaves = f[LEAVES];
+    if (at[RANKS] > leaves) at[RANKS] = leaves;
+    if (f[SENT] && at[WRAP] <= WRAP_SHARDED) at[WRAP] = WRAP_FSDP;
+    if (at[WRAP] > WRAP_SHARDED || f[HALF]) at[OWN] = 0;
+    if (at[WRAP] != WRAP_HSDP) at[GROUPS] = 1;
+    while (at[RANKS] % at[GROUPS] || leaves % at[GROUPS]) --at[GROUPS];
+    const int each = leaves / at[GROUPS];
+    if (at[GROUPS] > 1 && (each & (each - 1))) at[GROUPS] = 1; /* a group's leaves must be a node of the tree */
+    if (at[WRAP] <= WRAP_SHARDED) at[RESHARD] = 0;
+    if (at[RANKS] / at[GROUPS] % 2 && at[RESHARD] == 2) at[RESHARD] = 1;
 }
 
 static void settle(int *f) {
     if (f[STOP] >= f[STEPS]) f[STOP] = 0;
     if (f[SOFT] == 1) f[SMOOTHING] = 0;
-    settle_layout(&f[RANKS], &f[GROUPS], &f[WRAP], &f[OWN], f[LEAVES]);
-    settle_layout(&f[RANKS2], &f[GROUPS2], &f[WRAP2], &f[OWN2], f[LEAVES]);
-    for (int i = RANKS2; i <= OWN2 && !f[STOP]; i++) f[i] = features[i].least;
+    settle_layout(f, RANKS);
+    settle_layout(f, RANKS2);
+    for (int i = RANKS2; i <= RESHARD2 && !f[STOP]; i++) f[i] = features[i].least;
     if (f[OWN] == 2 || f[OWN2] == 2) f[RECOMPUTE] = 0;
 }
 
 static compose_layout layout_of(const int *f, int ranks) {
     const int shift = ranks - RANKS;
-    const compose_layout l = { f[ranks], f[GROUPS + shift], f[WRAP + shift], f[NESTED + shift],
-                               f[OWN + shift] };
+    const compose_layout l = { f[ranks],           f[GROUPS + shift], f[WRAP + shift],
+                               f[NESTED + shift], f[OWN + shift],    f[RESHARD + shift] };
     return l;
 }
 
 static compose_config config_of(const int *f) {
-    const toy_sizes size = { f[HIDDEN], f[INNER], f[LAYERS], f[VOCAB], f[ROWS], f[TIED], f[FROZEN] };
+    const toy_sizes size = { f[HIDDEN], f[INNER],  f[LAYERS], f[VOCAB], f[ROWS],
+                             f[TIED],   f[FROZEN], f[HALF],   f[SKIPS] };
     compose_config c;
     memset(&c, 0, sizeof c);
     c.size = size;
@@ -126,6 +142,7 @@ static compose_config config_of(const int *f) {
     c.soft = f[SOFT];
     c.smoothing = f[SMOOTHING];
     c.ignored = f[IGNORED];
+    c.sent = f[SENT];
     c.layout = layout_of(f, RANKS);
     c.stop = f[STOP];
     c.then = layout_of(f, RANKS2);
@@ -149,6 +166,7 @@ static const char *judge(const int *f) {
     compose_config c = config_of(f), alone = c;
     memset(&alone.layout, 0, sizeof alone.layout);
     alone.layout.ranks = alone.layout.groups = 1;
+    if (c.sent) alone.layout.wrap = WRAP_FSDP; /* which rounds on one rank too */
     alone.stop = 0;
     if (!compose_run(&alone, directory, &one)) return one.message;
     if (!compose_run(&c, directory, &many)) return many.message;

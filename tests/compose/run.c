@@ -53,14 +53,18 @@ static xd_result make_wrapper(rank *r) {
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
     if (l->wrap <= WRAP_SHARDED) {
-        const xd_ddp_desc d = { .leaves = leaves, .sharded_optimizer = l->wrap == WRAP_SHARDED };
+        const xd_ddp_desc d = { .leaves = leaves, .sharded_optimizer = l->wrap == WRAP_SHARDED,
+                                .view_dtype = XD_DTYPE_F32 };
         return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = leaves,
                              .unit_types = types,
                              .unit_type_count = l->nested ? 2 : 1,
                              .replicas = r->replicas,
-                             .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE };
+                             .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
+                             .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
+                             .view_dtype = XD_DTYPE_F32,
+                             .reshard_ranks = l->reshard };
     return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
 }
 
@@ -271,7 +275,7 @@ static xd_result load(rank *r) {
 }
 
 /* What this rank counts, at its place in the whole. */
-static void keep(const rank *r) {
+static xd_result keep(const rank *r) {
     compose_result *out = r->job->out;
     int64_t at = 0;
     for (int64_t i = 0; i < r->count; i++) {
@@ -283,13 +287,15 @@ static void keep(const rank *r) {
         for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
         at += numel;
         if (p->replica || bytes == 0) continue;
-        memcpy(out->values + to, p->data, (size_t)bytes);
+        XD_TRY(xd_cast(r->ctx, out->values + to, XD_DTYPE_F32, state.master ? state.master : p->data,
+                       state.master ? XD_DTYPE_F32 : p->dtype, p->range.end - p->range.begin));
         if (state.exp_avg) memcpy(out->first + to, state.exp_avg, (size_t)bytes);
         if (state.exp_avg_sq) memcpy(out->second + to, state.exp_avg_sq, (size_t)bytes);
         for (int a = 0; a < r->job->config->averages; a++)
             memcpy(out->averages[a] + to, xd_ema_view(r->averages[a], i).value, (size_t)bytes);
     }
     if (xd_comm_rank(r->world) == 0) out->count = at;
+    return XD_OK;
 }
 
 static xd_result run_rank_steps(rank *r) {
@@ -301,11 +307,7 @@ static xd_result run_rank_steps(rank *r) {
     XD_TRY(make_state(r));
     if (j->begin > 0) XD_TRY(load(r));
     for (int step = j->begin; step < j->end; step++) XD_TRY(train_step(r, step));
-    if (j->last)
-        keep(r);
-    else
-        XD_TRY(save(r));
-    return XD_OK;
+    return j->last ? keep(r) : save(r);
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {

@@ -19,6 +19,7 @@ typedef struct compose_layout {
     int wrap;
     int nested; /* units inside units */
     int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */
+    int reshard; /* xd_fsdp_desc.reshard_ranks */
 } compose_layout;
 
 /* Everything a run is made from. */
@@ -31,6 +32,7 @@ typedef struct compose_config {
     int clip, averages, optimizer;
     int soft; /* 0 labels; 1 a teacher; 2 both */
     int smoothing, ignored;
+    int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
     compose_layout layout;
     int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
     compose_layout then;

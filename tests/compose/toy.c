@@ -29,6 +29,7 @@ int toy_label(const toy_sizes *size, int step, int64_t leaf, int row) {
 /* Where the next weight's storage is, when it is the caller's. */
 typedef struct toy_storage {
     float *values, *gradients;
+    xd_dtype dtype;
 } toy_storage;
 
 static xd_result toy_add(xd_block *block, const char *name, int rows, int columns, bool frozen,
@@ -37,7 +38,7 @@ static xd_result toy_add(xd_block *block, const char *name, int rows, int column
     memset(&d, 0, sizeof d);
     const int64_t count = (rows < 0 ? 1 : rows) * (int64_t)(columns < 0 ? 1 : columns);
     d.name = name;
-    d.dtype = XD_DTYPE_F32;
+    d.dtype = s->dtype;
     d.ndim = (rows >= 0) + (columns >= 0);
     d.shape[0] = rows < 0 ? 0 : rows;
     d.shape[1] = columns < 0 ? 0 : columns;
@@ -79,7 +80,7 @@ static xd_result toy_add_head(toy *t, toy_storage *s) {
     if (!t->size.tied) return toy_add(root, "head", t->size.vocab, t->size.hidden, false, s);
     memset(&tie, 0, sizeof tie);
     tie.name = "head";
-    tie.dtype = XD_DTYPE_F32;
+    tie.dtype = s->dtype;
     tie.ndim = 2;
     tie.shape[0] = t->size.vocab;
     tie.shape[1] = t->size.hidden;
@@ -94,6 +95,7 @@ xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float
     memset(out, 0, sizeof *out);
     s.values = storage;
     s.gradients = gradients;
+    s.dtype = size->half ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     d.seed = 11;
     out->size = *size;
     XD_TRY(xd_model_create(ctx, &d, &out->model));
@@ -142,6 +144,10 @@ static xd_result toy_close(const toy *t, xd_block *block) {
     return t->plain ? XD_OK : xd_block_end(block);
 }
 
+static bool toy_skips(const toy *t, int step, int layer) {
+    return t->size.skips && (step + layer) % 3 == 0;
+}
+
 static float toy_bend(float x) {
     return x > 0.0f ? x : 0.125f * x;
 }
@@ -188,7 +194,12 @@ xd_result toy_forward(const toy *t, xd_pass_kind kind, int step, int64_t leaf, t
     for (int r = 0; r < z->rows && leaf >= 0; r++)
         memcpy(kept->h[0][r], w[EMBED] + toy_token(z, step, leaf, r) * z->hidden,
                (size_t)z->hidden * sizeof(float));
-    for (int i = 0; i < z->layers; i++) XD_TRY(toy_layer(t, i, kind, leaf, kept));
+    for (int i = 0; i < z->layers; i++) {
+        if (toy_skips(t, step, i))
+            memcpy(kept->h[i + 1], kept->h[i], sizeof kept->h[i]);
+        else
+            XD_TRY(toy_layer(t, i, kind, leaf, kept));
+    }
     if (leaf >= 0) toy_head(z, w, kept, logits);
     return toy_close(t, xd_model_root(t->model));
 }
@@ -242,6 +253,12 @@ static xd_result toy_layer_backward(const toy *t, int i, int64_t leaf, int64_t k
     return toy_close(t, t->layer[i]);
 }
 
+static xd_result toy_layer_skip(const toy *t, int i, int64_t k) {
+    if (t->plain) return XD_OK;
+    XD_TRY(xd_block_skip(t->mlp[i], k));
+    return xd_block_skip(t->layer[i], k);
+}
+
 xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool recompute, toy_kept *kept,
                        const float *d_logits) {
     const toy_sizes *z = &t->size;
@@ -250,7 +267,9 @@ xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool rec
     memset(d_h, 0, sizeof d_h);
     XD_TRY(toy_open(t, xd_model_root(t->model), pass, w, g));
     if (leaf >= 0) toy_head_backward(z, w, g, kept, d_logits, d_h);
-    for (int i = z->layers - 1; i >= 0; i--) XD_TRY(toy_layer_backward(t, i, leaf, k, recompute, kept, d_h));
+    for (int i = z->layers - 1; i >= 0; i--)
+        XD_TRY(toy_skips(t, step, i) ? toy_layer_skip(t, i, k)
+                                     : toy_layer_backward(t, i, leaf, k, recompute, kept, d_h));
     for (int r = 0; r < z->rows && leaf >= 0; r++)
         for (int c = 0; c < z->hidden && g[EMBED]; c++)
             g[EMBED][toy_token(z, step, leaf, r) * z->hidden + c] += d_h[r][c];

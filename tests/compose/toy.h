@@ -12,6 +12,8 @@ typedef struct toy_sizes {
     int rows;   /* of a leaf */
     int tied;   /* the head is the embedding */
     int frozen; /* bits: the embedding, the first and the second matrix of layers */
+    int half;   /* weights are BF16; blocks show F32 all the same */
+    int skips;  /* every third layer has no part in a step, each in its turn */
 } toy_sizes;
 
 /* What one leaf keeps from forward to backward. */

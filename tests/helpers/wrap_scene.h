@@ -1,5 +1,4 @@
-/* A toy model whose gradients are made up from its values and the number of the leaf, and its training under a wrapper; what
- * came out is whole, so that runs on any ranks can be compared. */
+/* A toy model and the ways to wrap it. */
 #ifndef WRAP_SCENE_H
 #define WRAP_SCENE_H
 
@@ -65,7 +64,7 @@ static xd_model *wrap_model(xd_ctx *ctx, xd_dtype dtype) {
     return model;
 }
 
-/* ---- one rank's passes ---- */
+/* ---- a rank ---- */
 
 typedef struct wrap_rank {
     wrap_run *run;
@@ -76,106 +75,6 @@ typedef struct wrap_rank {
     int step;
     float activation[64]; /* of each leaf */
 } wrap_rank;
-
-/* Any function of leaf and place will do; products round. */
-static float wrap_number(int64_t leaf, int64_t weight, int64_t at) {
-    uint64_t x = (uint64_t)(leaf * 7919 + weight * 104729 + at * 31 + 1) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    return (float)((double)(x >> 40) / 16777216.0 - 0.5);
-}
-
-static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, int64_t *first) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
-        if (xd_weight_describe(xd_model_weight_at(model, i)).block == block) {
-            if (n == 0) *first = i;
-            n++;
-        }
-    return n;
-}
-
-/* In which type a block shows a weight. */
-static xd_dtype wrap_view_dtype(const wrap_run *run, const xd_weight_desc *d) {
-    const bool sends = run->sent && run->kind >= WRAP_FSDP;
-    if (!xd_dtype_is_floating(d->dtype)) return d->dtype;
-    return run->view ? run->view : sends ? run->sent : d->dtype;
-}
-
-static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
-    return dtype == XD_DTYPE_F32 ? ((const float *)values)[i]
-                                 : xd_f32_from_bf16(((const uint16_t *)values)[i]);
-}
-
-/* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
-static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
-                         bool backward) {
-    const int64_t leaf = xd_parallel_leaf(r->parallel, k);
-    int64_t first = 0;
-    CHECK_EQ_INT(wrap_weight_count(block, r->model, &first), view->count);
-    for (int64_t w = 0; w < view->count; w++) {
-        const xd_weight_info info = xd_weight_describe(xd_model_weight_at(r->model, first + w));
-        const xd_dtype dtype = wrap_view_dtype(r->run, info.desc);
-        float *gradient = (float *)view->gradients[w];
-        const bool trains = !info.owner || (!xd_weight_describe(info.owner).desc->buffer &&
-                                            !xd_weight_describe(info.owner).desc->traits.frozen);
-        CHECK((gradient != NULL) == (backward && leaf >= 0 && trains));
-        if (leaf < 0 || !xd_dtype_is_floating(dtype)) continue;
-        for (int64_t i = 0; i < info.count; i++) {
-            const float value = wrap_at(view->values[w], dtype, i);
-            if (!backward)
-                r->activation[k] += value * wrap_number(leaf, first + w, i);
-            else if (gradient)
-                gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value;
-        }
-    }
-}
-
-static xd_result wrap_visit(wrap_rank *r, xd_block *block, int64_t k, bool backward) {
-    const xd_pass pass = { backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD, k, false };
-    xd_block_view view;
-    XD_TRY(xd_block_begin(block, pass, &view));
-    wrap_compute(r, block, &view, k, backward);
-    return XD_OK;
-}
-
-static xd_result wrap_layer_pass(wrap_rank *r, int i, int64_t k, bool backward) {
-    char name[32];
-    snprintf(name, sizeof name, "layers.%d", i);
-    xd_block *layer = xd_model_find_block(r->model, name);
-    snprintf(name, sizeof name, "layers.%d.mlp", i);
-    xd_block *mlp = xd_model_find_block(r->model, name);
-    if (r->run->skips && (r->step + i) % WRAP_LAYERS == 0) {
-        if (backward) XD_TRY(xd_block_skip(mlp, k));
-        return backward ? xd_block_skip(layer, k) : XD_OK;
-    }
-    XD_TRY(wrap_visit(r, layer, k, backward));
-    XD_TRY(wrap_visit(r, mlp, k, backward));
-    XD_TRY(xd_block_end(mlp));
-    return xd_block_end(layer);
-}
-
-static xd_result wrap_pass(wrap_rank *r, int64_t k, bool backward) {
-    if (!backward) r->activation[k] = 0.0f;
-    XD_TRY(wrap_visit(r, xd_model_root(r->model), k, backward));
-    for (int i = 0; i < WRAP_LAYERS; i++)
-        XD_TRY(wrap_layer_pass(r, backward ? WRAP_LAYERS - 1 - i : i, k, backward));
-    return xd_block_end(xd_model_root(r->model));
-}
-
-static xd_result wrap_leaves(wrap_rank *r) {
-    const int64_t most = r->run->kind == WRAP_DDP || r->run->kind == WRAP_SHARDED
-                             ? xd_parallel_leaves(r->parallel).own
-                             : xd_parallel_leaves(r->parallel).most;
-    for (int64_t k = 0; k < most; k++) {
-        XD_TRY(wrap_pass(r, k, false));
-        if (!r->run->together) XD_TRY(wrap_pass(r, k, true));
-    }
-    for (int64_t k = 0; k < most && r->run->together; k++) XD_TRY(wrap_pass(r, k, true));
-    return XD_OK;
-}
-
-/* ---- a run ---- */
 
 static xd_result wrap_create(wrap_rank *r) {
     static const char *const types[] = { "layer", "mlp" };
@@ -204,115 +103,6 @@ static xd_result wrap_groups(wrap_rank *r) {
     if (r->run->groups < 2) return XD_OK;
     XD_TRY(xd_comm_split(r->world, rank / each, rank, &r->data));
     return xd_comm_split(r->world, rank % each, rank, &r->replicas);
-}
-
-static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer,
-                             xd_ema *ema, int step) {
-    const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 2.0 };
-    xd_gradient_norm norm;
-    XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
-    const xd_optimizer_step_desc modifiers = { .gradient_scale = &norm.coefficient,
-                                               .averages = &ema,
-                                               .average_count = 1 };
-    if (xd_comm_rank(r->world) == 0) r->run->norms[step] = norm.norm;
-    return xd_optimizer_step(optimizer, &modifiers, NULL);
-}
-
-/* What this rank counts, at its place among all weights one after another. */
-static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, xd_optimizer *optimizer,
-                      xd_ema *ema) {
-    int64_t at = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const xd_tensor_part *p = &parts[i];
-        const xd_optimizer_state state = xd_optimizer_state_at(optimizer, i);
-        int64_t numel = 1;
-        for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
-        for (int64_t j = p->range.begin; j < p->range.end && xd_dtype_is_floating(p->dtype); j++) {
-            const int64_t here = j - p->range.begin;
-            const float value = state.master ? state.master[here] : wrap_at(p->data, p->dtype, here);
-            if (p->replica) continue;
-            r->run->values[at + j] = value;
-            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).value)[here];
-            if (state.exp_avg) r->run->moments[at + j] = state.exp_avg[here];
-            if (state.exp_avg_sq) r->run->squares[at + j] = state.exp_avg_sq[here];
-        }
-        at += xd_dtype_is_floating(p->dtype) ? numel : 0;
-    }
-    if (xd_comm_rank(r->world) == 0) r->run->count = at;
-}
-
-static xd_result wrap_train(wrap_rank *r) {
-    xd_param params[WRAP_WEIGHTS];
-    xd_tensor_part parts[WRAP_WEIGHTS];
-    xd_optimizer *optimizer = NULL;
-    xd_ema *ema = NULL;
-    int64_t count = 0;
-    CHECK(xd_parallel_params(r->parallel, WRAP_WEIGHTS, params, &count) == XD_OK);
-    CHECK(xd_parallel_parts(r->parallel, WRAP_WEIGHTS, parts, &count) == XD_OK);
-    xd_optimizer_desc d = xd_adamw_defaults(params, count);
-    d.learning_rate = 0.01;
-    xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
-    average.decay = 0.9;
-    average.init_from_current = true;
-    CHECK(xd_optimizer_create(r->ctx, &d, &optimizer) == XD_OK);
-    CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
-    xd_result result = XD_OK;
-    for (int step = 0; step < WRAP_STEPS && result == XD_OK; step++) {
-        r->step = step;
-        result = wrap_leaves(r);
-        if (result == XD_OK) result = xd_parallel_reduce(r->parallel);
-        if (result == XD_OK) result = wrap_update(r, params, count, optimizer, ema, step);
-        if (result == XD_OK) result = xd_parallel_publish(r->parallel);
-    }
-    if (result == XD_OK) wrap_keep(r, parts, count, optimizer, ema);
-    xd_ema_destroy(ema);
-    xd_optimizer_destroy(optimizer);
-    return result;
-}
-
-static xd_result wrap_rank_run(xd_comm *world, void *argument) {
-    wrap_rank r;
-    memset(&r, 0, sizeof r);
-    r.run = (wrap_run *)argument;
-    r.world = world;
-    r.ctx = xd_comm_ctx(world);
-    r.model = wrap_model(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
-    xd_result result = wrap_groups(&r);
-    if (result == XD_OK) result = wrap_create(&r);
-    if (result == XD_OK) result = wrap_train(&r);
-    xd_parallel_destroy(r.parallel);
-    xd_model_destroy(r.model);
-    if (r.replicas) xd_comm_destroy(r.replicas);
-    if (r.data != r.world) xd_comm_destroy(r.data);
-    return result;
-}
-
-static xd_result wrap_execute(wrap_run *run) {
-    xd_ctx_desc desc;
-    memset(&desc, 0, sizeof desc);
-    desc.reduction = run->reduction;
-    desc.timeout_seconds = 20;
-    xd_error error;
-    const xd_result result = xd_run_threads(run->ranks, &desc, wrap_rank_run, run, &error);
-    if (result != XD_OK) printf("%s\n", error.message);
-    return result;
-}
-
-static wrap_run *wrap_new(wrap_kind kind, int ranks, int64_t leaves, xd_reduction reduction) {
-    wrap_run *run = (wrap_run *)calloc(1, sizeof *run);
-    run->kind = kind;
-    run->ranks = ranks;
-    run->leaves = leaves;
-    run->reduction = reduction;
-    return run;
-}
-
-static bool wrap_equal(const wrap_run *a, const wrap_run *b) {
-    return a->count == b->count && memcmp(a->values, b->values, sizeof a->values) == 0 &&
-           memcmp(a->averages, b->averages, sizeof a->averages) == 0 &&
-           memcmp(a->moments, b->moments, sizeof a->moments) == 0 &&
-           memcmp(a->squares, b->squares, sizeof a->squares) == 0 &&
-           memcmp(a->norms, b->norms, sizeof a->norms) == 0;
 }
 
 #endif

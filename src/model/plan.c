@@ -1,0 +1,158 @@
+/* Plans: a wrapper is laid out without memory and without ranks, and measured. */
+
+#include "base/internal.h"
+#include "model/internal.h"
+#include "model/plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int xdi_plan_groups(const xd_memory_plan_desc *d) {
+    return d->groups > 0 ? d->groups : 1;
+}
+
+static int xdi_plan_ranks(const xd_memory_plan_desc *d) {
+    return d->ranks > 0 ? d->ranks : 1;
+}
+
+static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc *d, int rank) {
+    const int64_t all = (int64_t)xdi_plan_ranks(d) * xdi_plan_groups(d);
+    XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
+               "%d kinds of wrappers: a plan is of one of DDP and FSDP",
+               (d->ddp != NULL) + (d->fsdp != NULL));
+    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0 && (d->fsdp || d->groups <= 1), XD_ERROR_ARGUMENT,
+               "%d data ranks in %d groups", d->ranks, d->groups);
+    XD_REQUIRE(model->ctx, rank >= 0 && rank < all, XD_ERROR_ARGUMENT, "rank %d of %lld", rank,
+               (long long)all);
+    XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,
+               "a plan of a model of %lld weights that is %s", (long long)model->weight_count,
+               model->sealed ? "wrapped" : "not sealed");
+    return XD_OK;
+}
+
+/* ---- one rank ---- */
+
+static xd_result xdi_plan_optimizer(xd_ctx *ctx, const xd_memory_plan_desc *d, const xd_param *params,
+                                    int64_t count, xd_memory_plan *out) {
+    if (d->optimizer) {
+        xd_optimizer_desc o = *d->optimizer;
+        o.params = params;
+        o.param_count = count;
+        XD_TRY(xd_optimizer_bytes(ctx, &o, &out->optimizer));
+    }
+    for (int i = 0; i < d->average_count; i++) {
+        xd_memory_bytes bytes;
+        XD_TRY(xd_ema_bytes(ctx, params, count, &d->averages[i], &bytes));
+        out->averages.host += bytes.host;
+        out->averages.device += bytes.device;
+    }
+    return XD_OK;
+}
+
+/* Objects that take lists compare the addresses of values and read none: here each weight's own description stands for its values. */
+static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *d, xd_param *params,
+                               xd_memory_plan *out) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *w = p->model->weights[i];
+        xd_bucket_piece piece;
+        if (!xdi_parallel_lists(w)) continue;
+        xd_param *param = &params[count++];
+        *param = xdi_parallel_describe(p, w, &piece);
+        param->value = param->gradient = w;
+        out->elements += param->count;
+    }
+    return xdi_plan_optimizer(p->ctx, d, params, count, out);
+}
+
+static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
+                                  xd_memory_plan *out) {
+    size_t bytes = 0;
+    XD_TRY(xdi_parallel_lay(p, settings));
+    XD_TRY(xdi_parallel_measure(p, &bytes));
+    out->wrapper = p->bytes;
+    xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
+    XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
+               (long long)p->model->weight_count);
+    const xd_result result = xdi_plan_list(p, d, params, out);
+    xd_release(p->ctx, params);
+    return result;
+}
+
+XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
+                                xd_memory_plan *out) {
+    xd_memory_plan plan;
+    xd_fsdp_desc settings;
+    XD_TRY(xdi_plan_check(model, desc, rank));
+    xd_parallel *p = (xd_parallel *)xd_allocate(model->ctx, sizeof *p);
+    XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
+    memset(&plan, 0, sizeof plan);
+    xdi_parallel_set_kind(p, &settings, desc->ddp, desc->fsdp);
+    p->model = model;
+    xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
+                           xdi_plan_groups(desc));
+    const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
+    xd_parallel_destroy(p);
+    if (result == XD_OK) *out = plan;
+    return result;
+}
+
+/* ---- the table ---- */
+
+enum { XDI_PLAN_COLUMNS = 7 };
+
+/* values, gradients, gathered, whole gradients, optimizer, averages, all. */
+static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
+    const xd_parallel_bytes *w = &plan->wrapper;
+    const size_t parts[] = { w->values,
+                             w->gradients,
+                             w->gathered,
+                             w->whole_gradients,
+                             plan->optimizer.host + plan->optimizer.device,
+                             plan->averages.host + plan->averages.device };
+    columns[XDI_PLAN_COLUMNS - 1] = 0;
+    for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
+        columns[i] = parts[i];
+        columns[XDI_PLAN_COLUMNS - 1] += parts[i];
+    }
+}
+
+static void xdi_plan_write(xd_ctx *ctx, const xd_build_report *report, const char *line) {
+    if (report->write)
+        report->write(report->user, line);
+    else
+        xd_log(ctx, XD_LOG_INFO, "%s", line);
+}
+
+static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const char *head,
+                               const size_t *columns) {
+    char line[192];
+    int used = snprintf(line, sizeof line, "%8s", head);
+    for (int i = 0; i < XDI_PLAN_COLUMNS; i++)
+        used += snprintf(line + used, sizeof line - (size_t)used, " %12.1f", (double)columns[i] / 1024.0);
+    xdi_plan_write(ctx, report, line);
+}
+
+XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
+    size_t columns[XDI_PLAN_COLUMNS], most[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
+    const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);
+    char head[24];
+    xd_memory_plan plan;
+    XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
+    xdi_plan_write(
+        model->ctx, &report,
+        "KiB of       values    gradients     gathered  whole grad.    optimizer     averages          all");
+    for (int rank = 0; rank < ranks; rank++) {
+        XD_TRY(xd_plan_memory(model, desc, rank, &plan));
+        xdi_plan_columns(&plan, columns);
+        snprintf(head, sizeof head, "rank %d", rank);
+        xdi_plan_write_row(model->ctx, &report, head, columns);
+        for (int i = 0; i < XDI_PLAN_COLUMNS; i++) {
+            sum[i] += columns[i];
+            if (columns[i] > most[i]) most[i] = columns[i];
+        }
+    }
+    xdi_plan_write_row(model->ctx, &report, "largest", most);
+    xdi_plan_write_row(model->ctx, &report, "sum", sum);
+    return XD_OK;
+}

@@ -812,7 +812,7 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda);
  * memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE and SPLIT have functions of their own and no xd_collective. */
+/* What a collective does. AGREE, SPLIT and FORK have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -825,7 +825,8 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SEND, /* the last two concern two ranks only */
     XD_COLLECTIVE_RECV,
     XD_COLLECTIVE_AGREE,
-    XD_COLLECTIVE_SPLIT
+    XD_COLLECTIVE_SPLIT,
+    XD_COLLECTIVE_FORK /* the same group for a queue: xd_queue_create */
 } xd_collective_kind;
 
 /* The one struct that describes every collective: one function checks, counts and traces it and injects faults,
@@ -1194,6 +1195,96 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 /* Compares a hash over the group. Collective. `what` names the thing in the message.
  * Errors: MISMATCH on every rank, naming those that differ from rank 0. */
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
+
+/* >>comm/queue */
+
+/* Collectives beside the caller's arithmetic: a queue takes records (xd_collective) and runs them one after another, each by
+ * xd_collective_run, so that checks, counters, traces, errors and bits are those of a direct call.
+ *
+ * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
+ *   no order; but start them all in one order on all ranks, because a queue may be INLINE, and then its starts are calls on
+ *   the communicator.
+ * - The record and its arrays of counts and displacements are copied by xd_queue_start. The buffers they point to are the
+ *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
+ * - The deadline of a record counts from when the queue begins to run it, not from its start.
+ * - A record that every rank refuses (ARGUMENT, DTYPE, MISMATCH and so on; a rank whose own arguments are right gets PEER) fails at
+ *   its wait, and the queue goes on. A failure that breaks the group breaks the world, for the communicator and all queues
+ *   alike: records that wait their turn fail at once, and so does xd_queue_start from when this rank knows.
+ * - A worker has a context of its own with the settings of the communicator's, one thread and the CPU's kernels. Allocator,
+ *   logger and clock are therefore called from a second thread and must allow it. */
+typedef struct xd_queue xd_queue;
+
+/* Who runs the records. */
+typedef enum xd_queue_form {
+    XD_QUEUE_AUTO =
+        0, /* WORKER between processes where MPI allows several threads; INLINE for threads and a single rank,
+                          which have no wire to wait for */
+    XD_QUEUE_INLINE, /* xd_queue_start itself, on the caller's communicator */
+    XD_QUEUE_WORKER  /* a thread, on a communicator of its own; it sleeps while there is no record */
+} xd_queue_form;
+
+/* Zero is the default of every field. */
+typedef struct xd_queue_desc {
+    xd_queue_form form; /* 0 -> XD_QUEUE_AUTO */
+    int capacity;       /* records between start and wait, at most 4096; 0 -> 16 */
+} xd_queue_desc;
+
+/* Names one started record until its wait. A ticket of zero names none. */
+typedef struct xd_ticket {
+    uint64_t number;
+} xd_ticket;
+
+/* What a queue is and has done. */
+typedef struct xd_queue_facts {
+    xd_queue_form form; /* INLINE or WORKER */
+    int capacity;
+    int open; /* records between start and wait */
+    xd_comm_counters
+        traffic; /* of the records that have been run; the communicator's own counters have those of an INLINE
+                                 queue too, and not those of a worker */
+} xd_queue_facts;
+
+/* Creates a queue over the ranks of comm.
+ *
+ *   desc   read during the call only, the same on all ranks; NULL -> all defaults
+ *   out    destroy it with xd_queue_destroy before comm
+ *
+ * Where the transport cannot make a second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL, contexts on
+ * a GPU) a WORKER is INLINE too; xd_queue_info tells. Collective over comm. Memory: capacity records with 4 counts a rank
+ * each, and for a worker a context and a handle on the group; nothing later.
+ * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start; as for
+ * every collective, one rank's error is PEER on the others. */
+XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
+
+/* Appends a record to the queue. A worker's start never waits; an INLINE queue runs the record now. Either way what the record
+ * itself does wrong is told by its wait.
+ *
+ *   record   any kind that xd_collective_run takes; copied, with its arrays
+ *   ticket   for xd_queue_wait; NULL -> xd_queue_wait_all takes the result
+ *
+ * All ranks of comm start the same records (two ranks SEND and RECV). Allocates nothing.
+ * Errors, without a record: STATE (`capacity` records are open), PEER (the world is broken). */
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket);
+
+/* Whether xd_queue_wait would return at once: the record has been run, or no record has this ticket. Local, never waits. */
+XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket);
+
+/* Waits for a record and the ones started before it and returns the record's result, once: its place in the queue is free
+ * again, and its ticket names nothing any more. Waits in any order; ranks need not wait alike. Not longer than the deadlines
+ * of the records up to this one; after one that broke the world the others fail at once.
+ *
+ * A failure becomes the last error of the communicator's context, with culprit and message.
+ * Errors: STATE (no open record has this ticket), and those of the record's collective. */
+XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
+
+/* Waits for all open records and frees their places. Returns the first failure in the order of starts; XD_OK without any. */
+XD_API xd_result xd_queue_wait_all(xd_queue *queue);
+
+XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
+
+/* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
+ * ends with its deadline, and breaks the world. Results nobody has waited for are lost. */
+XD_API void xd_queue_destroy(xd_queue *queue);
 
 
 /* Tensors. */
@@ -7683,6 +7774,10 @@ typedef struct xd_transport_ops {
      * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
+    /* The same ranks for another context, whose calls another thread makes at the same time: *out shares the fate of the world
+     * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
+     * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
+    xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -8123,6 +8218,9 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 
+/* context.c: the error of another context, which has logged it, becomes the last one of this; returns its result. */
+XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error);
+
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
@@ -8143,6 +8241,9 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator);
 XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault);
+
+/* parallel.c: starts a thread of the library, which leaves the program's signals alone. `thread` is a pthread_t. */
+XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument);
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body
@@ -8812,7 +8913,7 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-/* Threads of the pool block all signals, which are for the program's threads, except those of faults. */
+/* Threads of the library block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
     sigset_t quiet;
@@ -8821,18 +8922,23 @@ static void xdi_pool_quiet(sigset_t *before) {
     pthread_sigmask(SIG_SETMASK, &quiet, before);
 }
 
-static bool xdi_pool_start(xdi_pool *pool) {
+XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument) {
     sigset_t before;
-    bool fine = true;
     xdi_pool_quiet(&before);
+    const bool fine = pthread_create((pthread_t *)thread, NULL, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return fine;
+}
+
+static bool xdi_pool_start(xdi_pool *pool) {
+    bool fine = true;
     for (int i = 0; fine && i < pool->threads - 1; i++) {
         xdi_pool_thread *t = &pool->thread[i];
         t->pool = pool;
         t->slot = i + 1;
-        fine = pthread_create(&t->thread, NULL, xdi_pool_thread_run, t) == 0;
+        fine = xdi_thread_create(&t->thread, xdi_pool_thread_run, t);
         if (fine) pool->started++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return fine;
 }
 
@@ -9138,6 +9244,12 @@ XD_API void xd_clear_error(xd_ctx *ctx) {
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->error.culprit = -1;
     ctx->error.rank = ctx->settings.rank;
+}
+
+XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
+    ctx->error = *error;
+    ctx->caller_file = NULL;
+    return error->result;
 }
 
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
@@ -21450,6 +21562,17 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 /* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 
+/* collective.c: XD_OK, or what broke the group as far as this handle knows. */
+XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
+
+/* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
+XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
+                                           int64_t number);
+
+/* collective.c: the same ranks for another context, which outlives *out: see `fork` in transport.h. *out NULL on all ranks
+ * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
+XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -21522,7 +21645,7 @@ struct xd_comm {
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
                                               "reduce_scatter", "all_gather", "all_to_all", "gather",
                                               "scatter",        "send",       "recv",       "agree",
-                                              "split" };
+                                              "split",          "fork" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
 enum { XDI_COMM_MODES = 3 };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
@@ -21777,6 +21900,10 @@ static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
         comm->culprit = error->result == result ? error->culprit : -1;
     }
     return result;
+}
+
+XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm) {
+    return comm->broken;
 }
 
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
@@ -22187,6 +22314,14 @@ XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
+XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
+                                           int64_t number) {
+    XD_TRY(xd_agree(comm, mine));
+    XD_TRY(xdi_comm_tell(comm, (uint64_t)number, 0, xdi_comm_deadline(comm)));
+    for (int r = 0; r < comm->transport->size; r++) comm->values[r] = comm->all[r].count;
+    return xdi_comm_compare(comm, call, XDI_COMM_COUNT, name);
+}
+
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
     int can = mine ? 1 : 0;
     XD_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
@@ -22300,6 +22435,32 @@ XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out)
     return XD_OK;
 }
 
+static xd_result xdi_comm_fork_own(xd_comm *comm, xd_ctx *ctx, double deadline, xd_comm **twin) {
+    xd_transport *transport = NULL;
+    if (!comm->transport->ops->fork) return XD_OK;
+    XD_TRY(comm->transport->ops->fork(comm->transport, ctx, deadline, &transport));
+    if (!transport) return XD_OK;
+    const xd_result result = xd_comm_create(ctx, transport, twin);
+    if (result != XD_OK) return xdi_ctx_adopt(comm->ctx, xd_last_error(ctx));
+    (*twin)->is_world = false;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    const xd_collective c = xdi_comm_record(XD_COLLECTIVE_FORK, NULL, NULL, XD_DTYPE_NONE);
+    double deadline;
+    XD_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_run(comm, &c, XD_OK, &deadline));
+    xd_comm *twin = NULL;
+    const xd_result agreed = xd_agree(comm, xdi_comm_fork_own(comm, ctx, deadline, &twin));
+    if (agreed != XD_OK) {
+        xd_comm_destroy(twin);
+        return agreed;
+    }
+    *out = twin;
+    return XD_OK;
+}
+
 /* >>comm/self.c */
 
 /* A group of one: every collective copies this rank's block to itself. */
@@ -22353,6 +22514,12 @@ static xd_result xdi_self_split(xd_transport *transport, const int *members, int
     return xdi_self_create(transport->ctx, out);
 }
 
+static xd_result xdi_self_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    (void)deadline;
+    const xd_result result = xdi_self_create(ctx, out);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
+}
+
 static void xdi_self_abort(xd_transport *transport) {
     (void)transport;
 }
@@ -22363,7 +22530,7 @@ static void xdi_self_destroy(xd_transport *transport) {
 
 static const xd_transport_ops xdi_self_ops = {
     "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
-    NULL
+    NULL,   xdi_self_fork
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
@@ -22982,21 +23149,36 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
-/* The first member creates the group and publishes it in its slot of the parent, where the others read it. */
-static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
-                                   double deadline, xd_transport **out) {
-    xdi_threads *t = (xdi_threads *)transport;
-    xdi_threads_slot *leader = &t->group->slots[members[0]];
+/* The first member creates the group and publishes it in its slot of the parent, where the others read it. `members` NULL:
+ * all, in their order. */
+static xd_result xdi_threads_child(xdi_threads *t, const int *members, int size, int rank, double deadline) {
+    const int first = members ? members[0] : 0;
+    xdi_threads_slot *leader = &t->group->slots[first];
     if (rank == 0) {
         xdi_threads_group *made = xdi_threads_group_create(t->group->world, size);
-        for (int r = 0; made && r < size; r++) made->world_ranks[r] = t->group->world_ranks[members[r]];
+        for (int r = 0; made && r < size; r++)
+            made->world_ranks[r] = t->group->world_ranks[members ? members[r] : r];
         leader->child = made;
         __atomic_store_n(&leader->child_round, t->round, __ATOMIC_RELEASE);
     } else {
-        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
+        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, first, deadline));
     }
-    XD_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
-    return xdi_threads_attach(transport->ctx, leader->child, rank, out);
+    XD_REQUIRE(t->base.ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
+    return XD_OK;
+}
+
+static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
+                                   double deadline, xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    XD_TRY(xdi_threads_child(t, members, size, rank, deadline));
+    return xdi_threads_attach(transport->ctx, t->group->slots[members[0]].child, rank, out);
+}
+
+static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    XD_TRY(xdi_threads_child(t, NULL, transport->size, transport->rank, deadline));
+    const xd_result result = xdi_threads_attach(ctx, t->group->slots[0].child, transport->rank, out);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
 static void xdi_threads_abort(xd_transport *transport) {
@@ -23024,7 +23206,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_destroy,
                                                   NULL,
                                                   true,
-                                                  NULL };
+                                                  NULL,
+                                                  xdi_threads_fork };
 
 /* ---- memory that a group shares ---- */
 
@@ -24734,6 +24917,311 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     }
     XD_TRY(xdi_mesh_require_ascending(ctx, sets, total));
     return xdi_mesh_derive(root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, total, out);
+}
+
+/* >>comm/queue.c */
+
+/* Queues of collectives. A record has a slot from start to wait; slots are given out again in any order, and `line` keeps the
+ * order in which they were started. The runner of the records is the caller, or a thread with a twin of the communicator. */
+
+#include <pthread.h>
+#include <string.h>
+
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+
+typedef struct xdi_queue_slot {
+    uint64_t number; /* of its ticket; 0: free */
+    bool done;
+    xd_collective record; /* its arrays lie in `counts` */
+    int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
+    xd_error error;       /* of the record that has been run; result XD_OK without one */
+} xdi_queue_slot;
+
+struct xd_queue {
+    xd_comm *comm;   /* the caller's */
+    xd_comm *runner; /* which runs the records: comm, or its twin */
+    xd_ctx *ctx;     /* of the twin; NULL: inline */
+    int capacity;
+    uint64_t started; /* records so far; what follows is under lock when there is a worker */
+    uint64_t begun;   /* of them, taken from the line */
+    bool leaving;
+    xd_result broken; /* XD_OK, or what broke the world in a record */
+    int culprit;
+    xd_comm_counters traffic;
+    int open;
+    int *line;             /* [capacity], the slot of record n at n % capacity */
+    xdi_queue_slot *slots; /* [capacity] */
+    int64_t *counts;       /* of all slots */
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done; /* the worker: there is a record; the caller: one has been run */
+};
+
+/* ---- running ---- */
+
+/* Runs the next record of the line. Called and left with the lock held. */
+static void xdi_queue_run(xd_queue *queue) {
+    xdi_queue_slot *slot = &queue->slots[queue->line[queue->begun++ % (uint64_t)queue->capacity]];
+    pthread_mutex_unlock(&queue->lock);
+    const xd_comm_counters before = xd_comm_traffic(queue->runner);
+    const xd_result result = xd_collective_run(queue->runner, &slot->record);
+    const xd_comm_counters after = xd_comm_traffic(queue->runner);
+    pthread_mutex_lock(&queue->lock);
+    slot->error.result = XD_OK;
+    if (result != XD_OK) slot->error = *xd_last_error(xd_comm_ctx(queue->runner));
+    queue->traffic.calls += after.calls - before.calls;
+    queue->traffic.bytes_sent += after.bytes_sent - before.bytes_sent;
+    queue->traffic.bytes_received += after.bytes_received - before.bytes_received;
+    queue->broken = xdi_comm_broken(queue->runner);
+    queue->culprit = xdi_comm_culprit(queue->runner);
+    slot->done = true;
+    pthread_cond_broadcast(&queue->done);
+}
+
+static void *xdi_queue_work(void *argument) {
+    xd_queue *queue = (xd_queue *)argument;
+    pthread_mutex_lock(&queue->lock);
+    for (;;) {
+        while (queue->begun == queue->started && !queue->leaving)
+            pthread_cond_wait(&queue->wake, &queue->lock);
+        if (queue->begun == queue->started) break;
+        xdi_queue_run(queue);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return NULL;
+}
+
+/* ---- records ---- */
+
+static void xdi_queue_keep(const int64_t **array, int64_t *room, int size) {
+    if (!*array) return;
+    memcpy(room, *array, (size_t)size * sizeof *room);
+    *array = room;
+}
+
+static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd_collective *record) {
+    const int n = xd_comm_size(queue->comm);
+    slot->record = *record;
+    xdi_queue_keep(&slot->record.send_counts, slot->counts, n);
+    xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
+    xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
+    xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+}
+
+static xd_result xdi_queue_check(const xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const bool here = queue->broken != XD_OK;
+    const xd_result cause = here ? queue->broken : xdi_comm_broken(queue->comm);
+    const int culprit = here ? queue->culprit : xdi_comm_culprit(queue->comm);
+    if (cause != XD_OK)
+        return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit,
+                               "queue: the group is broken: rank %d caused %s in an earlier call", culprit,
+                               xd_result_name(cause));
+    XD_REQUIRE(ctx, queue->open < queue->capacity, XD_ERROR_STATE,
+               "queue: %d records are open, and the capacity is %d", queue->open, queue->capacity);
+    return XD_OK;
+}
+
+/* A ticket's number tells its slot: it is (records before it + 1) * capacity + slot. */
+static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
+    int at = 0;
+    while (queue->slots[at].number) at++;
+    xdi_queue_slot *slot = &queue->slots[at];
+    xdi_queue_copy(queue, slot, record);
+    slot->done = false;
+    slot->number = (queue->started + 1) * (uint64_t)queue->capacity + (uint64_t)at;
+    queue->line[queue->started++ % (uint64_t)queue->capacity] = at;
+    queue->open++;
+    return slot->number;
+}
+
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    pthread_mutex_lock(&queue->lock);
+    const xd_result result = xdi_queue_check(queue);
+    if (result == XD_OK) {
+        const uint64_t number = xdi_queue_append(queue, record);
+        if (ticket) ticket->number = number;
+        if (queue->ctx)
+            pthread_cond_signal(&queue->wake);
+        else
+            xdi_queue_run(queue);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return result;
+}
+
+/* NULL when no open record has this ticket. */
+static xdi_queue_slot *xdi_queue_find(const xd_queue *queue, xd_ticket ticket) {
+    xdi_queue_slot *slot = &queue->slots[ticket.number % (uint64_t)queue->capacity];
+    return ticket.number && slot->number == ticket.number ? slot : NULL;
+}
+
+XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket) {
+    pthread_mutex_lock(&queue->lock);
+    const xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
+    const bool done = !slot || slot->done;
+    pthread_mutex_unlock(&queue->lock);
+    return done;
+}
+
+/* Waits for the record of a slot and frees it. Called and left with the lock held. */
+static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
+    while (!slot->done) pthread_cond_wait(&queue->done, &queue->lock);
+    slot->number = 0;
+    queue->open--;
+    return slot->error.result;
+}
+
+XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    pthread_mutex_lock(&queue->lock);
+    xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
+    const xd_result result = slot ? xdi_queue_take(queue, slot) : XD_OK;
+    pthread_mutex_unlock(&queue->lock);
+    XD_REQUIRE(ctx, slot, XD_ERROR_STATE, "queue: ticket %llu belongs to none of the %d open records",
+               (unsigned long long)ticket.number, queue->open);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(ctx, &slot->error); /* the slot is this thread's */
+}
+
+/* The open record that was started first; NULL without any. */
+static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
+    xdi_queue_slot *oldest = NULL;
+    for (int i = 0; i < queue->capacity; i++) {
+        xdi_queue_slot *slot = &queue->slots[i];
+        if (slot->number && (!oldest || slot->number < oldest->number)) oldest = slot;
+    }
+    return oldest;
+}
+
+XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
+    const xdi_queue_slot *failed = NULL;
+    pthread_mutex_lock(&queue->lock);
+    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;)
+        if (xdi_queue_take(queue, slot) != XD_OK && !failed) failed = slot;
+    pthread_mutex_unlock(&queue->lock);
+    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : XD_OK;
+}
+
+XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
+    xd_queue_facts facts;
+    pthread_mutex_lock(&queue->lock);
+    facts.form = queue->ctx ? XD_QUEUE_WORKER : XD_QUEUE_INLINE;
+    facts.capacity = queue->capacity;
+    facts.open = queue->open;
+    facts.traffic = queue->traffic;
+    pthread_mutex_unlock(&queue->lock);
+    return facts;
+}
+
+/* ---- life ---- */
+
+static xd_result xdi_queue_validate(xd_ctx *ctx, const xd_queue_desc *d) {
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_WORKER, XD_ERROR_ARGUMENT,
+               "queue: form %d does not exist", (int)d->form);
+    XD_REQUIRE(ctx, d->capacity >= 1 && d->capacity <= XDI_QUEUE_CAPACITY_MOST, XD_ERROR_ARGUMENT,
+               "queue: capacity %d is outside [1, %d]", d->capacity, (int)XDI_QUEUE_CAPACITY_MOST);
+    return XD_OK;
+}
+
+/* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
+static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
+    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
+    if (kernels && kernels->device != XD_DEVICE_CPU) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
+}
+
+static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_queue *queue = (xd_queue *)xd_allocate(ctx, sizeof *queue);
+    XD_REQUIRE(ctx, queue, XD_ERROR_MEMORY, "no room for a queue of %d records", capacity);
+    queue->comm = queue->runner = comm;
+    queue->capacity = capacity;
+    queue->culprit = -1;
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->wake, NULL);
+    pthread_cond_init(&queue->done, NULL);
+    queue->slots = (xdi_queue_slot *)xd_allocate(ctx, slots * sizeof *queue->slots);
+    queue->line = (int *)xd_allocate(ctx, slots * sizeof *queue->line);
+    queue->counts = (int64_t *)xd_allocate(ctx, slots * arrays * sizeof *queue->counts);
+    *out = queue;
+    XD_REQUIRE(ctx, queue->slots && queue->line && queue->counts, XD_ERROR_MEMORY,
+               "no room for a queue of %d records", capacity);
+    for (size_t i = 0; i < slots; i++) queue->slots[i].counts = queue->counts + i * arrays;
+    return XD_OK;
+}
+
+/* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
+static xd_result xdi_queue_context(xd_queue *queue, xd_ctx **out) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    xd_ctx_desc settings = *xd_ctx_settings(ctx);
+    settings.threads = 1;
+    settings.parallel_for.run = NULL;
+    settings.stream = NULL;
+    if (xd_ctx_create(&settings, out) == XD_OK) return XD_OK;
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of a queue of %d records", queue->capacity);
+}
+
+static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
+    queue->ctx = ctx;
+    queue->runner = twin;
+    queue->has_thread = xdi_thread_create(&queue->thread, xdi_queue_work, queue);
+    XD_REQUIRE(xd_comm_ctx(queue->comm), queue->has_thread, XD_ERROR_MEMORY,
+               "the system has no thread for a queue of %d records", queue->capacity);
+    return XD_OK;
+}
+
+/* Every step is agreed, so that no rank waits for one that has failed. */
+static xd_result xdi_queue_hire(xd_queue *queue) {
+    xd_comm *twin = NULL;
+    xd_ctx *ctx = NULL;
+    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue, &ctx));
+    if (result == XD_OK) result = xdi_comm_fork(queue->comm, ctx, &twin);
+    if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
+    xd_ctx_destroy(ctx);
+    return result;
+}
+
+XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
+    xd_queue_desc d;
+    xd_queue *queue = NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    const xd_result valid = xdi_queue_validate(xd_comm_ctx(comm), &d);
+    XD_TRY(xdi_comm_agree_number(comm, valid, "queue", "form", (int64_t)d.form));
+    XD_TRY(xdi_comm_agree_number(comm, XD_OK, "queue", "capacity", d.capacity));
+    bool worker = false;
+    XD_TRY(xdi_comm_all_can(comm, xdi_queue_wants_worker(comm, d.form), &worker));
+    xd_result result = xd_agree(comm, xdi_queue_make(comm, d.capacity, &queue));
+    if (result == XD_OK && worker) result = xdi_queue_hire(queue);
+    if (result != XD_OK) {
+        xd_queue_destroy(queue);
+        return result;
+    }
+    *out = queue;
+    return XD_OK;
+}
+
+XD_API void xd_queue_destroy(xd_queue *queue) {
+    if (!queue) return;
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    pthread_mutex_lock(&queue->lock);
+    queue->leaving = true;
+    pthread_cond_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->lock);
+    if (queue->has_thread) pthread_join(queue->thread, NULL);
+    if (queue->ctx) xd_comm_destroy(queue->runner);
+    xd_ctx_destroy(queue->ctx);
+    pthread_cond_destroy(&queue->done);
+    pthread_cond_destroy(&queue->wake);
+    pthread_mutex_destroy(&queue->lock);
+    xd_release(ctx, queue->counts);
+    xd_release(ctx, queue->slots);
+    xd_release(ctx, queue->line);
+    xd_release(ctx, queue);
 }
 
 
@@ -55543,4 +56031,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 eb26d03eb4198c395134f2b2e33fefbd069a97f95a97a458ef2cb6d47d44e240 */
+/* xdistill sha256 edfb4bd2136af464af876e95b7f6046c98505e8ca354315fbae12495e7d4c196 */

@@ -1684,10 +1684,16 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_nccl_ops = {
-    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL,
-    true,   xdi_nccl_fail
-};
+static const xd_transport_ops xdi_nccl_ops = { "nccl",
+                                               xdi_nccl_control,
+                                               xdi_nccl_execute,
+                                               xdi_nccl_split,
+                                               xdi_nccl_abort,
+                                               xdi_nccl_destroy,
+                                               NULL,
+                                               true,
+                                               xdi_nccl_fail,
+                                               NULL };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {

@@ -58,6 +58,7 @@
 #include "comm/leaves.h"
 #include "comm/topology.h"
 #include "comm/mesh.h"
+#include "comm/queue.h"
 
 /* Tensors. */
 #include "tensor/region.h"
@@ -266,6 +267,7 @@
 #include "comm/leaves.c"
 #include "comm/topology.c"
 #include "comm/mesh.c"
+#include "comm/queue.c"
 
 #include "tensor/internal.h"
 #include "tensor/interval.c"

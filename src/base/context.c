@@ -169,6 +169,12 @@ XD_API void xd_clear_error(xd_ctx *ctx) {
     ctx->error.rank = ctx->settings.rank;
 }
 
+XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
+    ctx->error = *error;
+    ctx->caller_file = NULL;
+    return error->result;
+}
+
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
     ctx->caller_file = file;
     ctx->caller_line = line;

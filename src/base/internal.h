@@ -74,6 +74,9 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx);
 XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 
+/* context.c: the error of another context, which has logged it, becomes the last one of this; returns its result. */
+XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error);
+
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
@@ -94,6 +97,9 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator);
 XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault);
+
+/* parallel.c: starts a thread of the library, which leaves the program's signals alone. `thread` is a pthread_t. */
+XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument);
 
 /* context.c: calls body for every piece, at most XDI_PIECES of them, on the threads of the context, and waits. With one
  * thread, for one piece, or when called from within a piece, all run on the calling thread, in order, with slot 0. A body

@@ -78,7 +78,7 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-/* Threads of the pool block all signals, which are for the program's threads, except those of faults. */
+/* Threads of the library block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
     sigset_t quiet;
@@ -87,18 +87,23 @@ static void xdi_pool_quiet(sigset_t *before) {
     pthread_sigmask(SIG_SETMASK, &quiet, before);
 }
 
-static bool xdi_pool_start(xdi_pool *pool) {
+XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument) {
     sigset_t before;
-    bool fine = true;
     xdi_pool_quiet(&before);
+    const bool fine = pthread_create((pthread_t *)thread, NULL, run, argument) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return fine;
+}
+
+static bool xdi_pool_start(xdi_pool *pool) {
+    bool fine = true;
     for (int i = 0; fine && i < pool->threads - 1; i++) {
         xdi_pool_thread *t = &pool->thread[i];
         t->pool = pool;
         t->slot = i + 1;
-        fine = pthread_create(&t->thread, NULL, xdi_pool_thread_run, t) == 0;
+        fine = xdi_thread_create(&t->thread, xdi_pool_thread_run, t);
         if (fine) pool->started++;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return fine;
 }
 

@@ -24,7 +24,7 @@ struct xd_comm {
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
                                               "reduce_scatter", "all_gather", "all_to_all", "gather",
                                               "scatter",        "send",       "recv",       "agree",
-                                              "split" };
+                                              "split",          "fork" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
 enum { XDI_COMM_MODES = 3 };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
@@ -279,6 +279,10 @@ static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
         comm->culprit = error->result == result ? error->culprit : -1;
     }
     return result;
+}
+
+XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm) {
+    return comm->broken;
 }
 
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
@@ -689,6 +693,14 @@ XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
+XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
+                                           int64_t number) {
+    XD_TRY(xd_agree(comm, mine));
+    XD_TRY(xdi_comm_tell(comm, (uint64_t)number, 0, xdi_comm_deadline(comm)));
+    for (int r = 0; r < comm->transport->size; r++) comm->values[r] = comm->all[r].count;
+    return xdi_comm_compare(comm, call, XDI_COMM_COUNT, name);
+}
+
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
     int can = mine ? 1 : 0;
     XD_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
@@ -799,5 +811,31 @@ XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out)
         return agreed;
     }
     *out = child;
+    return XD_OK;
+}
+
+static xd_result xdi_comm_fork_own(xd_comm *comm, xd_ctx *ctx, double deadline, xd_comm **twin) {
+    xd_transport *transport = NULL;
+    if (!comm->transport->ops->fork) return XD_OK;
+    XD_TRY(comm->transport->ops->fork(comm->transport, ctx, deadline, &transport));
+    if (!transport) return XD_OK;
+    const xd_result result = xd_comm_create(ctx, transport, twin);
+    if (result != XD_OK) return xdi_ctx_adopt(comm->ctx, xd_last_error(ctx));
+    (*twin)->is_world = false;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    const xd_collective c = xdi_comm_record(XD_COLLECTIVE_FORK, NULL, NULL, XD_DTYPE_NONE);
+    double deadline;
+    XD_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_run(comm, &c, XD_OK, &deadline));
+    xd_comm *twin = NULL;
+    const xd_result agreed = xd_agree(comm, xdi_comm_fork_own(comm, ctx, deadline, &twin));
+    if (agreed != XD_OK) {
+        xd_comm_destroy(twin);
+        return agreed;
+    }
+    *out = twin;
     return XD_OK;
 }

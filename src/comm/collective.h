@@ -31,7 +31,7 @@
  * memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE and SPLIT have functions of their own and no xd_collective. */
+/* What a collective does. AGREE, SPLIT and FORK have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -44,7 +44,8 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SEND, /* the last two concern two ranks only */
     XD_COLLECTIVE_RECV,
     XD_COLLECTIVE_AGREE,
-    XD_COLLECTIVE_SPLIT
+    XD_COLLECTIVE_SPLIT,
+    XD_COLLECTIVE_FORK /* the same group for a queue: xd_queue_create */
 } xd_collective_kind;
 
 /* The one struct that describes every collective: one function checks, counts and traces it and injects faults,

@@ -30,6 +30,17 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 /* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 
+/* collective.c: XD_OK, or what broke the group as far as this handle knows. */
+XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
+
+/* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
+XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
+                                           int64_t number);
+
+/* collective.c: the same ranks for another context, which outlives *out: see `fork` in transport.h. *out NULL on all ranks
+ * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
+XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 

@@ -52,6 +52,12 @@ static xd_result xdi_self_split(xd_transport *transport, const int *members, int
     return xdi_self_create(transport->ctx, out);
 }
 
+static xd_result xdi_self_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    (void)deadline;
+    const xd_result result = xdi_self_create(ctx, out);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
+}
+
 static void xdi_self_abort(xd_transport *transport) {
     (void)transport;
 }
@@ -62,7 +68,7 @@ static void xdi_self_destroy(xd_transport *transport) {
 
 static const xd_transport_ops xdi_self_ops = {
     "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
-    NULL
+    NULL,   xdi_self_fork
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {

@@ -598,21 +598,36 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
-/* The first member creates the group and publishes it in its slot of the parent, where the others read it. */
-static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
-                                   double deadline, xd_transport **out) {
-    xdi_threads *t = (xdi_threads *)transport;
-    xdi_threads_slot *leader = &t->group->slots[members[0]];
+/* The first member creates the group and publishes it in its slot of the parent, where the others read it. `members` NULL:
+ * all, in their order. */
+static xd_result xdi_threads_child(xdi_threads *t, const int *members, int size, int rank, double deadline) {
+    const int first = members ? members[0] : 0;
+    xdi_threads_slot *leader = &t->group->slots[first];
     if (rank == 0) {
         xdi_threads_group *made = xdi_threads_group_create(t->group->world, size);
-        for (int r = 0; made && r < size; r++) made->world_ranks[r] = t->group->world_ranks[members[r]];
+        for (int r = 0; made && r < size; r++)
+            made->world_ranks[r] = t->group->world_ranks[members ? members[r] : r];
         leader->child = made;
         __atomic_store_n(&leader->child_round, t->round, __ATOMIC_RELEASE);
     } else {
-        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
+        XD_TRY(xdi_threads_wait(t, &leader->child_round, t->round, first, deadline));
     }
-    XD_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
-    return xdi_threads_attach(transport->ctx, leader->child, rank, out);
+    XD_REQUIRE(t->base.ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
+    return XD_OK;
+}
+
+static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
+                                   double deadline, xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    XD_TRY(xdi_threads_child(t, members, size, rank, deadline));
+    return xdi_threads_attach(transport->ctx, t->group->slots[members[0]].child, rank, out);
+}
+
+static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    XD_TRY(xdi_threads_child(t, NULL, transport->size, transport->rank, deadline));
+    const xd_result result = xdi_threads_attach(ctx, t->group->slots[0].child, transport->rank, out);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
 static void xdi_threads_abort(xd_transport *transport) {
@@ -640,7 +655,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_destroy,
                                                   NULL,
                                                   true,
-                                                  NULL };
+                                                  NULL,
+                                                  xdi_threads_fork };
 
 /* ---- memory that a group shares ---- */
 

@@ -53,6 +53,10 @@ typedef struct xd_transport_ops {
      * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
+    /* The same ranks for another context, whose calls another thread makes at the same time: *out shares the fate of the world
+     * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
+     * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
+    xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

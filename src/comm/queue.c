@@ -1,0 +1,306 @@
+/* Queues of collectives. A record has a slot from start to wait; slots are given out again in any order, and `line` keeps the
+ * order in which they were started. The runner of the records is the caller, or a thread with a twin of the communicator. */
+
+#include "comm/queue.h"
+#include "comm/internal.h"
+#include "kernel/kernels.h"
+
+#include <pthread.h>
+#include <string.h>
+
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+
+typedef struct xdi_queue_slot {
+    uint64_t number; /* of its ticket; 0: free */
+    bool done;
+    xd_collective record; /* its arrays lie in `counts` */
+    int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
+    xd_error error;       /* of the record that has been run; result XD_OK without one */
+} xdi_queue_slot;
+
+struct xd_queue {
+    xd_comm *comm;   /* the caller's */
+    xd_comm *runner; /* which runs the records: comm, or its twin */
+    xd_ctx *ctx;     /* of the twin; NULL: inline */
+    int capacity;
+    uint64_t started; /* records so far; what follows is under lock when there is a worker */
+    uint64_t begun;   /* of them, taken from the line */
+    bool leaving;
+    xd_result broken; /* XD_OK, or what broke the world in a record */
+    int culprit;
+    xd_comm_counters traffic;
+    int open;
+    int *line;             /* [capacity], the slot of record n at n % capacity */
+    xdi_queue_slot *slots; /* [capacity] */
+    int64_t *counts;       /* of all slots */
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done; /* the worker: there is a record; the caller: one has been run */
+};
+
+/* ---- running ---- */
+
+/* Runs the next record of the line. Called and left with the lock held. */
+static void xdi_queue_run(xd_queue *queue) {
+    xdi_queue_slot *slot = &queue->slots[queue->line[queue->begun++ % (uint64_t)queue->capacity]];
+    pthread_mutex_unlock(&queue->lock);
+    const xd_comm_counters before = xd_comm_traffic(queue->runner);
+    const xd_result result = xd_collective_run(queue->runner, &slot->record);
+    const xd_comm_counters after = xd_comm_traffic(queue->runner);
+    pthread_mutex_lock(&queue->lock);
+    slot->error.result = XD_OK;
+    if (result != XD_OK) slot->error = *xd_last_error(xd_comm_ctx(queue->runner));
+    queue->traffic.calls += after.calls - before.calls;
+    queue->traffic.bytes_sent += after.bytes_sent - before.bytes_sent;
+    queue->traffic.bytes_received += after.bytes_received - before.bytes_received;
+    queue->broken = xdi_comm_broken(queue->runner);
+    queue->culprit = xdi_comm_culprit(queue->runner);
+    slot->done = true;
+    pthread_cond_broadcast(&queue->done);
+}
+
+static void *xdi_queue_work(void *argument) {
+    xd_queue *queue = (xd_queue *)argument;
+    pthread_mutex_lock(&queue->lock);
+    for (;;) {
+        while (queue->begun == queue->started && !queue->leaving)
+            pthread_cond_wait(&queue->wake, &queue->lock);
+        if (queue->begun == queue->started) break;
+        xdi_queue_run(queue);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return NULL;
+}
+
+/* ---- records ---- */
+
+static void xdi_queue_keep(const int64_t **array, int64_t *room, int size) {
+    if (!*array) return;
+    memcpy(room, *array, (size_t)size * sizeof *room);
+    *array = room;
+}
+
+static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd_collective *record) {
+    const int n = xd_comm_size(queue->comm);
+    slot->record = *record;
+    xdi_queue_keep(&slot->record.send_counts, slot->counts, n);
+    xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
+    xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
+    xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+}
+
+static xd_result xdi_queue_check(const xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const bool here = queue->broken != XD_OK;
+    const xd_result cause = here ? queue->broken : xdi_comm_broken(queue->comm);
+    const int culprit = here ? queue->culprit : xdi_comm_culprit(queue->comm);
+    if (cause != XD_OK)
+        return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit,
+                               "queue: the group is broken: rank %d caused %s in an earlier call", culprit,
+                               xd_result_name(cause));
+    XD_REQUIRE(ctx, queue->open < queue->capacity, XD_ERROR_STATE,
+               "queue: %d records are open, and the capacity is %d", queue->open, queue->capacity);
+    return XD_OK;
+}
+
+/* A ticket's number tells its slot: it is (records before it + 1) * capacity + slot. */
+static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
+    int at = 0;
+    while (queue->slots[at].number) at++;
+    xdi_queue_slot *slot = &queue->slots[at];
+    xdi_queue_copy(queue, slot, record);
+    slot->done = false;
+    slot->number = (queue->started + 1) * (uint64_t)queue->capacity + (uint64_t)at;
+    queue->line[queue->started++ % (uint64_t)queue->capacity] = at;
+    queue->open++;
+    return slot->number;
+}
+
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    pthread_mutex_lock(&queue->lock);
+    const xd_result result = xdi_queue_check(queue);
+    if (result == XD_OK) {
+        const uint64_t number = xdi_queue_append(queue, record);
+        if (ticket) ticket->number = number;
+        if (queue->ctx)
+            pthread_cond_signal(&queue->wake);
+        else
+            xdi_queue_run(queue);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return result;
+}
+
+/* NULL when no open record has this ticket. */
+static xdi_queue_slot *xdi_queue_find(const xd_queue *queue, xd_ticket ticket) {
+    xdi_queue_slot *slot = &queue->slots[ticket.number % (uint64_t)queue->capacity];
+    return ticket.number && slot->number == ticket.number ? slot : NULL;
+}
+
+XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket) {
+    pthread_mutex_lock(&queue->lock);
+    const xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
+    const bool done = !slot || slot->done;
+    pthread_mutex_unlock(&queue->lock);
+    return done;
+}
+
+/* Waits for the record of a slot and frees it. Called and left with the lock held. */
+static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
+    while (!slot->done) pthread_cond_wait(&queue->done, &queue->lock);
+    slot->number = 0;
+    queue->open--;
+    return slot->error.result;
+}
+
+XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    pthread_mutex_lock(&queue->lock);
+    xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
+    const xd_result result = slot ? xdi_queue_take(queue, slot) : XD_OK;
+    pthread_mutex_unlock(&queue->lock);
+    XD_REQUIRE(ctx, slot, XD_ERROR_STATE, "queue: ticket %llu belongs to none of the %d open records",
+               (unsigned long long)ticket.number, queue->open);
+    return result == XD_OK ? XD_OK : xdi_ctx_adopt(ctx, &slot->error); /* the slot is this thread's */
+}
+
+/* The open record that was started first; NULL without any. */
+static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
+    xdi_queue_slot *oldest = NULL;
+    for (int i = 0; i < queue->capacity; i++) {
+        xdi_queue_slot *slot = &queue->slots[i];
+        if (slot->number && (!oldest || slot->number < oldest->number)) oldest = slot;
+    }
+    return oldest;
+}
+
+XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
+    const xdi_queue_slot *failed = NULL;
+    pthread_mutex_lock(&queue->lock);
+    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;)
+        if (xdi_queue_take(queue, slot) != XD_OK && !failed) failed = slot;
+    pthread_mutex_unlock(&queue->lock);
+    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : XD_OK;
+}
+
+XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
+    xd_queue_facts facts;
+    pthread_mutex_lock(&queue->lock);
+    facts.form = queue->ctx ? XD_QUEUE_WORKER : XD_QUEUE_INLINE;
+    facts.capacity = queue->capacity;
+    facts.open = queue->open;
+    facts.traffic = queue->traffic;
+    pthread_mutex_unlock(&queue->lock);
+    return facts;
+}
+
+/* ---- life ---- */
+
+static xd_result xdi_queue_validate(xd_ctx *ctx, const xd_queue_desc *d) {
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_WORKER, XD_ERROR_ARGUMENT,
+               "queue: form %d does not exist", (int)d->form);
+    XD_REQUIRE(ctx, d->capacity >= 1 && d->capacity <= XDI_QUEUE_CAPACITY_MOST, XD_ERROR_ARGUMENT,
+               "queue: capacity %d is outside [1, %d]", d->capacity, (int)XDI_QUEUE_CAPACITY_MOST);
+    return XD_OK;
+}
+
+/* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
+static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
+    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
+    if (kernels && kernels->device != XD_DEVICE_CPU) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
+}
+
+static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_queue *queue = (xd_queue *)xd_allocate(ctx, sizeof *queue);
+    XD_REQUIRE(ctx, queue, XD_ERROR_MEMORY, "no room for a queue of %d records", capacity);
+    queue->comm = queue->runner = comm;
+    queue->capacity = capacity;
+    queue->culprit = -1;
+    pthread_mutex_init(&queue->lock, NULL);
+    pthread_cond_init(&queue->wake, NULL);
+    pthread_cond_init(&queue->done, NULL);
+    queue->slots = (xdi_queue_slot *)xd_allocate(ctx, slots * sizeof *queue->slots);
+    queue->line = (int *)xd_allocate(ctx, slots * sizeof *queue->line);
+    queue->counts = (int64_t *)xd_allocate(ctx, slots * arrays * sizeof *queue->counts);
+    *out = queue;
+    XD_REQUIRE(ctx, queue->slots && queue->line && queue->counts, XD_ERROR_MEMORY,
+               "no room for a queue of %d records", capacity);
+    for (size_t i = 0; i < slots; i++) queue->slots[i].counts = queue->counts + i * arrays;
+    return XD_OK;
+}
+
+/* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
+static xd_result xdi_queue_context(xd_queue *queue, xd_ctx **out) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    xd_ctx_desc settings = *xd_ctx_settings(ctx);
+    settings.threads = 1;
+    settings.parallel_for.run = NULL;
+    settings.stream = NULL;
+    if (xd_ctx_create(&settings, out) == XD_OK) return XD_OK;
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of a queue of %d records", queue->capacity);
+}
+
+static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
+    queue->ctx = ctx;
+    queue->runner = twin;
+    queue->has_thread = xdi_thread_create(&queue->thread, xdi_queue_work, queue);
+    XD_REQUIRE(xd_comm_ctx(queue->comm), queue->has_thread, XD_ERROR_MEMORY,
+               "the system has no thread for a queue of %d records", queue->capacity);
+    return XD_OK;
+}
+
+/* Every step is agreed, so that no rank waits for one that has failed. */
+static xd_result xdi_queue_hire(xd_queue *queue) {
+    xd_comm *twin = NULL;
+    xd_ctx *ctx = NULL;
+    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue, &ctx));
+    if (result == XD_OK) result = xdi_comm_fork(queue->comm, ctx, &twin);
+    if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
+    xd_ctx_destroy(ctx);
+    return result;
+}
+
+XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
+    xd_queue_desc d;
+    xd_queue *queue = NULL;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    const xd_result valid = xdi_queue_validate(xd_comm_ctx(comm), &d);
+    XD_TRY(xdi_comm_agree_number(comm, valid, "queue", "form", (int64_t)d.form));
+    XD_TRY(xdi_comm_agree_number(comm, XD_OK, "queue", "capacity", d.capacity));
+    bool worker = false;
+    XD_TRY(xdi_comm_all_can(comm, xdi_queue_wants_worker(comm, d.form), &worker));
+    xd_result result = xd_agree(comm, xdi_queue_make(comm, d.capacity, &queue));
+    if (result == XD_OK && worker) result = xdi_queue_hire(queue);
+    if (result != XD_OK) {
+        xd_queue_destroy(queue);
+        return result;
+    }
+    *out = queue;
+    return XD_OK;
+}
+
+XD_API void xd_queue_destroy(xd_queue *queue) {
+    if (!queue) return;
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    pthread_mutex_lock(&queue->lock);
+    queue->leaving = true;
+    pthread_cond_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->lock);
+    if (queue->has_thread) pthread_join(queue->thread, NULL);
+    if (queue->ctx) xd_comm_destroy(queue->runner);
+    xd_ctx_destroy(queue->ctx);
+    pthread_cond_destroy(&queue->done);
+    pthread_cond_destroy(&queue->wake);
+    pthread_mutex_destroy(&queue->lock);
+    xd_release(ctx, queue->counts);
+    xd_release(ctx, queue->slots);
+    xd_release(ctx, queue->line);
+    xd_release(ctx, queue);
+}

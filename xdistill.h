@@ -887,7 +887,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 /* send holds sum(counts) elements; this rank receives block `rank`, counts[rank] elements. */
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. */
+/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. In place this rank's block is only read. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
 /* send_counts[r] elements go to rank r, recv_counts[r] come from it; blocks lie in rank order on both sides. */
@@ -4248,8 +4248,14 @@ typedef struct xd_ddp_desc {
     xd_dtype
         view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
                           * NONE -> as they are, and no copy */
+    /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
+     * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
+     * last backward, in the order of buckets; on `gathers` stepped values travel from xd_parallel_publish until a block with them
+     * is opened or the next step is reduced: so long, this rank's own parts may be read, and none written. */
+    xd_queue *gathers, *reductions;
+    int64_t
+        bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
 } xd_ddp_desc;
-
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
@@ -4270,8 +4276,13 @@ typedef struct xd_fsdp_desc {
      * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
      * every unit whole. The root is kept whole in any case. */
     int reshard_ranks;
+    /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> gathers and sums are run by
+     * the brackets. On `reductions` the sum of a unit's gradient runs beside the backward of the next, in a second piece of
+     * memory. On `gathers` the next `prefetch` units are gathered ahead, each level into so many more pieces of memory: in the
+     * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
+    xd_queue *gathers, *reductions;
+    int prefetch; /* 0 -> none */
 } xd_fsdp_desc;
-
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
  * ones. Where the caller gave storage it stays in use; the library's is made here if there is none.
  *
@@ -21573,6 +21584,9 @@ XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const 
  * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
 XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* queue.c: the communicator over which a queue was made. */
+XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -22983,12 +22997,15 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     return XD_OK;
 }
 
+/* A block that is in its place already is not written: others may be reading it. */
 static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
+    const size_t size = xd_dtype_size(c->dtype);
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
-        const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        XD_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                                c->recv_counts[r]));
+        const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0,
+                      to = xdi_comm_offset(c->recv_counts, c->recv_displacements, r);
+        const bool in_place = r == t->base.rank && c->send == (char *)c->recv + (size_t)to * size;
+        if (!in_place) XD_TRY(xdi_threads_copy(t, c, to, page, from, c->recv_counts[r]));
     }
     return XD_OK;
 }
@@ -25112,6 +25129,10 @@ XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
     facts.traffic = queue->traffic;
     pthread_mutex_unlock(&queue->lock);
     return facts;
+}
+
+XD_PRIVATE xd_comm *xdi_queue_comm(const xd_queue *queue) {
+    return queue->comm;
 }
 
 /* ---- life ---- */
@@ -29537,8 +29558,15 @@ XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
 /* ---- wrappers ---- */
 
+/* A record on a queue, from its start to its wait. */
+typedef struct xdi_flight {
+    bool open;
+    xd_ticket ticket;
+} xdi_flight;
+
 /* A bucket of a flat buffer: the gradients that are summed at once. */
 typedef struct xdi_bucket {
+    struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included */
@@ -29548,7 +29576,9 @@ typedef struct xdi_bucket {
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced */
     bool reduced;
-    uint64_t seen; /* the last round over a block's buckets that met it */
+    xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
+    xdi_flight spreading; /* values that ranks have stepped in parts, to all */
+    uint64_t seen;        /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
 /* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
@@ -29568,6 +29598,7 @@ typedef struct xdi_flat {
     void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
     size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
     size_t view_slot;     /* and as they are shown, where that is another type */
+    xdi_flight arriving;  /* its gather */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
@@ -29578,15 +29609,20 @@ struct xdi_unit {
     xd_block *block;
     xdi_flat *flats; /* [flat_count] */
     int64_t flat_count;
-    int level;               /* units around it */
-    size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
-    int64_t gradient_count;  /* elements of its whole gradient */
-    int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
+    int level;              /* units around it */
+    size_t gathered_bytes;  /* of its values, 0 when they are kept whole */
+    int64_t gradient_count; /* elements of its whole gradient */
+    int64_t open;           /* brackets that are open */
     struct xdi_unit_slot
         *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
     int slot_count;
-    struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
-    bool near;                  /* its flats' parts of that name hold the current values */
+    struct xdi_unit_slot *slot;     /* where they are, or arrive; NULL -> not gathered */
+    bool arriving;                  /* started, and not opened yet */
+    bool near;                      /* its flats' parts of that name hold the current values */
+    struct xdi_gradient_slot *sums; /* [sum_count] where its whole gradient may be: shared by its level */
+    int sum_count;
+    struct xdi_gradient_slot *sum; /* where it is; NULL -> nowhere */
+    int64_t forming, sending; /* buckets whose place is there: that blocks add to; whose sum is under way */
 };
 
 /* Memory for the values of one unit at a time. */
@@ -29597,12 +29633,12 @@ typedef struct xdi_unit_slot {
     uint64_t opened;       /* when that unit was last opened */
 } xdi_unit_slot;
 
-/* Units that are inside equally many others share memory for gradients. */
-typedef struct xdi_unit_level {
-    int64_t gradient_count;
-    float *gradients;              /* [gradient_count] the whole gradient of one unit at a time */
-    const struct xdi_unit *summed; /* whose */
-} xdi_unit_level;
+/* Memory for the whole gradient of one unit at a time. */
+typedef struct xdi_gradient_slot {
+    int64_t count;
+    float *memory;         /* [count] */
+    struct xdi_unit *unit; /* whose it is; NULL -> nobody's */
+} xdi_gradient_slot;
 
 struct xd_parallel {
     xd_ctx *ctx;
@@ -29610,14 +29646,13 @@ struct xd_parallel {
     xd_comm *data, *replicas; /* replicas NULL -> one group */
     int rank, ranks;          /* in data */
     int replica, replica_count;
-    bool sharded;         /* FSDP */
-    bool invariant;       /* the reduction mode */
-    bool dealt;           /* leaves: every N-th one */
-    bool split_optimizer; /* DDP: each rank steps its part */
-    xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
-    int64_t most, total;  /* leaves: of the rank that has most; of all groups */
-    int level_count;
-    xdi_unit_level *levels; /* [level_count] */
+    bool sharded;           /* FSDP */
+    bool invariant;         /* the reduction mode */
+    bool dealt;             /* leaves: every N-th one */
+    bool split_optimizer;   /* DDP: each rank steps its part */
+    xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
+    int64_t most, total;    /* leaves: of the rank that has most; of all groups */
+    int level_count;        /* of units inside units */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -29627,6 +29662,12 @@ struct xd_parallel {
     xd_weight **members;  /* the weights of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
+    xdi_gradient_slot *sums; /* [sum_count] */
+    int64_t sum_count;
+    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
+    int prefetch;                    /* units that are gathered ahead */
+    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
+    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
@@ -29672,8 +29713,22 @@ XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
 /* parallel_values.c: whether a few ranks keep gathered units together. */
 XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p);
-/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before. */
-XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit);
+/* parallel_flight.c: runs a record on a queue, or at once where that is NULL; and waits for it. */
+XD_PRIVATE xd_result xdi_flight_start(xd_queue *queue, xd_comm *comm, const xd_collective *record,
+                                      xdi_flight *flight);
+XD_PRIVATE xd_result xdi_flight_land(xd_queue *queue, xdi_flight *flight);
+/* parallel_flight.c: waits for everything that is under way, whatever comes of it. */
+XD_PRIVATE void xdi_parallel_land(xd_parallel *p);
+/* parallel_flight.c: waits for values that ranks have stepped in parts. */
+XD_PRIVATE xd_result xdi_parallel_land_values(xd_parallel *p);
+/* parallel_flight.c: whether the caller's queues are over the data ranks and have room for all that is under way at once. */
+XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
+
+/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
+ * units are started. */
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
+/* parallel_values.c: drops the units that were gathered ahead and not opened. */
+XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);
 /* parallel_values.c: where a weight's values are while its unit is open. */
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
@@ -30946,9 +31001,10 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
     p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
-    p->levels = (xdi_unit_level *)xd_allocate(p->ctx, (size_t)p->level_count * sizeof *p->levels);
-    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->unit_count * sizeof *p->slots);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->levels && p->slots, XD_ERROR_MEMORY,
+    const size_t slots = (size_t)p->unit_count + (size_t)p->level_count * (size_t)p->prefetch;
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
+    p->sums = (xdi_gradient_slot *)xd_allocate(p->ctx, (size_t)p->level_count * 2 * sizeof *p->sums);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots && p->sums, XD_ERROR_MEMORY,
                "no room for %lld weights", (long long)n);
     xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)
@@ -30984,6 +31040,8 @@ static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
     d.param_count = flat->count;
     d.ranks = xdi_flat_shards(p, flat);
     d.sharded = true; /* also of one rank, for the alignment */
+    d.overlap = !p->sharded && p->reductions;
+    d.bucket_size = d.overlap ? p->bucket_size : 0;
     const xd_result result = xd_bucket_plan_create(p->ctx, &d, &flat->plan);
     xd_release(p->ctx, params);
     if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
@@ -31008,6 +31066,7 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
 static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_bucket *buckets) {
     flat->buckets = buckets;
     for (int64_t i = 0; i < flat->bucket_count; i++) {
+        buckets[i].flat = flat;
         const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
         buckets[i].kept = part.end - part.begin;
@@ -31062,7 +31121,6 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
 
 /* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
 static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_level *level = &p->levels[unit->level];
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
@@ -31077,7 +31135,8 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
         if (arena.used > unit->slots[i].bytes) unit->slots[i].bytes = arena.used;
-    if (unit->gradient_count > level->gradient_count) level->gradient_count = unit->gradient_count;
+    for (int i = 0; i < unit->sum_count; i++)
+        if (unit->gradient_count > unit->sums[i].count) unit->sums[i].count = unit->gradient_count;
 }
 
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
@@ -31141,9 +31200,9 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     for (int64_t i = 0; i < p->slot_count; i++)
         p->slots[i].memory =
             (unsigned char *)xdi_parallel_take(arena, (int64_t)p->slots[i].bytes, 1, &p->bytes.gathered);
-    for (int i = 0; i < p->level_count; i++)
-        p->levels[i].gradients = (float *)xdi_parallel_take(arena, p->levels[i].gradient_count, sizeof(float),
-                                                            &p->bytes.whole_gradients);
+    for (int64_t i = 0; i < p->sum_count; i++)
+        p->sums[i].memory =
+            (float *)xdi_parallel_take(arena, p->sums[i].count, sizeof(float), &p->bytes.whole_gradients);
     return XD_OK;
 }
 
@@ -31234,27 +31293,122 @@ static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, b
                                                bytes, XD_COPY_ON_DEVICE);
 }
 
+/* Whether nobody but blocks reads the values where they arrive: no copies are made from them. */
+static bool xdi_flat_is_read_later(const xdi_flat *flat) {
+    bool own = flat->shown != NULL;
+    for (int64_t i = 0; i < flat->count; i++) own = own || flat->weights[i]->desc.value;
+    return !own;
+}
+
+static xd_result xdi_flat_collect_values(const xd_parallel *p, const xdi_flat *flat) {
+    for (int64_t i = 0; i < flat->bucket_count; i++)
+        XD_TRY(xdi_flight_land(p->gathers, &flat->buckets[i].spreading));
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
+    return XD_OK;
+}
+
 static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
     const size_t size = xd_dtype_size(flat->dtype);
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_GATHER;
+    c.recv_counts = p->counts;
+    c.dtype = flat->dtype;
     for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], false));
     for (int64_t i = 0; i < xd_bucket_plan_count(flat->plan); i++) {
         const xd_interval bucket = xd_bucket_plan_at(flat->plan, i).buffer,
                           part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         unsigned char *values = (unsigned char *)flat->values;
         for (int r = 0; r < p->ranks; r++) p->counts[r] = part.end - part.begin;
-        XD_TRY(xd_all_gather(p->data, values + (size_t)part.begin * size,
-                             values + (size_t)bucket.begin * size, p->counts, flat->dtype));
+        c.send = values + (size_t)part.begin * size;
+        c.recv = values + (size_t)bucket.begin * size;
+        XD_TRY(xdi_flight_start(p->gathers, p->data, &c, &flat->buckets[i].spreading));
     }
-    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
-    return XD_OK;
+    return xdi_flat_is_read_later(flat) ? XD_OK : xdi_flat_collect_values(p, flat);
 }
 
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p) {
+    XD_TRY(xdi_parallel_land_values(p)); /* of the step before */
     for (int64_t i = 0; i < p->flat_count; i++)
         if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
             XD_TRY(xdi_flat_spread(p, &p->flats[i]));
     xdi_parallel_forget_values(p);
     return xdi_parallel_convert_values(p);
+}
+
+/* >>model/parallel_flight.c */
+
+/* Records of a wrapper on the caller's queues. */
+
+XD_PRIVATE xd_result xdi_flight_start(xd_queue *queue, xd_comm *comm, const xd_collective *record,
+                                      xdi_flight *flight) {
+    if (!queue) return xd_collective_run(comm, record);
+    XD_TRY(xd_queue_start(queue, record, &flight->ticket));
+    flight->open = true;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_flight_land(xd_queue *queue, xdi_flight *flight) {
+    if (!flight->open) return XD_OK;
+    flight->open = false;
+    return queue ? xd_queue_wait(queue, flight->ticket) : XD_OK;
+}
+
+XD_PRIVATE void xdi_parallel_land(xd_parallel *p) {
+    for (int64_t i = 0; i < p->flat_count && p->flats; i++)
+        (void)xdi_flight_land(p->gathers, &p->flats[i].arriving);
+    for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) {
+        (void)xdi_flight_land(p->reductions, &p->buckets[i].sending);
+        (void)xdi_flight_land(p->gathers, &p->buckets[i].spreading);
+    }
+}
+
+XD_PRIVATE xd_result xdi_parallel_land_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->bucket_count; i++)
+        XD_TRY(xdi_flight_land(p->gathers, &p->buckets[i].spreading));
+    return XD_OK;
+}
+
+/* ---- room ---- */
+
+/* Records under way at once: gathers of a unit and those ahead of it, or of every bucket after a step; sums of the units that have
+ * memory for a gradient, or of every bucket. */
+static int64_t xdi_parallel_gathers_at_once(const xd_parallel *p) {
+    int64_t most = 0;
+    if (!p->sharded) return p->bucket_count;
+    for (int64_t i = 0; i < p->unit_count; i++)
+        if (p->units[i].flat_count > most) most = p->units[i].flat_count;
+    return most * (1 + p->prefetch);
+}
+
+static int64_t xdi_parallel_sums_at_once(const xd_parallel *p) {
+    int64_t most = 0;
+    if (!p->dealt) return p->bucket_count;
+    for (int64_t i = 0; i < p->unit_count; i++) {
+        int64_t buckets = 0;
+        for (int64_t f = 0; f < p->units[i].flat_count; f++) buckets += p->units[i].flats[f].bucket_count;
+        if (buckets > most) most = buckets;
+    }
+    return most * p->sum_count;
+}
+
+static xd_result xdi_parallel_check_queue(const xd_parallel *p, xd_queue *queue, int64_t records,
+                                          const char *name) {
+    if (!queue) return XD_OK;
+    const xd_comm *comm = xdi_queue_comm(queue);
+    const int capacity = xd_queue_info(queue).capacity;
+    XD_REQUIRE(p->ctx, xd_comm_size(comm) == p->ranks && xd_comm_rank(comm) == p->rank, XD_ERROR_ARGUMENT,
+               "a queue of %s on rank %d of %d for data rank %d of %d", name, xd_comm_rank(comm),
+               xd_comm_size(comm), p->rank, p->ranks);
+    XD_REQUIRE(p->ctx, records <= capacity, XD_ERROR_ARGUMENT,
+               "a queue of %s has room for %d records, and %lld are under way at once", name, capacity,
+               (long long)records);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p) {
+    XD_TRY(xdi_parallel_check_queue(p, p->gathers, xdi_parallel_gathers_at_once(p), "gathers"));
+    return xdi_parallel_check_queue(p, p->reductions, xdi_parallel_sums_at_once(p), "reductions");
 }
 
 /* >>model/parallel_values.c */
@@ -31273,13 +31427,20 @@ XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p) {
     return p->reshard_ranks > 1 && p->reshard_ranks < p->ranks;
 }
 
-/* One for each level; or for each unit, where all stay gathered. */
+/* For values, one for each unit where all stay gathered; else those of a level share one, and one more for each that is gathered
+ * ahead. The root is alone. For gradients, one for each level, and one more for what a queue is summing. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p) {
     const bool own = p->reshard_ranks == 1;
-    p->slot_count = own ? p->unit_count : p->level_count;
+    const int each = 1 + p->prefetch, sums = p->reductions ? 2 : 1;
+    p->slot_count = own ? p->unit_count : 1 + (int64_t)(p->level_count - 1) * each;
+    p->sum_count = (int64_t)p->level_count * sums;
     for (int64_t i = 0; i < p->unit_count; i++) {
-        p->units[i].slots = &p->slots[own ? i : p->units[i].level];
-        p->units[i].slot_count = 1;
+        struct xdi_unit *unit = &p->units[i];
+        const bool alone = own || unit->level == 0;
+        unit->slots = &p->slots[own ? i : alone ? 0 : 1 + (int64_t)(unit->level - 1) * each];
+        unit->slot_count = alone ? 1 : each;
+        unit->sums = &p->sums[(int64_t)unit->level * sums];
+        unit->sum_count = sums;
     }
 }
 
@@ -31294,23 +31455,40 @@ static xdi_unit_slot *xdi_unit_find_slot(const struct xdi_unit *unit) {
     return best;
 }
 
-static void xdi_unit_slot_empty(xdi_unit_slot *slot) {
-    if (slot->unit) slot->unit->slot = NULL;
+/* What comes of a gather that nobody has opened is told by the next one. */
+static void xdi_unit_slot_empty(const xd_parallel *p, xdi_unit_slot *slot) {
+    struct xdi_unit *unit = slot->unit;
+    if (!unit) return;
+    for (int64_t i = 0; i < unit->flat_count; i++)
+        (void)xdi_flight_land(p->gathers, &unit->flats[i].arriving);
+    unit->arriving = false;
+    unit->slot = NULL;
     slot->unit = NULL;
 }
 
+XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p) {
+    for (int64_t i = 0; i < p->slot_count; i++)
+        if (p->slots[i].unit && p->slots[i].unit->arriving) xdi_unit_slot_empty(p, &p->slots[i]);
+}
+
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p) {
-    for (int64_t i = 0; i < p->slot_count; i++) xdi_unit_slot_empty(&p->slots[i]);
+    for (int64_t i = 0; i < p->slot_count; i++) xdi_unit_slot_empty(p, &p->slots[i]);
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].near = false;
 }
 
 /* ---- gathering ---- */
 
-static xd_result xdi_flat_gather(const xd_parallel *p, const xdi_flat *flat, bool near, void *to) {
+static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, void *to) {
     const int n = near ? p->reshard_ranks : p->ranks;
+    xd_collective c;
+    memset(&c, 0, sizeof c);
     for (int r = 0; r < n; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / n;
-    return xd_all_gather(near ? p->near : p->data, near ? flat->near : flat->sent, to, p->counts,
-                         flat->sent_dtype);
+    c.kind = XD_COLLECTIVE_ALL_GATHER;
+    c.send = near ? flat->near : flat->sent;
+    c.recv = to;
+    c.recv_counts = p->counts;
+    c.dtype = flat->sent_dtype;
+    return xdi_flight_start(near ? NULL : p->gathers, near ? p->near : p->data, &c, &flat->arriving);
 }
 
 /* This rank's part of what a few ranks keep together after the first gather. */
@@ -31322,42 +31500,84 @@ static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, 
         &launch, flat->near, from + (size_t)xd_comm_rank(p->near) * bytes, bytes, XD_COPY_ON_DEVICE);
 }
 
-/* From the kept parts into a slot, in both types. */
-static xd_result xdi_flat_fill_slot(const xd_parallel *p, const xdi_flat *flat, bool near,
-                                    unsigned char *slot) {
-    const void *sent = flat->sent;
-    if (p->ranks > 1) {
-        XD_TRY(xdi_flat_gather(p, flat, near, slot + flat->slot));
-        if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
-        sent = slot + flat->slot;
-    }
+static xd_result xdi_flat_arrive(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *slot) {
+    const void *sent = p->ranks > 1 ? slot + flat->slot : (const unsigned char *)flat->sent;
+    XD_TRY(xdi_flight_land(p->gathers, &flat->arriving));
+    if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
     if (flat->view_dtype == flat->sent_dtype) return XD_OK;
     return xd_cast(p->ctx, slot + flat->view_slot, flat->view_dtype, sent, flat->sent_dtype,
                    xd_bucket_plan_numel(flat->plan));
 }
 
-static xd_result xdi_unit_gather(xd_parallel *p, struct xdi_unit *unit, unsigned char *slot) {
-    for (int64_t i = 0; i < unit->flat_count; i++)
-        if (!unit->flats[i].whole) XD_TRY(xdi_flat_fill_slot(p, &unit->flats[i], unit->near, slot));
+/* Starts the gather of a unit into a slot, which is emptied first. */
+static xd_result xdi_unit_depart(xd_parallel *p, struct xdi_unit *unit, xdi_unit_slot *slot) {
+    xdi_unit_slot_empty(p, slot);
+    slot->unit = unit;
+    slot->opened = ++p->opened;
+    unit->slot = slot;
+    unit->arriving = true;
+    for (int64_t i = 0; i < unit->flat_count && p->ranks > 1; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const xd_result result =
+            flat->whole ? XD_OK : xdi_flat_depart(p, flat, unit->near, slot->memory + flat->slot);
+        if (result == XD_OK) continue;
+        xdi_unit_slot_empty(p, slot);
+        return result;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_unit_arrive(xd_parallel *p, struct xdi_unit *unit) {
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const xd_result result =
+            flat->whole ? XD_OK : xdi_flat_arrive(p, flat, unit->near, unit->slot->memory);
+        if (result == XD_OK) continue;
+        xdi_unit_slot_empty(p, unit->slot);
+        return result;
+    }
+    unit->arriving = false;
     unit->near = p->near != NULL;
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
-    if (unit->gathered_bytes > 0 && !unit->slot) {
+/* The units that are likely to be opened next: in the order of registration, backwards in a backward. A wrong guess costs its
+ * gather. */
+static xd_result xdi_unit_look_ahead(xd_parallel *p, const struct xdi_unit *from, bool backward) {
+    const int64_t step = backward ? -1 : 1;
+    int left = p->prefetch;
+    for (int64_t i = from - p->units + step; i >= 0 && i < p->unit_count && left > 0; i += step) {
+        struct xdi_unit *unit = &p->units[i];
+        if (unit->gathered_bytes == 0 || unit->open > 0) continue;
+        left--;
+        if (unit->slot || unit->near) continue;
+        xdi_unit_slot *slot = xdi_unit_find_slot(unit);
+        if (slot) XD_TRY(xdi_unit_depart(p, unit, slot));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_unit_show(xd_parallel *p, struct xdi_unit *unit) {
+    if (unit->gathered_bytes == 0) return XD_OK;
+    if (!unit->slot) {
         xdi_unit_slot *slot = xdi_unit_find_slot(unit);
         XD_REQUIRE(p->ctx, slot, XD_ERROR_STATE,
-                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
-                   "at once",
-                   unit->block->name, unit->slots[0].unit->block->name, p->level_count);
-        xdi_unit_slot_empty(slot);
-        XD_TRY(xdi_unit_gather(p, unit, slot->memory));
-        slot->unit = unit;
-        unit->slot = slot;
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d of a level "
+                   "are planned at once",
+                   unit->block->name, unit->slots[0].unit->block->name, unit->slot_count);
+        XD_TRY(xdi_unit_depart(p, unit, slot));
     }
-    if (unit->slot) unit->slot->opened = ++p->opened;
-    unit->open++;
+    if (unit->arriving) XD_TRY(xdi_unit_arrive(p, unit));
+    unit->slot->opened = ++p->opened;
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward) {
+    XD_TRY(xdi_unit_show(p, unit));
+    unit->open++;
+    const xd_result result = xdi_unit_look_ahead(p, unit, backward);
+    if (result != XD_OK) unit->open--;
+    return result;
 }
 
 /* ---- what the caller sees ---- */
@@ -31416,25 +31636,55 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
 
 /* ---- a leaf begins ---- */
 
-/* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
-static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    struct xdi_unit *unit = flat->unit;
-    xdi_unit_level *level = &p->levels[unit->level];
-    XD_REQUIRE(p->ctx, !level->summed || level->summed == unit, XD_ERROR_STATE,
-               "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
-               unit->block->name, (long long)b->leaf, level->summed->block->name);
-    level->summed = unit;
-    unit->gradients++;
-    b->place = level->gradients + flat->place + b->buffer.begin;
+/* The sum of a dealt leaf over the ranks is there: the next node of the tree over this rank's leaves. */
+static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
+    struct xdi_unit *unit = b->flat->unit;
+    float *next = NULL;
+    if (!b->sending.open || !p->dealt) return XD_OK;
+    XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+    unit->sending--;
+    if (unit->sending + unit->forming == 0) {
+        unit->sum->unit = NULL;
+        unit->sum = NULL;
+    }
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    return xd_leaf_stack_push(b->stack, next);
+}
+
+static xd_result xdi_unit_land_sums(xd_parallel *p, const struct xdi_unit *unit) {
+    for (int64_t f = 0; f < unit->flat_count; f++)
+        for (int64_t i = 0; i < unit->flats[f].bucket_count; i++)
+            XD_TRY(xdi_gradient_land(p, &unit->flats[f].buckets[i]));
     return XD_OK;
 }
 
-static xd_result xdi_gradient_begin(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+/* Memory for a unit's whole gradient: what is free, or else what a queue has to sum first. */
+static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_gradient_slot *slot = unit->sums;
+    for (int i = 0; i < unit->sum_count && slot->unit; i++)
+        if (!unit->sums[i].unit || (slot->unit->forming > 0 && unit->sums[i].unit->forming == 0))
+            slot = &unit->sums[i];
+    const struct xdi_unit *other = slot->unit;
+    XD_REQUIRE(p->ctx, !other || other->forming == 0, XD_ERROR_STATE,
+               "backward of unit \"%.80s\" while a leaf of unit \"%.80s\" is not complete: %d of a level are "
+               "planned at once",
+               unit->block->name, other->block->name, unit->sum_count);
+    if (other) XD_TRY(xdi_unit_land_sums(p, other));
+    slot->unit = unit;
+    unit->sum = slot;
+    return XD_OK;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
-    if (p->dealt && p->ranks > 1)
-        XD_TRY(xdi_gradient_slot(p, flat, b));
-    else
+    struct xdi_unit *unit = b->flat->unit;
+    if (p->dealt && p->ranks > 1) {
+        XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
+        if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
+        unit->forming++;
+        b->place = unit->sum->memory + b->flat->place + b->buffer.begin;
+    } else
         XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
 }
@@ -31444,7 +31694,7 @@ XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight,
     xdi_bucket *b = xdi_flat_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
-    if (!b->place) XD_TRY(xdi_gradient_begin(p, owner->flat, b));
+    if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
     *out =
         b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
     return XD_OK;
@@ -31474,35 +31724,35 @@ static xd_collective xdi_gradient_sum(const float *from, float *to) {
 }
 
 /* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
-static xd_result xdi_gradient_collect(xd_parallel *p, const xdi_flat *flat, const xdi_bucket *b,
-                                      const xd_collective *sum) {
+static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_collective *sum) {
     xd_collective c = *sum;
-    const int64_t extent = b->buffer.end - b->buffer.begin;
-    const bool parts = xd_bucket_plan_settings(flat->plan)->ranks > 1;
+    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
     for (int r = 0; r < p->ranks; r++) p->counts[r] = b->kept;
     c.kind = parts ? XD_COLLECTIVE_REDUCE_SCATTER : XD_COLLECTIVE_ALL_REDUCE;
     if (parts)
         c.send_counts = p->counts;
     else
-        c.count = extent;
-    return xd_collective_run(p->data, &c);
+        c.count = b->buffer.end - b->buffer.begin;
+    return xdi_flight_start(p->reductions, p->data, &c, &b->sending);
 }
 
 /* A dealt leaf: the parts of its sum over the ranks become the next leaf of the stack. */
-static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    struct xdi_unit *unit = flat->unit;
+static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *leaf) {
+    struct xdi_unit *unit = b->flat->unit;
     float *next = NULL;
     XD_TRY(xd_leaf_stack_next(b->stack, &next));
-    xd_collective c = xdi_gradient_sum(b->place, next);
+    xd_collective c = xdi_gradient_sum(leaf, next);
     if (p->invariant) {
         c.leaves.first = p->rank;
         c.leaves.count = 1;
         c.leaves.total = p->ranks;
     }
-    XD_TRY(xdi_gradient_collect(p, flat, b, &c));
-    if (--unit->gradients == 0) p->levels[unit->level].summed = NULL;
-    b->place = next;
-    return XD_OK;
+    XD_TRY(xdi_gradient_collect(p, b, &c));
+    unit->forming--;
+    unit->sending++;
+    if (p->reductions) return XD_OK;
+    b->sending.open = true; /* and has landed */
+    return xdi_gradient_land(p, b);
 }
 
 /* The nodes that wait here, where no other rank has any for this sum. */
@@ -31513,12 +31763,13 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
 
-/* The sum over all leaves of this group of ranks. */
-static xd_result xdi_gradient_join(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+/* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
+static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced) return XD_OK;
+    XD_TRY(xdi_gradient_land(p, b));
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
-    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, flat, b, &c));
+    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
 }
@@ -31539,26 +31790,37 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
+ * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
+static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
+    if (p->sharded) {
+        const bool waits = p->dealt && p->reductions; /* for parts that are under way */
+        return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
+    }
+    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+        XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
+    return XD_OK;
+}
+
 /* The last block has added to the leaf. */
-static xd_result xdi_gradient_close(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     const int64_t leaf = b->leaf++;
     const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
+    float *place = b->place;
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
-        if (p->dealt && p->ranks > 1) XD_TRY(xdi_gradient_send(p, flat, b));
-        XD_TRY(xd_leaf_stack_push(b->stack, b->place));
         b->place = NULL;
+        XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
+                                        : xd_leaf_stack_push(b->stack, place));
     }
-    /* Under FSDP the ranks are at the same leaf, those that have fewer too. */
-    return p->sharded && b->leaf == p->most ? xdi_gradient_join(p, flat, b) : XD_OK;
+    return xdi_gradient_launch(p, b);
 }
 
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
     for (int64_t i = 0; i < block->count; i++) {
-        const xdi_flat *flat = p->model->weights[block->first + i]->owner->flat;
         xdi_bucket *b = xdi_block_bucket(p, block, i);
-        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, flat, b));
+        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, b));
     }
     return XD_OK;
 }
@@ -31566,11 +31828,11 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 /* ---- a step ends ---- */
 
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
-    for (int64_t f = 0; f < p->flat_count; f++)
-        for (int64_t i = 0; i < p->flats[f].bucket_count; i++) {
-            XD_TRY(xdi_gradient_join(p, &p->flats[f], &p->flats[f].buckets[i]));
-            XD_TRY(xdi_gradient_join_replicas(p, &p->flats[f].buckets[i]));
-        }
+    for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
+    for (int64_t i = 0; i < p->bucket_count; i++) {
+        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
+        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+    }
     return XD_OK;
 }
 
@@ -31578,13 +31840,18 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
+        (void)xdi_flight_land(p->reductions, &b->sending);
         xd_leaf_stack_reset(b->stack);
         b->done = b->leaf = 0;
         b->place = NULL;
         b->reduced = false;
     }
-    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
-    for (int i = 0; i < p->level_count; i++) p->levels[i].summed = NULL;
+    for (int64_t i = 0; i < p->unit_count; i++) {
+        p->units[i].sum = NULL;
+        p->units[i].forming = p->units[i].sending = 0;
+    }
+    for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
+    p->launched = 0;
     p->signature = 0;
     p->reduced = false;
 }
@@ -31639,9 +31906,9 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
-        p->sharded,      p->dealt,         p->split_optimizer,     p->total,
-        p->unit_count,   p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-        p->reshard_ranks
+        p->sharded,       p->dealt,         p->split_optimizer,     p->total,
+        p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+        p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
     };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
@@ -31665,6 +31932,10 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
+               "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
+    XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
+               (long long)p->bucket_size);
     XD_TRY(xdi_parallel_check_dtypes(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
@@ -31675,6 +31946,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_lay(p, d));
+    XD_TRY(xdi_parallel_check_queues(p));
     return xdi_parallel_take_memory(p);
 }
 
@@ -31711,12 +31983,18 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     if (ddp) {
         settings->leaves = ddp->leaves;
         settings->view_dtype = ddp->view_dtype;
+        settings->gathers = ddp->gathers;
+        settings->reductions = ddp->reductions;
+        p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
     p->sharded = fsdp != NULL;
     p->sent_dtype = settings->sent_dtype;
     p->view_dtype = settings->view_dtype;
     p->reshard_ranks = settings->reshard_ranks;
+    p->gathers = settings->gathers;
+    p->reductions = settings->reductions;
+    p->prefetch = settings->prefetch;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -31793,13 +32071,15 @@ static void xdi_parallel_detach(const xd_parallel *p) {
 
 XD_API void xd_parallel_destroy(xd_parallel *p) {
     if (!p) return;
+    xdi_parallel_land(p);
     xdi_parallel_detach(p);
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = { p->units,  p->flats, p->buckets, (void *)p->members,
-                             p->levels, p->slots, p->counts };
+    void *const tables[] = {
+        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
+    };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -31947,7 +32227,9 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
 
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    xdi_parallel_drop_ahead(p);
     if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
+    XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
 
@@ -32200,6 +32482,8 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     xd_parallel *p = model->parallel;
     const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
     for (int64_t i = b->first; i < b->first + b->count; i++) {
+        xdi_bucket *bucket = p ? xdi_flat_bucket(model->weights[i]->owner) : NULL;
+        if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
         model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
         if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
     }
@@ -32221,7 +32505,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     xd_parallel *p = block->model->parallel;
     xd_block_view shown;
     XD_TRY(xdi_block_check(block, pass));
-    if (p) XD_TRY(xdi_unit_open(p, block->unit));
+    if (p) XD_TRY(xdi_unit_open(p, block->unit, pass.kind == XD_PASS_BACKWARD));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
         if (p) block->unit->open--;
@@ -32258,6 +32542,7 @@ XD_API xd_result xd_block_end(xd_block *block) {
     if (!p) return XD_OK;
     p->open--;
     block->unit->open--;
+    if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }
 
@@ -56031,4 +56316,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 edfb4bd2136af464af876e95b7f6046c98505e8ca354315fbae12495e7d4c196 */
+/* xdistill sha256 8b3a8c43e06bc677424a245d1633f65d3876a1f724e2ab5bdea902f1e1ce2692 */

@@ -297,6 +297,7 @@
 #include "model/buckets.c"
 #include "model/parallel_units.c"
 #include "model/parallel_flat.c"
+#include "model/parallel_flight.c"
 #include "model/parallel_values.c"
 #include "model/parallel_gradient.c"
 #include "model/parallel.c"

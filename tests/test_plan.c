@@ -52,10 +52,7 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     CHECK(xd_ema_bytes(r.ctx, params, count, &averages[0], &bytes) == XD_OK);
     CHECK(xd_ema_bytes(r.ctx, params, count, &averages[1], &more) == XD_OK);
     CHECK_EQ_INT(bytes.host + more.host, plan.averages.host);
-    xd_parallel_destroy(r.parallel);
-    xd_model_destroy(r.model);
-    if (r.replicas) xd_comm_destroy(r.replicas);
-    if (r.data != world) xd_comm_destroy(r.data);
+    wrap_close(&r);
     return XD_OK;
 }
 

@@ -68,6 +68,8 @@ static bool equals(const wrap_run *one, wrap_kind kind, int ranks, const wrap_ru
     run->view = like->view;
     run->skips = like->skips;
     run->reshard = like->reshard;
+    run->queues = like->queues;
+    run->prefetch = like->prefetch;
     run->nested = ranks % 2 == 0;
     run->together = ranks % 3 == 0;
     const bool ok = wrap_execute(run) == XD_OK && wrap_equal(one, run);
@@ -125,7 +127,23 @@ XD_TEST(blocks_that_have_no_part_in_a_step_get_a_gradient_of_zero) {
     free(one);
 }
 
-/* Gathers of one step: forward of two layers, backward in the other order. */
+XD_TEST(queues_run_beside_the_passes_and_change_no_bit) {
+    static const xd_dtype types[] = { XD_DTYPE_NONE, XD_DTYPE_BF16 };
+    for (int t = 0; t < 2; t++) {
+        wrap_run like = { .sent = types[t] };
+        wrap_run *one = one_rank(t ? WRAP_FSDP : WRAP_DDP, &like);
+        for (int ranks = 1; ranks <= 4; ranks++)
+            for (int kind = t ? WRAP_FSDP : WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++)
+                for (like.queues = 1; like.queues <= 2; like.queues++) {
+                    like.prefetch = kind >= WRAP_FSDP ? (ranks + kind) % 3 : 0;
+                    like.reshard = kind >= WRAP_FSDP && ranks == 4 ? 2 : 0;
+                    CHECK(equals(one, (wrap_kind)kind, ranks, &like));
+                }
+        free(one);
+    }
+}
+
+/* Gathers of one step: forwardof two layers, backward in the other order. */
 static xd_result count_gathers(xd_comm *world, void *argument) {
     static const int expected[] = { 4, 3, 4 }; /* the root, the first layer twice, the second once */
     static const char *const types[] = { "layer" };

@@ -73,6 +73,16 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH);
     const xd_ddp_desc shown = { .leaves = 4, .view_dtype = XD_DTYPE_F64 };
     CHECK(xd_ddp_create(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
+    xd_queue *queue = NULL;
+    const xd_queue_desc few = { .capacity = 1 };
+    CHECK(xd_queue_create(world, &few, &queue) == XD_OK);
+    d = (xd_fsdp_desc){ .leaves = 4, .prefetch = 1 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "1 units gathered ahead, and no queue"));
+    d.gathers = queue;
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "room for 1 records, and 2 are under way"));
+    xd_queue_destroy(queue);
     CHECK(!s.parallel);
     /* Nothing of these is left behind. */
     CHECK(wrap_fsdp(&s, 4) == XD_OK);
@@ -302,42 +312,67 @@ XD_TEST(leaves_without_brackets_need_gradients_of_the_callers) {
 
 enum { ABSENT = 1 };
 
-/* phase 0: gather; 1: reduction of a leaf; 2: the end of the step; 3: publish. */
-static int absent_phase;
+/* phase 0: gather; 1: reduction of a leaf; 2: the end of the step; 3: publish. On queues others notice later, in the step. */
+typedef struct absence {
+    int phase, queues;
+} absence;
+
+static xd_result open_queues(scene *s, const absence *a, xd_queue **gathers, xd_queue **reductions) {
+    static const char *const types[] = { "layer" };
+    const xd_queue_desc d = { .form = a->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE };
+    if (!a->queues) return wrap_fsdp(s, 3);
+    XD_TRY(xd_queue_create(s->world, &d, gathers));
+    XD_TRY(xd_queue_create(s->world, &d, reductions));
+    const xd_fsdp_desc f = { .leaves = 3,
+                             .unit_types = types,
+                             .unit_type_count = 1,
+                             .gathers = *gathers,
+                             .reductions = *reductions,
+                             .prefetch = 1 };
+    return xd_fsdp_create(s->model, s->world, &f, &s->parallel);
+}
+
+/* The step until the phase in which the absent rank leaves. */
+static xd_result step_until(scene *s, int phase) {
+    xd_block_view view;
+    if (phase == 0) return XD_OK;
+    XD_TRY(xd_block_begin(s->first, backward, &view));
+    if (phase == 1) return XD_OK;
+    XD_TRY(xd_block_end(s->first));
+    XD_TRY(xd_block_begin(s->second, backward, &view));
+    XD_TRY(xd_block_end(s->second));
+    XD_TRY(xd_block_begin(s->root, backward, &view));
+    XD_TRY(xd_block_end(s->root));
+    if (phase == 2) return XD_OK;
+    XD_TRY(xd_parallel_reduce(s->parallel));
+    return phase == 3 ? XD_OK : xd_parallel_publish(s->parallel);
+}
 
 static xd_result leave_early(xd_comm *world, void *argument) {
+    const absence *a = (const absence *)argument;
     scene s;
-    xd_block_view view;
-    xd_result result = XD_OK;
-    (void)argument;
+    xd_queue *gathers = NULL, *reductions = NULL;
     open_scene(&s, world);
-    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 3) == XD_OK);
+    CHECK(xd_model_seal(s.model) == XD_OK && open_queues(&s, a, &gathers, &reductions) == XD_OK);
     const bool absent = s.rank == ABSENT;
-    if (absent_phase == 0 && absent) goto out;
-    result = xd_block_begin(s.first, backward, &view);
-    if (absent_phase == 1 && absent) goto out;
-    if (result == XD_OK) result = xd_block_end(s.first);
-    if (result == XD_OK) pass_over(&s, s.second, backward);
-    if (result == XD_OK) pass_over(&s, s.root, backward);
-    if (absent_phase == 2 && absent) goto out;
-    if (result == XD_OK) result = xd_parallel_reduce(s.parallel);
-    if (absent_phase == 3 && absent) goto out;
-    if (result == XD_OK) result = xd_parallel_publish(s.parallel);
-out:
+    const xd_result result = step_until(&s, absent ? a->phase : 4);
     if (absent)
         xd_comm_abort(world);
     else
         CHECK(result == XD_ERROR_PEER && xd_last_error(s.ctx)->culprit == ABSENT);
     close_scene(&s);
+    xd_queue_destroy(gathers);
+    xd_queue_destroy(reductions);
     return XD_OK;
 }
 
 XD_TEST(a_rank_that_leaves_ends_every_phase_of_a_step_on_the_others) {
     const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
-    for (absent_phase = 0; absent_phase < 4; absent_phase++) {
-        xd_error error;
-        (void)xd_run_threads(3, &desc, leave_early, NULL, &error);
-    }
+    for (int queues = 0; queues < 3; queues++)
+        for (int phase = 0; phase < 4; phase++) {
+            absence a = { phase, queues };
+            (void)xd_run_threads(3, &desc, leave_early, &a, NULL);
+        }
 }
 
 XD_TEST_MAIN()

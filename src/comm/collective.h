@@ -106,7 +106,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 /* send holds sum(counts) elements; this rank receives block `rank`, counts[rank] elements. */
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op);
-/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. */
+/* send holds counts[rank] elements; recv holds sum(counts), blocks in rank order. In place this rank's block is only read. */
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype);
 /* send_counts[r] elements go to rank r, recv_counts[r] come from it; blocks lie in rank order on both sides. */

@@ -2,6 +2,7 @@
 #define XDI_COMM_INTERNAL_H
 
 #include "base/internal.h"
+#include "comm/queue.h"
 #include "comm/transport.h"
 
 /* collective.c: sum of n counts. */
@@ -40,6 +41,9 @@ XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const 
 /* collective.c: the same ranks for another context, which outlives *out: see `fork` in transport.h. *out NULL on all ranks
  * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
 XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
+
+/* queue.c: the communicator over which a queue was made. */
+XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);

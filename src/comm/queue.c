@@ -195,6 +195,10 @@ XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
     return facts;
 }
 
+XD_PRIVATE xd_comm *xdi_queue_comm(const xd_queue *queue) {
+    return queue->comm;
+}
+
 /* ---- life ---- */
 
 static xd_result xdi_queue_validate(xd_ctx *ctx, const xd_queue_desc *d) {

@@ -432,12 +432,15 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     return XD_OK;
 }
 
+/* A block that is in its place already is not written: others may be reading it. */
 static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
+    const size_t size = xd_dtype_size(c->dtype);
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
-        const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        XD_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                                c->recv_counts[r]));
+        const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0,
+                      to = xdi_comm_offset(c->recv_counts, c->recv_displacements, r);
+        const bool in_place = r == t->base.rank && c->send == (char *)c->recv + (size_t)to * size;
+        if (!in_place) XD_TRY(xdi_threads_copy(t, c, to, page, from, c->recv_counts[r]));
     }
     return XD_OK;
 }

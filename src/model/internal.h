@@ -3,6 +3,7 @@
 
 #include "base/internal.h"
 #include "comm/leaves.h"
+#include "comm/queue.h"
 #include "kernel/kernels.h"
 #include "model/buckets.h"
 #include "model/build.h"
@@ -122,8 +123,15 @@ XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
 /* ---- wrappers ---- */
 
+/* A record on a queue, from its start to its wait. */
+typedef struct xdi_flight {
+    bool open;
+    xd_ticket ticket;
+} xdi_flight;
+
 /* A bucket of a flat buffer: the gradients that are summed at once. */
 typedef struct xdi_bucket {
+    struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included */
@@ -133,7 +141,9 @@ typedef struct xdi_bucket {
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced */
     bool reduced;
-    uint64_t seen; /* the last round over a block's buckets that met it */
+    xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
+    xdi_flight spreading; /* values that ranks have stepped in parts, to all */
+    uint64_t seen;        /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
 /* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
@@ -153,6 +163,7 @@ typedef struct xdi_flat {
     void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
     size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
     size_t view_slot;     /* and as they are shown, where that is another type */
+    xdi_flight arriving;  /* its gather */
     int64_t place;        /* elements from the begin of a unit's whole gradient to these */
     xdi_bucket *buckets;  /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
@@ -163,15 +174,20 @@ struct xdi_unit {
     xd_block *block;
     xdi_flat *flats; /* [flat_count] */
     int64_t flat_count;
-    int level;               /* units around it */
-    size_t gathered_bytes;   /* of its values, 0 when they are kept whole */
-    int64_t gradient_count;  /* elements of its whole gradient */
-    int64_t open, gradients; /* brackets that are open; buckets whose place is in the level's gradients */
+    int level;              /* units around it */
+    size_t gathered_bytes;  /* of its values, 0 when they are kept whole */
+    int64_t gradient_count; /* elements of its whole gradient */
+    int64_t open;           /* brackets that are open */
     struct xdi_unit_slot
         *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
     int slot_count;
-    struct xdi_unit_slot *slot; /* where they are; NULL -> not gathered */
-    bool near;                  /* its flats' parts of that name hold the current values */
+    struct xdi_unit_slot *slot;     /* where they are, or arrive; NULL -> not gathered */
+    bool arriving;                  /* started, and not opened yet */
+    bool near;                      /* its flats' parts of that name hold the current values */
+    struct xdi_gradient_slot *sums; /* [sum_count] where its whole gradient may be: shared by its level */
+    int sum_count;
+    struct xdi_gradient_slot *sum; /* where it is; NULL -> nowhere */
+    int64_t forming, sending; /* buckets whose place is there: that blocks add to; whose sum is under way */
 };
 
 /* Memory for the values of one unit at a time. */
@@ -182,12 +198,12 @@ typedef struct xdi_unit_slot {
     uint64_t opened;       /* when that unit was last opened */
 } xdi_unit_slot;
 
-/* Units that are inside equally many others share memory for gradients. */
-typedef struct xdi_unit_level {
-    int64_t gradient_count;
-    float *gradients;              /* [gradient_count] the whole gradient of one unit at a time */
-    const struct xdi_unit *summed; /* whose */
-} xdi_unit_level;
+/* Memory for the whole gradient of one unit at a time. */
+typedef struct xdi_gradient_slot {
+    int64_t count;
+    float *memory;         /* [count] */
+    struct xdi_unit *unit; /* whose it is; NULL -> nobody's */
+} xdi_gradient_slot;
 
 struct xd_parallel {
     xd_ctx *ctx;
@@ -195,14 +211,13 @@ struct xd_parallel {
     xd_comm *data, *replicas; /* replicas NULL -> one group */
     int rank, ranks;          /* in data */
     int replica, replica_count;
-    bool sharded;         /* FSDP */
-    bool invariant;       /* the reduction mode */
-    bool dealt;           /* leaves: every N-th one */
-    bool split_optimizer; /* DDP: each rank steps its part */
-    xd_leaves leaves;     /* of this rank in its group, in order unless they are dealt */
-    int64_t most, total;  /* leaves: of the rank that has most; of all groups */
-    int level_count;
-    xdi_unit_level *levels; /* [level_count] */
+    bool sharded;           /* FSDP */
+    bool invariant;         /* the reduction mode */
+    bool dealt;             /* leaves: every N-th one */
+    bool split_optimizer;   /* DDP: each rank steps its part */
+    xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
+    int64_t most, total;    /* leaves: of the rank that has most; of all groups */
+    int level_count;        /* of units inside units */
     struct xdi_unit *units; /* [unit_count], a unit after those around it */
     int64_t unit_count;
     xdi_flat *flats; /* [flat_count], those of a unit together */
@@ -212,6 +227,12 @@ struct xd_parallel {
     xd_weight **members;  /* the weights of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
+    xdi_gradient_slot *sums; /* [sum_count] */
+    int64_t sum_count;
+    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
+    int prefetch;                    /* units that are gathered ahead */
+    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
+    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
@@ -257,8 +278,22 @@ XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
 /* parallel_values.c: whether a few ranks keep gathered units together. */
 XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p);
-/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before. */
-XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit);
+/* parallel_flight.c: runs a record on a queue, or at once where that is NULL; and waits for it. */
+XD_PRIVATE xd_result xdi_flight_start(xd_queue *queue, xd_comm *comm, const xd_collective *record,
+                                      xdi_flight *flight);
+XD_PRIVATE xd_result xdi_flight_land(xd_queue *queue, xdi_flight *flight);
+/* parallel_flight.c: waits for everything that is under way, whatever comes of it. */
+XD_PRIVATE void xdi_parallel_land(xd_parallel *p);
+/* parallel_flight.c: waits for values that ranks have stepped in parts. */
+XD_PRIVATE xd_result xdi_parallel_land_values(xd_parallel *p);
+/* parallel_flight.c: whether the caller's queues are over the data ranks and have room for all that is under way at once. */
+XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
+
+/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
+ * units are started. */
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
+/* parallel_values.c: drops the units that were gathered ahead and not opened. */
+XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);
 /* parallel_values.c: where a weight's values are while its unit is open. */
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */

@@ -51,9 +51,9 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
-        p->sharded,      p->dealt,         p->split_optimizer,     p->total,
-        p->unit_count,   p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-        p->reshard_ranks
+        p->sharded,       p->dealt,         p->split_optimizer,     p->total,
+        p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
+        p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
     };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
@@ -77,6 +77,10 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
+               "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
+    XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
+               (long long)p->bucket_size);
     XD_TRY(xdi_parallel_check_dtypes(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
@@ -87,6 +91,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_lay(p, d));
+    XD_TRY(xdi_parallel_check_queues(p));
     return xdi_parallel_take_memory(p);
 }
 
@@ -123,12 +128,18 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     if (ddp) {
         settings->leaves = ddp->leaves;
         settings->view_dtype = ddp->view_dtype;
+        settings->gathers = ddp->gathers;
+        settings->reductions = ddp->reductions;
+        p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
     p->sharded = fsdp != NULL;
     p->sent_dtype = settings->sent_dtype;
     p->view_dtype = settings->view_dtype;
     p->reshard_ranks = settings->reshard_ranks;
+    p->gathers = settings->gathers;
+    p->reductions = settings->reductions;
+    p->prefetch = settings->prefetch;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -205,13 +216,15 @@ static void xdi_parallel_detach(const xd_parallel *p) {
 
 XD_API void xd_parallel_destroy(xd_parallel *p) {
     if (!p) return;
+    xdi_parallel_land(p);
     xdi_parallel_detach(p);
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = { p->units,  p->flats, p->buckets, (void *)p->members,
-                             p->levels, p->slots, p->counts };
+    void *const tables[] = {
+        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
+    };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -359,7 +372,9 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
 
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    xdi_parallel_drop_ahead(p);
     if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
+    XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
 

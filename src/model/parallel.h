@@ -1,6 +1,7 @@
 #ifndef XDI_MODEL_PARALLEL_H
 #define XDI_MODEL_PARALLEL_H
 
+#include "comm/queue.h"
 #include "model/pass.h"
 #include "tensor/part.h"
 
@@ -40,8 +41,14 @@ typedef struct xd_ddp_desc {
     xd_dtype
         view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
                           * NONE -> as they are, and no copy */
+    /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
+     * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
+     * last backward, in the order of buckets; on `gathers` stepped values travel from xd_parallel_publish until a block with them
+     * is opened or the next step is reduced: so long, this rank's own parts may be read, and none written. */
+    xd_queue *gathers, *reductions;
+    int64_t
+        bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
 } xd_ddp_desc;
-
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
@@ -62,8 +69,13 @@ typedef struct xd_fsdp_desc {
      * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
      * every unit whole. The root is kept whole in any case. */
     int reshard_ranks;
+    /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> gathers and sums are run by
+     * the brackets. On `reductions` the sum of a unit's gradient runs beside the backward of the next, in a second piece of
+     * memory. On `gathers` the next `prefetch` units are gathered ahead, each level into so many more pieces of memory: in the
+     * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
+    xd_queue *gathers, *reductions;
+    int prefetch; /* 0 -> none */
 } xd_fsdp_desc;
-
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
  * ones. Where the caller gave storage it stays in use; the library's is made here if there is none.
  *

@@ -24,6 +24,8 @@ static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
     d.param_count = flat->count;
     d.ranks = xdi_flat_shards(p, flat);
     d.sharded = true; /* also of one rank, for the alignment */
+    d.overlap = !p->sharded && p->reductions;
+    d.bucket_size = d.overlap ? p->bucket_size : 0;
     const xd_result result = xd_bucket_plan_create(p->ctx, &d, &flat->plan);
     xd_release(p->ctx, params);
     if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
@@ -48,6 +50,7 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
 static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_bucket *buckets) {
     flat->buckets = buckets;
     for (int64_t i = 0; i < flat->bucket_count; i++) {
+        buckets[i].flat = flat;
         const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
         buckets[i].kept = part.end - part.begin;
@@ -102,7 +105,6 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
 
 /* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
 static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
-    xdi_unit_level *level = &p->levels[unit->level];
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
@@ -117,7 +119,8 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
         if (arena.used > unit->slots[i].bytes) unit->slots[i].bytes = arena.used;
-    if (unit->gradient_count > level->gradient_count) level->gradient_count = unit->gradient_count;
+    for (int i = 0; i < unit->sum_count; i++)
+        if (unit->gradient_count > unit->sums[i].count) unit->sums[i].count = unit->gradient_count;
 }
 
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
@@ -181,9 +184,9 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     for (int64_t i = 0; i < p->slot_count; i++)
         p->slots[i].memory =
             (unsigned char *)xdi_parallel_take(arena, (int64_t)p->slots[i].bytes, 1, &p->bytes.gathered);
-    for (int i = 0; i < p->level_count; i++)
-        p->levels[i].gradients = (float *)xdi_parallel_take(arena, p->levels[i].gradient_count, sizeof(float),
-                                                            &p->bytes.whole_gradients);
+    for (int64_t i = 0; i < p->sum_count; i++)
+        p->sums[i].memory =
+            (float *)xdi_parallel_take(arena, p->sums[i].count, sizeof(float), &p->bytes.whole_gradients);
     return XD_OK;
 }
 
@@ -274,22 +277,42 @@ static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, b
                                                bytes, XD_COPY_ON_DEVICE);
 }
 
+/* Whether nobody but blocks reads the values where they arrive: no copies are made from them. */
+static bool xdi_flat_is_read_later(const xdi_flat *flat) {
+    bool own = flat->shown != NULL;
+    for (int64_t i = 0; i < flat->count; i++) own = own || flat->weights[i]->desc.value;
+    return !own;
+}
+
+static xd_result xdi_flat_collect_values(const xd_parallel *p, const xdi_flat *flat) {
+    for (int64_t i = 0; i < flat->bucket_count; i++)
+        XD_TRY(xdi_flight_land(p->gathers, &flat->buckets[i].spreading));
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
+    return XD_OK;
+}
+
 static xd_result xdi_flat_spread(xd_parallel *p, const xdi_flat *flat) {
     const size_t size = xd_dtype_size(flat->dtype);
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_GATHER;
+    c.recv_counts = p->counts;
+    c.dtype = flat->dtype;
     for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], false));
     for (int64_t i = 0; i < xd_bucket_plan_count(flat->plan); i++) {
         const xd_interval bucket = xd_bucket_plan_at(flat->plan, i).buffer,
                           part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         unsigned char *values = (unsigned char *)flat->values;
         for (int r = 0; r < p->ranks; r++) p->counts[r] = part.end - part.begin;
-        XD_TRY(xd_all_gather(p->data, values + (size_t)part.begin * size,
-                             values + (size_t)bucket.begin * size, p->counts, flat->dtype));
+        c.send = values + (size_t)part.begin * size;
+        c.recv = values + (size_t)bucket.begin * size;
+        XD_TRY(xdi_flight_start(p->gathers, p->data, &c, &flat->buckets[i].spreading));
     }
-    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(p, flat->weights[i], true));
-    return XD_OK;
+    return xdi_flat_is_read_later(flat) ? XD_OK : xdi_flat_collect_values(p, flat);
 }
 
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p) {
+    XD_TRY(xdi_parallel_land_values(p)); /* of the step before */
     for (int64_t i = 0; i < p->flat_count; i++)
         if (p->flats[i].whole && xdi_flat_shards(p, &p->flats[i]) > 1 && p->ranks > 1)
             XD_TRY(xdi_flat_spread(p, &p->flats[i]));

@@ -17,25 +17,55 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
 
 /* ---- a leaf begins ---- */
 
-/* The unit's whole gradient, before it is reduced: one unit of a level at a time. */
-static xd_result xdi_gradient_slot(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    struct xdi_unit *unit = flat->unit;
-    xdi_unit_level *level = &p->levels[unit->level];
-    XD_REQUIRE(p->ctx, !level->summed || level->summed == unit, XD_ERROR_STATE,
-               "backward of unit \"%.80s\" while leaf %lld of unit \"%.80s\" is not complete",
-               unit->block->name, (long long)b->leaf, level->summed->block->name);
-    level->summed = unit;
-    unit->gradients++;
-    b->place = level->gradients + flat->place + b->buffer.begin;
+/* The sum of a dealt leaf over the ranks is there: the next node of the tree over this rank's leaves. */
+static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
+    struct xdi_unit *unit = b->flat->unit;
+    float *next = NULL;
+    if (!b->sending.open || !p->dealt) return XD_OK;
+    XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+    unit->sending--;
+    if (unit->sending + unit->forming == 0) {
+        unit->sum->unit = NULL;
+        unit->sum = NULL;
+    }
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    return xd_leaf_stack_push(b->stack, next);
+}
+
+static xd_result xdi_unit_land_sums(xd_parallel *p, const struct xdi_unit *unit) {
+    for (int64_t f = 0; f < unit->flat_count; f++)
+        for (int64_t i = 0; i < unit->flats[f].bucket_count; i++)
+            XD_TRY(xdi_gradient_land(p, &unit->flats[f].buckets[i]));
     return XD_OK;
 }
 
-static xd_result xdi_gradient_begin(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+/* Memory for a unit's whole gradient: what is free, or else what a queue has to sum first. */
+static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
+    xdi_gradient_slot *slot = unit->sums;
+    for (int i = 0; i < unit->sum_count && slot->unit; i++)
+        if (!unit->sums[i].unit || (slot->unit->forming > 0 && unit->sums[i].unit->forming == 0))
+            slot = &unit->sums[i];
+    const struct xdi_unit *other = slot->unit;
+    XD_REQUIRE(p->ctx, !other || other->forming == 0, XD_ERROR_STATE,
+               "backward of unit \"%.80s\" while a leaf of unit \"%.80s\" is not complete: %d of a level are "
+               "planned at once",
+               unit->block->name, other->block->name, unit->sum_count);
+    if (other) XD_TRY(xdi_unit_land_sums(p, other));
+    slot->unit = unit;
+    unit->sum = slot;
+    return XD_OK;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
-    if (p->dealt && p->ranks > 1)
-        XD_TRY(xdi_gradient_slot(p, flat, b));
-    else
+    struct xdi_unit *unit = b->flat->unit;
+    if (p->dealt && p->ranks > 1) {
+        XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
+        if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
+        unit->forming++;
+        b->place = unit->sum->memory + b->flat->place + b->buffer.begin;
+    } else
         XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
 }
@@ -45,7 +75,7 @@ XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight,
     xdi_bucket *b = xdi_flat_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
-    if (!b->place) XD_TRY(xdi_gradient_begin(p, owner->flat, b));
+    if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
     *out =
         b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
     return XD_OK;
@@ -75,35 +105,35 @@ static xd_collective xdi_gradient_sum(const float *from, float *to) {
 }
 
 /* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
-static xd_result xdi_gradient_collect(xd_parallel *p, const xdi_flat *flat, const xdi_bucket *b,
-                                      const xd_collective *sum) {
+static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_collective *sum) {
     xd_collective c = *sum;
-    const int64_t extent = b->buffer.end - b->buffer.begin;
-    const bool parts = xd_bucket_plan_settings(flat->plan)->ranks > 1;
+    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
     for (int r = 0; r < p->ranks; r++) p->counts[r] = b->kept;
     c.kind = parts ? XD_COLLECTIVE_REDUCE_SCATTER : XD_COLLECTIVE_ALL_REDUCE;
     if (parts)
         c.send_counts = p->counts;
     else
-        c.count = extent;
-    return xd_collective_run(p->data, &c);
+        c.count = b->buffer.end - b->buffer.begin;
+    return xdi_flight_start(p->reductions, p->data, &c, &b->sending);
 }
 
 /* A dealt leaf: the parts of its sum over the ranks become the next leaf of the stack. */
-static xd_result xdi_gradient_send(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    struct xdi_unit *unit = flat->unit;
+static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *leaf) {
+    struct xdi_unit *unit = b->flat->unit;
     float *next = NULL;
     XD_TRY(xd_leaf_stack_next(b->stack, &next));
-    xd_collective c = xdi_gradient_sum(b->place, next);
+    xd_collective c = xdi_gradient_sum(leaf, next);
     if (p->invariant) {
         c.leaves.first = p->rank;
         c.leaves.count = 1;
         c.leaves.total = p->ranks;
     }
-    XD_TRY(xdi_gradient_collect(p, flat, b, &c));
-    if (--unit->gradients == 0) p->levels[unit->level].summed = NULL;
-    b->place = next;
-    return XD_OK;
+    XD_TRY(xdi_gradient_collect(p, b, &c));
+    unit->forming--;
+    unit->sending++;
+    if (p->reductions) return XD_OK;
+    b->sending.open = true; /* and has landed */
+    return xdi_gradient_land(p, b);
 }
 
 /* The nodes that wait here, where no other rank has any for this sum. */
@@ -114,12 +144,13 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
 
-/* The sum over all leaves of this group of ranks. */
-static xd_result xdi_gradient_join(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+/* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
+static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced) return XD_OK;
+    XD_TRY(xdi_gradient_land(p, b));
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
-    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, flat, b, &c));
+    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
 }
@@ -140,26 +171,37 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
+ * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
+static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
+    if (p->sharded) {
+        const bool waits = p->dealt && p->reductions; /* for parts that are under way */
+        return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
+    }
+    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+        XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
+    return XD_OK;
+}
+
 /* The last block has added to the leaf. */
-static xd_result xdi_gradient_close(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b) {
+static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     const int64_t leaf = b->leaf++;
     const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
+    float *place = b->place;
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
-        if (p->dealt && p->ranks > 1) XD_TRY(xdi_gradient_send(p, flat, b));
-        XD_TRY(xd_leaf_stack_push(b->stack, b->place));
         b->place = NULL;
+        XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
+                                        : xd_leaf_stack_push(b->stack, place));
     }
-    /* Under FSDP the ranks are at the same leaf, those that have fewer too. */
-    return p->sharded && b->leaf == p->most ? xdi_gradient_join(p, flat, b) : XD_OK;
+    return xdi_gradient_launch(p, b);
 }
 
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
     for (int64_t i = 0; i < block->count; i++) {
-        const xdi_flat *flat = p->model->weights[block->first + i]->owner->flat;
         xdi_bucket *b = xdi_block_bucket(p, block, i);
-        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, flat, b));
+        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, b));
     }
     return XD_OK;
 }
@@ -167,11 +209,11 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 /* ---- a step ends ---- */
 
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
-    for (int64_t f = 0; f < p->flat_count; f++)
-        for (int64_t i = 0; i < p->flats[f].bucket_count; i++) {
-            XD_TRY(xdi_gradient_join(p, &p->flats[f], &p->flats[f].buckets[i]));
-            XD_TRY(xdi_gradient_join_replicas(p, &p->flats[f].buckets[i]));
-        }
+    for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
+    for (int64_t i = 0; i < p->bucket_count; i++) {
+        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
+        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+    }
     return XD_OK;
 }
 
@@ -179,13 +221,18 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
+        (void)xdi_flight_land(p->reductions, &b->sending);
         xd_leaf_stack_reset(b->stack);
         b->done = b->leaf = 0;
         b->place = NULL;
         b->reduced = false;
     }
-    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].gradients = 0;
-    for (int i = 0; i < p->level_count; i++) p->levels[i].summed = NULL;
+    for (int64_t i = 0; i < p->unit_count; i++) {
+        p->units[i].sum = NULL;
+        p->units[i].forming = p->units[i].sending = 0;
+    }
+    for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
+    p->launched = 0;
     p->signature = 0;
     p->reduced = false;
 }

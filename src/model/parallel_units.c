@@ -103,9 +103,10 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
     p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
-    p->levels = (xdi_unit_level *)xd_allocate(p->ctx, (size_t)p->level_count * sizeof *p->levels);
-    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, (size_t)p->unit_count * sizeof *p->slots);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->levels && p->slots, XD_ERROR_MEMORY,
+    const size_t slots = (size_t)p->unit_count + (size_t)p->level_count * (size_t)p->prefetch;
+    p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
+    p->sums = (xdi_gradient_slot *)xd_allocate(p->ctx, (size_t)p->level_count * 2 * sizeof *p->sums);
+    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots && p->sums, XD_ERROR_MEMORY,
                "no room for %lld weights", (long long)n);
     xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)

@@ -17,13 +17,20 @@ XD_PRIVATE bool xdi_parallel_has_near(const xd_parallel *p) {
     return p->reshard_ranks > 1 && p->reshard_ranks < p->ranks;
 }
 
-/* One for each level; or for each unit, where all stay gathered. */
+/* For values, one for each unit where all stay gathered; else those of a level share one, and one more for each that is gathered
+ * ahead. The root is alone. For gradients, one for each level, and one more for what a queue is summing. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p) {
     const bool own = p->reshard_ranks == 1;
-    p->slot_count = own ? p->unit_count : p->level_count;
+    const int each = 1 + p->prefetch, sums = p->reductions ? 2 : 1;
+    p->slot_count = own ? p->unit_count : 1 + (int64_t)(p->level_count - 1) * each;
+    p->sum_count = (int64_t)p->level_count * sums;
     for (int64_t i = 0; i < p->unit_count; i++) {
-        p->units[i].slots = &p->slots[own ? i : p->units[i].level];
-        p->units[i].slot_count = 1;
+        struct xdi_unit *unit = &p->units[i];
+        const bool alone = own || unit->level == 0;
+        unit->slots = &p->slots[own ? i : alone ? 0 : 1 + (int64_t)(unit->level - 1) * each];
+        unit->slot_count = alone ? 1 : each;
+        unit->sums = &p->sums[(int64_t)unit->level * sums];
+        unit->sum_count = sums;
     }
 }
 
@@ -38,23 +45,40 @@ static xdi_unit_slot *xdi_unit_find_slot(const struct xdi_unit *unit) {
     return best;
 }
 
-static void xdi_unit_slot_empty(xdi_unit_slot *slot) {
-    if (slot->unit) slot->unit->slot = NULL;
+/* What comes of a gather that nobody has opened is told by the next one. */
+static void xdi_unit_slot_empty(const xd_parallel *p, xdi_unit_slot *slot) {
+    struct xdi_unit *unit = slot->unit;
+    if (!unit) return;
+    for (int64_t i = 0; i < unit->flat_count; i++)
+        (void)xdi_flight_land(p->gathers, &unit->flats[i].arriving);
+    unit->arriving = false;
+    unit->slot = NULL;
     slot->unit = NULL;
 }
 
+XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p) {
+    for (int64_t i = 0; i < p->slot_count; i++)
+        if (p->slots[i].unit && p->slots[i].unit->arriving) xdi_unit_slot_empty(p, &p->slots[i]);
+}
+
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p) {
-    for (int64_t i = 0; i < p->slot_count; i++) xdi_unit_slot_empty(&p->slots[i]);
+    for (int64_t i = 0; i < p->slot_count; i++) xdi_unit_slot_empty(p, &p->slots[i]);
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].near = false;
 }
 
 /* ---- gathering ---- */
 
-static xd_result xdi_flat_gather(const xd_parallel *p, const xdi_flat *flat, bool near, void *to) {
+static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, void *to) {
     const int n = near ? p->reshard_ranks : p->ranks;
+    xd_collective c;
+    memset(&c, 0, sizeof c);
     for (int r = 0; r < n; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / n;
-    return xd_all_gather(near ? p->near : p->data, near ? flat->near : flat->sent, to, p->counts,
-                         flat->sent_dtype);
+    c.kind = XD_COLLECTIVE_ALL_GATHER;
+    c.send = near ? flat->near : flat->sent;
+    c.recv = to;
+    c.recv_counts = p->counts;
+    c.dtype = flat->sent_dtype;
+    return xdi_flight_start(near ? NULL : p->gathers, near ? p->near : p->data, &c, &flat->arriving);
 }
 
 /* This rank's part of what a few ranks keep together after the first gather. */
@@ -66,42 +90,84 @@ static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, 
         &launch, flat->near, from + (size_t)xd_comm_rank(p->near) * bytes, bytes, XD_COPY_ON_DEVICE);
 }
 
-/* From the kept parts into a slot, in both types. */
-static xd_result xdi_flat_fill_slot(const xd_parallel *p, const xdi_flat *flat, bool near,
-                                    unsigned char *slot) {
-    const void *sent = flat->sent;
-    if (p->ranks > 1) {
-        XD_TRY(xdi_flat_gather(p, flat, near, slot + flat->slot));
-        if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
-        sent = slot + flat->slot;
-    }
+static xd_result xdi_flat_arrive(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *slot) {
+    const void *sent = p->ranks > 1 ? slot + flat->slot : (const unsigned char *)flat->sent;
+    XD_TRY(xdi_flight_land(p->gathers, &flat->arriving));
+    if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
     if (flat->view_dtype == flat->sent_dtype) return XD_OK;
     return xd_cast(p->ctx, slot + flat->view_slot, flat->view_dtype, sent, flat->sent_dtype,
                    xd_bucket_plan_numel(flat->plan));
 }
 
-static xd_result xdi_unit_gather(xd_parallel *p, struct xdi_unit *unit, unsigned char *slot) {
-    for (int64_t i = 0; i < unit->flat_count; i++)
-        if (!unit->flats[i].whole) XD_TRY(xdi_flat_fill_slot(p, &unit->flats[i], unit->near, slot));
+/* Starts the gather of a unit into a slot, which is emptied first. */
+static xd_result xdi_unit_depart(xd_parallel *p, struct xdi_unit *unit, xdi_unit_slot *slot) {
+    xdi_unit_slot_empty(p, slot);
+    slot->unit = unit;
+    slot->opened = ++p->opened;
+    unit->slot = slot;
+    unit->arriving = true;
+    for (int64_t i = 0; i < unit->flat_count && p->ranks > 1; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const xd_result result =
+            flat->whole ? XD_OK : xdi_flat_depart(p, flat, unit->near, slot->memory + flat->slot);
+        if (result == XD_OK) continue;
+        xdi_unit_slot_empty(p, slot);
+        return result;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_unit_arrive(xd_parallel *p, struct xdi_unit *unit) {
+    for (int64_t i = 0; i < unit->flat_count; i++) {
+        xdi_flat *flat = &unit->flats[i];
+        const xd_result result =
+            flat->whole ? XD_OK : xdi_flat_arrive(p, flat, unit->near, unit->slot->memory);
+        if (result == XD_OK) continue;
+        xdi_unit_slot_empty(p, unit->slot);
+        return result;
+    }
+    unit->arriving = false;
     unit->near = p->near != NULL;
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit) {
-    if (unit->gathered_bytes > 0 && !unit->slot) {
+/* The units that are likely to be opened next: in the order of registration, backwards in a backward. A wrong guess costs its
+ * gather. */
+static xd_result xdi_unit_look_ahead(xd_parallel *p, const struct xdi_unit *from, bool backward) {
+    const int64_t step = backward ? -1 : 1;
+    int left = p->prefetch;
+    for (int64_t i = from - p->units + step; i >= 0 && i < p->unit_count && left > 0; i += step) {
+        struct xdi_unit *unit = &p->units[i];
+        if (unit->gathered_bytes == 0 || unit->open > 0) continue;
+        left--;
+        if (unit->slot || unit->near) continue;
+        xdi_unit_slot *slot = xdi_unit_find_slot(unit);
+        if (slot) XD_TRY(xdi_unit_depart(p, unit, slot));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_unit_show(xd_parallel *p, struct xdi_unit *unit) {
+    if (unit->gathered_bytes == 0) return XD_OK;
+    if (!unit->slot) {
         xdi_unit_slot *slot = xdi_unit_find_slot(unit);
         XD_REQUIRE(p->ctx, slot, XD_ERROR_STATE,
-                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d are planned "
-                   "at once",
-                   unit->block->name, unit->slots[0].unit->block->name, p->level_count);
-        xdi_unit_slot_empty(slot);
-        XD_TRY(xdi_unit_gather(p, unit, slot->memory));
-        slot->unit = unit;
-        unit->slot = slot;
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d of a level "
+                   "are planned at once",
+                   unit->block->name, unit->slots[0].unit->block->name, unit->slot_count);
+        XD_TRY(xdi_unit_depart(p, unit, slot));
     }
-    if (unit->slot) unit->slot->opened = ++p->opened;
-    unit->open++;
+    if (unit->arriving) XD_TRY(xdi_unit_arrive(p, unit));
+    unit->slot->opened = ++p->opened;
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward) {
+    XD_TRY(xdi_unit_show(p, unit));
+    unit->open++;
+    const xd_result result = xdi_unit_look_ahead(p, unit, backward);
+    if (result != XD_OK) unit->open--;
+    return result;
 }
 
 /* ---- what the caller sees ---- */

@@ -47,6 +47,8 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     xd_parallel *p = model->parallel;
     const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
     for (int64_t i = b->first; i < b->first + b->count; i++) {
+        xdi_bucket *bucket = p ? xdi_flat_bucket(model->weights[i]->owner) : NULL;
+        if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
         model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
         if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
     }
@@ -68,7 +70,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     xd_parallel *p = block->model->parallel;
     xd_block_view shown;
     XD_TRY(xdi_block_check(block, pass));
-    if (p) XD_TRY(xdi_unit_open(p, block->unit));
+    if (p) XD_TRY(xdi_unit_open(p, block->unit, pass.kind == XD_PASS_BACKWARD));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
         if (p) block->unit->open--;
@@ -105,5 +107,6 @@ XD_API xd_result xd_block_end(xd_block *block) {
     if (!p) return XD_OK;
     p->open--;
     block->unit->open--;
+    if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }

@@ -28,12 +28,14 @@ enum {
     NESTED,
     OWN,
     RESHARD,
+    QUEUES,
     RANKS2,
     GROUPS2,
     WRAP2,
     NESTED2,
     OWN2,
     RESHARD2,
+    QUEUES2,
     STOP,
     STEPS,
     LEAVES,
@@ -65,12 +67,14 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "nested", 0, 1 },
                                             { "own", 0, 2 },
                                             { "reshard", 0, 2 },
+                                            { "queues", 0, 2 },
                                             { "ranks2", 1, 8 },
                                             { "groups2", 1, 4 },
                                             { "wrap2", 0, WRAP_COUNT - 1 },
                                             { "nested2", 0, 1 },
                                             { "own2", 0, 2 },
                                             { "reshard2", 0, 2 },
+                                            { "queues2", 0, 2 },
                                             { "stop", 0, 3 },
                                             { "steps", 1, COMPOSE_STEPS },
                                             { "leaves", 1, 12 },
@@ -114,14 +118,14 @@ static void settle(int *f) {
     if (f[SOFT] == 1) f[SMOOTHING] = 0;
     settle_layout(f, RANKS);
     settle_layout(f, RANKS2);
-    for (int i = RANKS2; i <= RESHARD2 && !f[STOP]; i++) f[i] = features[i].least;
+    for (int i = RANKS2;i <= QUEUES2 && !f[STOP]; i++) f[i] = features[i].least;
     if (f[OWN] == 2 || f[OWN2] == 2) f[RECOMPUTE] = 0;
 }
 
 static compose_layout layout_of(const int *f, int ranks) {
     const int shift = ranks - RANKS;
-    const compose_layout l = { f[ranks],           f[GROUPS + shift], f[WRAP + shift],
-                               f[NESTED + shift], f[OWN + shift],    f[RESHARD + shift] };
+    const compose_layout l = { f[ranks],       f[GROUPS + shift],  f[WRAP + shift],  f[NESTED + shift],
+                               f[OWN + shift], f[RESHARD + shift], f[QUEUES + shift] };
     return l;
 }
 

@@ -24,6 +24,7 @@ typedef struct rank {
     toy toy;
     float *storage, *gradients; /* the caller's */
     xd_parallel *parallel;
+    xd_queue *gathers, *reductions;
     int64_t own, most;
     toy_kept *kept;          /* [most] */
     float *logits, *teacher; /* [most, rows, vocab] */
@@ -48,13 +49,23 @@ static xd_result make_groups(rank *r) {
     return xd_comm_split(r->world, me % each, me, &r->replicas);
 }
 
+static xd_result make_queues(rank *r) {
+    const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE };
+    if (!r->job->layout->queues) return XD_OK;
+    XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
+    return xd_queue_create(r->data, &d, &r->reductions);
+}
+
 static xd_result make_wrapper(rank *r) {
     static const char *const types[] = { "layer", "mlp" };
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
     if (l->wrap <= WRAP_SHARDED) {
         const xd_ddp_desc d = { .leaves = leaves, .sharded_optimizer = l->wrap == WRAP_SHARDED,
-                                .view_dtype = XD_DTYPE_F32 };
+.view_dtype = XD_DTYPE_F32,
+                                .gathers = r->gathers,
+                                .reductions = r->reductions,
+                                .bucket_size = 40 };
         return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = leaves,
@@ -64,7 +75,10 @@ static xd_result make_wrapper(rank *r) {
                              .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
                              .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
                              .view_dtype = XD_DTYPE_F32,
-                             .reshard_ranks = l->reshard };
+.reshard_ranks = l->reshard,
+                             .gathers = r->gathers,
+                             .reductions = r->reductions,
+                             .prefetch = l->queues };
     return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
 }
 
@@ -302,6 +316,7 @@ static xd_result run_rank_steps(rank *r) {
     const job *j = r->job;
     XD_TRY(make_groups(r));
     XD_TRY(make_model(r));
+    XD_TRY(make_queues(r));
     XD_TRY(make_wrapper(r));
     XD_TRY(make_buffers(r));
     XD_TRY(make_state(r));
@@ -319,6 +334,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     for (int i = 0; i < COMPOSE_AVERAGES; i++) xd_ema_destroy(r->averages[i]);
     xd_optimizer_destroy(r->optimizer);
     xd_parallel_destroy(r->parallel);
+    xd_queue_destroy(r->gathers);
+    xd_queue_destroy(r->reductions);
     xd_model_destroy(r->toy.model);
     xd_vocab_destroy(r->vocab);
     if (r->replicas) xd_comm_destroy(r->replicas);

@@ -20,6 +20,7 @@ typedef struct compose_layout {
     int nested; /* units inside units */
     int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */
     int reshard; /* xd_fsdp_desc.reshard_ranks */
+    int queues;  /* 1 inline, 2 workers; under FSDP one or two units are gathered ahead then */
 } compose_layout;
 
 /* Everything a run is made from. */

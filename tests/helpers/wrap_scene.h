@@ -23,6 +23,8 @@ typedef struct wrap_run {
     xd_dtype kept; /* of weights; 0 -> F32 */
     xd_dtype sent, view;
     int reshard;
+    int queues; /* 1 inline, 2 workers, 0 none */
+    int prefetch;
     /* What came out, written by the ranks that count. */
     float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
     int64_t count;
@@ -72,17 +74,29 @@ typedef struct wrap_rank {
     xd_comm *world, *data, *replicas;
     xd_model *model;
     xd_parallel *parallel;
+    xd_queue *gathers, *reductions;
     int step;
     float activation[64]; /* of each leaf */
 } wrap_rank;
 
+static xd_result wrap_queues(wrap_rank *r) {
+    const xd_queue_desc d = { .form = r->run->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE };
+    if (!r->run->queues) return XD_OK;
+    XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
+    return xd_queue_create(r->data, &d, &r->reductions);
+}
+
 static xd_result wrap_create(wrap_rank *r) {
     static const char *const types[] = { "layer", "mlp" };
     const wrap_run *run = r->run;
+    XD_TRY(wrap_queues(r));
     if (run->kind == WRAP_DDP || run->kind == WRAP_SHARDED) {
         const xd_ddp_desc d = { .leaves = run->leaves,
                                 .sharded_optimizer = run->kind == WRAP_SHARDED,
-                                .view_dtype = run->view };
+                                .view_dtype = run->view,
+                                .gathers = r->gathers,
+                                .reductions = r->reductions,
+                                .bucket_size = 64 };
         return xd_ddp_create(r->model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = run->leaves,
@@ -92,8 +106,20 @@ static xd_result wrap_create(wrap_rank *r) {
                              .accumulate_whole = run->kind == WRAP_FSDP_WHOLE,
                              .sent_dtype = run->sent,
                              .view_dtype = run->view,
-                             .reshard_ranks = run->reshard };
+                             .reshard_ranks = run->reshard,
+                             .gathers = r->gathers,
+                             .reductions = r->reductions,
+                             .prefetch = run->prefetch };
     return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
+}
+
+static void wrap_close(wrap_rank *r) {
+    xd_parallel_destroy(r->parallel);
+    xd_queue_destroy(r->gathers);
+    xd_queue_destroy(r->reductions);
+    xd_model_destroy(r->model);
+    if (r->replicas) xd_comm_destroy(r->replicas);
+    if (r->data != r->world) xd_comm_destroy(r->data);
 }
 
 static xd_result wrap_groups(wrap_rank *r) {

@@ -181,10 +181,7 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     xd_result result = wrap_groups(&r);
     if (result == XD_OK) result = wrap_create(&r);
     if (result == XD_OK) result = wrap_train(&r);
-    xd_parallel_destroy(r.parallel);
-    xd_model_destroy(r.model);
-    if (r.replicas) xd_comm_destroy(r.replicas);
-    if (r.data != r.world) xd_comm_destroy(r.data);
+    wrap_close(&r);
     return result;
 }
 

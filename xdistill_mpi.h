@@ -16,7 +16,8 @@
    computed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
    transport, with any MPI library. Data is memory of the host: on contexts with a GPU, memory of the GPU
    is refused (UNSUPPORTED); xdistill_nccl.h moves it. Needs MPI 3.0. The thread that owns the context makes the MPI
-   calls: MPI_THREAD_SINGLE is enough when it is the main thread. */
+   calls: MPI_THREAD_SINGLE is enough when it is the main thread. Where MPI_Init_thread has given MPI_THREAD_MULTIPLE on
+   every rank, queues (xd_queue_create) have a thread and messages of their own. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
 
@@ -70,9 +71,11 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
 #define XDISTILL_MPI_IMPLEMENTED
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* Two ranks of a group exchange messages in the order of their calls, and MPI preserves the order of messages
  * with the same tag: so a group needs a tag for each kind of message, and messages need no number. Group ids
@@ -83,7 +86,10 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
  *
  * At a deadline the rank that did not come may itself wait for another one, in another group or an earlier message. So a
  * notice of a deadline says whom its sender waits for, whoever waits answers with one of its own, and the culprit is the
- * rank that is waited for and says nothing. */
+ * rank that is waited for and says nothing.
+ *
+ * A handle that is forked for another thread has a group id, staging and scratch of its own; the fate of the world, which it
+ * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
@@ -97,7 +103,9 @@ enum {
     XDI_MPI_STAGING_RANK = 1 << 16,  /* the same for each rank */
     XDI_MPI_STAGING_LEAST = 1 << 10, /* for each rank: an element of every node that its forest can have */
     XDI_MPI_SHORT = 4096, /* bytes up to which every rank computes the whole sum of an all_reduce */
-    XDI_MPI_SPIN = 200    /* polls before the core is yielded after each further one */
+    XDI_MPI_SPIN = 200,   /* polls before the core is yielded after each further one */
+    XDI_MPI_NAP =
+        20000 /* nanoseconds that a forked handle, whose thread is not the program's, sleeps instead */
 };
 
 /* Of the second after a deadline: for notices of ranks that wait, then for messages that have begun to arrive. */
@@ -115,10 +123,11 @@ typedef struct xdi_mpi_entry {
 typedef struct xdi_mpi_world {
     MPI_Comm comm;
     int size, rank;
-    int holders;                /* handles */
     int next_group;             /* above every id this rank has used */
     int groups;                 /* ids that the tags of this MPI allow */
-    xd_result failure;          /* XD_OK, or what broke the world */
+    pthread_mutex_t lock;       /* of what follows, up to `accused` but for `said` and `heard` */
+    int holders;                /* handles */
+    xd_result failure;          /* XD_OK, or what broke the world; like culprit, written once */
     int culprit;                /* world rank */
     bool in_flight;             /* MPI may still access memory of this world */
     int32_t notice[2];          /* failure and culprit, being sent to the others */
@@ -153,23 +162,29 @@ typedef struct xdi_mpi {
     int64_t *counts;       /* [size], and its length */
     xd_leaves *leaves;     /* [size] */
     const void **pieces;   /* [size] */
+    char *staging;         /* the world's, or its own: */
+    bool is_fork;
 } xdi_mpi;
 
 /* ---- failure ---- */
 
 static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
-    if (--world->holders > 0) return;
+    pthread_mutex_lock(&world->lock);
+    const int holders = --world->holders;
+    pthread_mutex_unlock(&world->lock);
+    if (holders > 0) return;
     int finalized = 1;
     MPI_Finalized(&finalized);
     /* After a failure a late notice for a freed communicator could arrive in the next one. */
     if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized) MPI_Comm_free(&world->comm);
     if (world->in_flight) return;
+    pthread_mutex_destroy(&world->lock);
     xd_release(ctx, world->staging);
     xd_release(ctx, world);
 }
 
 /* Notices are so short that they are sent at once, so none is waited for. Each rank sends one at most: its buffer may be in
- * use. */
+ * use. With the lock, like what follows but where it says otherwise. */
 static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) {
     int done = 0;
     world->notice[0] = (int32_t)result;
@@ -185,12 +200,15 @@ static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) 
     }
 }
 
-/* Only the first failure is recorded. */
+/* Only the first failure is recorded. Takes the lock. */
 static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
-    if (world->failure != XD_OK) return;
-    world->failure = result;
-    world->culprit = culprit;
-    xdi_mpi_notify(world, result, culprit);
+    pthread_mutex_lock(&world->lock);
+    if (world->failure == XD_OK) {
+        world->failure = result;
+        world->culprit = culprit;
+        xdi_mpi_notify(world, result, culprit);
+    }
+    pthread_mutex_unlock(&world->lock);
 }
 
 static void xdi_mpi_accuse(xdi_mpi_world *world, int accuser, int accused) {
@@ -229,11 +247,28 @@ static void xdi_mpi_convict(xdi_mpi_world *world) {
     world->failure = XD_ERROR_TIMEOUT;
 }
 
-/* True when the world is broken, as far as this rank, which does not wait, knows. */
+/* True when the world is broken, as far as this rank, which does not wait, knows. Takes the lock. */
 static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
     while (world->failure == XD_OK && xdi_mpi_hear(world)) continue;
     if (world->accused >= 0) xdi_mpi_convict(world);
-    return world->failure != XD_OK;
+    const bool broken = world->failure != XD_OK;
+    pthread_mutex_unlock(&world->lock);
+    return broken;
+}
+
+/* Whether there is a reason not to wait any longer. Takes the lock. */
+static bool xdi_mpi_is_told(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
+    const bool told = world->failure != XD_OK || world->accused >= 0 || xdi_mpi_hear(world);
+    pthread_mutex_unlock(&world->lock);
+    return told;
+}
+
+static void xdi_mpi_leave_in_flight(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
+    world->in_flight = true;
+    pthread_mutex_unlock(&world->lock);
 }
 
 /* "2" or "2,3": the world ranks at the other end of pending messages; "" without any. Returns the group rank of
@@ -273,7 +308,7 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
     for (int i = 0; i < t->posted && !done; i++) {
         if (t->requests[i] == MPI_REQUEST_NULL) continue;
         MPI_Request_free(&t->requests[i]);
-        t->world->in_flight = true;
+        xdi_mpi_leave_in_flight(t->world);
     }
     t->posted = t->arriving = 0;
 }
@@ -334,9 +369,12 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     char missing[160];
     XD_TRY(xdi_mpi_test_each(t));
     const int first = xdi_mpi_missing(t, missing, sizeof missing);
-    if (first < 0 && world->accused < 0 && world->failure == XD_OK)
+    pthread_mutex_lock(&world->lock); /* other threads of this rank have nothing better to do meanwhile */
+    if (first < 0 && world->accused < 0 && world->failure == XD_OK) {
+        pthread_mutex_unlock(&world->lock);
         return XD_OK; /* the last one has just completed */
-    if (first >= 0 && world->failure == XD_OK) {
+    }
+    if (first >= 0 && world->failure == XD_OK && world->waits_for[world->rank] < 0) {
         xdi_mpi_notify(world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
         xdi_mpi_accuse(world, world->rank, t->world_ranks[first]);
     }
@@ -344,7 +382,16 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     while (world->failure == XD_OK && xdi_mpi_silent(world) > 1 && xd_now(t->base.ctx) < end)
         if (!xdi_mpi_hear(world)) sched_yield();
     xdi_mpi_convict(world);
+    pthread_mutex_unlock(&world->lock);
     return xdi_mpi_report(t, true);
+}
+
+static void xdi_mpi_rest(const xdi_mpi *t) {
+    const struct timespec nap = { 0, XDI_MPI_NAP };
+    if (t->is_fork)
+        nanosleep(&nap, NULL);
+    else
+        sched_yield();
 }
 
 /* Waits for all pending messages. A deadline that has passed is believed only after some more turns: a process that was
@@ -360,8 +407,8 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
         }
         if (done) break;
         if (turn < XDI_MPI_SPIN) continue;
-        sched_yield();
-        if (t->world->failure != XD_OK || xdi_mpi_hear(t->world)) return xdi_mpi_expire(t);
+        xdi_mpi_rest(t);
+        if (xdi_mpi_is_told(t->world)) return xdi_mpi_expire(t);
         if (xd_now(t->base.ctx) < deadline || ++late < XDI_MPI_SPIN) continue;
         XD_TRY(xdi_mpi_expire(t));
         break;
@@ -516,13 +563,13 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
         int64_t slot = 0; /* tiles of the ranks before this one */
         xdi_mpi_clear(t);
         for (int r = 0; r < n; slot += xdi_mpi_nodes(t, r++)) {
-            if (k == 0) t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
+            if (k == 0) t->pieces[r] = t->staging + (size_t)(slot * tile) * size;
             if (k < xdi_mpi_nodes(t, me))
                 xdi_mpi_out(t, r, c->send, k * stride + t->begins[r] + at,
                             xdi_mpi_in_tile(t->counts[r], at, tile), size);
             if (k < xdi_mpi_nodes(t, r))
-                xdi_mpi_in(t, r, t->world->staging, (slot + k) * tile,
-                           xdi_mpi_in_tile(t->counts[me], at, tile), size);
+                xdi_mpi_in(t, r, t->staging, (slot + k) * tile, xdi_mpi_in_tile(t->counts[me], at, tile),
+                           size);
         }
         xdi_mpi_keep(t);
         XD_TRY(xdi_mpi_exchange(t, XDI_MPI_DATA, deadline));
@@ -652,28 +699,61 @@ static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c
 
 /* ---- handles ---- */
 
+static void xdi_mpi_destroy(xd_transport *transport);
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
                                 xdi_mpi **out);
 
-/* The members agree on an id that none of them has used: then no two ranks share it in any other group. */
-static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int size, int rank,
-                               double deadline, xd_transport **out) {
-    xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
+/* The members agree on an id that none of them has used: then no two ranks share it in any other group. `members` NULL: all.
+ * *least receives the least `mine` of them. */
+static xd_result xdi_mpi_number(xdi_mpi *t, const int *members, int size, int *least, double deadline) {
+    XD_REQUIRE(t->base.ctx, !t->is_fork, XD_ERROR_UNSUPPORTED,
+               "the communicator of a queue on %d ranks is not split or forked", t->base.size);
     memset(&t->mine, 0, sizeof t->mine);
     t->mine.sequence = (uint64_t)t->world->next_group;
+    t->mine.root = *least;
     XD_TRY(xdi_mpi_gather_records(t, deadline, members, size));
     uint64_t id = 0;
     for (int r = 0; r < size; r++) {
-        const uint64_t theirs = t->records[members[r]].sequence;
-        id = theirs > id ? theirs : id;
+        const xd_control *theirs = &t->records[members ? members[r] : r];
+        id = theirs->sequence > id ? theirs->sequence : id;
+        *least = theirs->root < *least ? theirs->root : *least;
     }
-    XD_REQUIRE(transport->ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(t->base.ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
                "the tags of this MPI are enough for %d groups", t->world->groups - 1);
     t->world->next_group = (int)id + 1;
-    XD_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, (int)id, &child));
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int size, int rank,
+                               double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
+    int least = 0;
+    XD_TRY(xdi_mpi_number(t, members, size, &least, deadline));
+    XD_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, t->world->next_group - 1, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     *out = &child->base;
     return XD_OK;
+}
+
+static xd_result xdi_mpi_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *fork = NULL;
+    const int size = transport->size;
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    XD_TRY(xdi_mpi_number(t, NULL, size, &level, deadline));
+    if (level < MPI_THREAD_MULTIPLE) return XD_OK;
+    if (xdi_mpi_create(ctx, t->world, size, transport->rank, t->world->next_group - 1, &fork) == XD_OK) {
+        memcpy(fork->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
+        fork->is_fork = true;
+        fork->staging = (char *)xd_allocate(ctx, (size_t)t->world->staging_bytes);
+        *out = &fork->base;
+        if (fork->staging) return XD_OK;
+        *out = NULL;
+        xdi_mpi_destroy(&fork->base);
+    }
+    return XD_FAIL(transport->ctx, XD_ERROR_MEMORY,
+                   "no room for a second handle on %d ranks and its %lld bytes of staging", size,
+                   (long long)t->world->staging_bytes);
 }
 
 static void xdi_mpi_abort(xd_transport *transport) {
@@ -695,7 +775,9 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xd_ctx *ctx = transport->ctx;
     xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
     const bool in_flight = world->in_flight;
+    pthread_mutex_unlock(&world->lock);
     xdi_mpi_release_world(ctx, world);
     xd_release(ctx, (void *)t->pieces);
     xd_release(ctx, t->leaves);
@@ -707,14 +789,15 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t->flows);
     xd_release(ctx, t->world_ranks);
     if (in_flight) return;
+    if (t->is_fork) xd_release(ctx, t->staging);
     xd_release(ctx, t->records);
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
-                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy,
-                                              xdi_mpi_poll,  false,           xdi_mpi_fail,
-                                              NULL };
+static const xd_transport_ops xdi_mpi_ops = {
+    "mpi",        xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort, xdi_mpi_destroy,
+    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  NULL
+};
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -728,7 +811,10 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     t->base.size = size;
     t->world = world;
     t->group = group;
+    t->staging = world->staging;
+    pthread_mutex_lock(&world->lock);
     world->holders++;
+    pthread_mutex_unlock(&world->lock);
     t->world_ranks = (int *)xd_allocate(ctx, n * sizeof *t->world_ranks);
     t->records = (xd_control *)xd_allocate(ctx, n * sizeof *t->records);
     t->flows = (xdi_mpi_flow *)xd_allocate(ctx, n * sizeof *t->flows);
@@ -856,6 +942,10 @@ static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, in
     const size_t each = sizeof(xdi_mpi_entry) + sizeof(int32_t);
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
     if (!world) return NULL;
+    if (pthread_mutex_init(&world->lock, NULL) != 0) {
+        xd_release(ctx, world);
+        return NULL;
+    }
     world->comm = MPI_COMM_NULL;
     world->size = size;
     world->rank = rank;

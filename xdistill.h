@@ -1292,6 +1292,7 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
 /* Waits for all open records and frees their places. Returns the first failure in the order of starts; XD_OK without any. */
 XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 
+/* The form that was taken, and what it has done. Local, never waits. */
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
@@ -55774,4 +55775,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ca4dbad6e361e626e847c2a03020b474f735f15afd09b9f4ed55dad74e496024 */
+/* xdistill sha256 b7f0e8b7dfabd4a42ef41412ae8157c35b28f437540ed2e7e6270ac06098772a */

@@ -146,6 +146,21 @@ typedef struct xdi_mpi_flow {
     size_t out_bytes, in_bytes;
 } xdi_mpi_flow;
 
+/* What the two ranks of a message tell each other. */
+typedef struct xdi_mpi_offer {
+    int64_t count;
+    int32_t dtype, unused;
+} xdi_mpi_offer;
+
+/* The messages to one rank, or from one, of which one is under way. */
+typedef struct xdi_mpi_lane {
+    xdi_mpi_offer mine, theirs;
+    xd_message *message; /* NULL: none is left */
+    int step;
+    char *data; /* what has not been moved yet */
+    size_t left;
+} xdi_mpi_lane;
+
 typedef struct xdi_mpi {
     xd_transport base;
     xdi_mpi_world *world;
@@ -154,10 +169,12 @@ typedef struct xdi_mpi {
     xd_control mine;
     xd_control *records;   /* [size], of the last control round */
     xdi_mpi_flow *flows;   /* [size] */
-    MPI_Request *requests; /* [2 size], of the pending messages: first those that arrive */
+    MPI_Request *requests; /* [2 size], of the pending messages */
     MPI_Status *statuses;  /* [2 size], scratch: some compilers take MPICH's "ignore" for an array of none */
     int *peers;            /* [2 size], the group rank at the other end */
-    int posted, arriving;  /* requests, and those of them that receive */
+    bool *arrives;         /* [2 size], it receives */
+    int posted;            /* requests */
+    xdi_mpi_lane *lanes;   /* [2 size]: to rank r at 2 r, from it at 2 r + 1 */
     int64_t *begins;       /* [size], first element of each rank's block of a sum */
     int64_t *counts;       /* [size], and its length */
     xd_leaves *leaves;     /* [size] */
@@ -300,8 +317,8 @@ static bool xdi_mpi_awaits(const xdi_mpi *t, int world_rank) {
 static void xdi_mpi_give_up(xdi_mpi *t) {
     const double end = xd_now(t->base.ctx) + XDI_MPI_ARRIVE_SECONDS;
     int done = 0;
-    for (int i = 0; i < t->arriving; i++)
-        if (t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
+    for (int i = 0; i < t->posted; i++)
+        if (t->arrives[i] && t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
     while (MPI_Testall(t->posted, t->requests, &done, t->statuses) == MPI_SUCCESS && !done &&
            xd_now(t->base.ctx) < end)
         sched_yield();
@@ -310,7 +327,7 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
         MPI_Request_free(&t->requests[i]);
         xdi_mpi_leave_in_flight(t->world);
     }
-    t->posted = t->arriving = 0;
+    t->posted = 0;
 }
 
 /* Reports the broken world as comm/threads.c does. A rank that was waiting for the late one returns TIMEOUT, like
@@ -394,11 +411,20 @@ static void xdi_mpi_rest(const xdi_mpi *t) {
         sched_yield();
 }
 
-/* Waits for all pending messages. A deadline that has passed is believed only after some more turns: a process that was
- * stopped finds first what the others have sent meanwhile, the notice that it is late above all. */
+/* A turn of waiting: polls, then rests, and looks for a reason not to go on. A deadline that has passed is believed only after some
+ * more turns: a process that was stopped finds first what the others have sent meanwhile, the notice that it is late above all. */
+static xd_result xdi_mpi_linger(xdi_mpi *t, int *turn, int *late, double deadline) {
+    if (++*turn <= XDI_MPI_SPIN) return XD_OK;
+    *turn = XDI_MPI_SPIN;
+    xdi_mpi_rest(t);
+    if (xdi_mpi_is_told(t->world)) return xdi_mpi_expire(t);
+    if (xd_now(t->base.ctx) < deadline || ++*late < XDI_MPI_SPIN) return XD_OK;
+    return xdi_mpi_expire(t);
+}
+
+/* Waits for all pending messages. */
 static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
-    int late = 0;
-    for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
+    for (int turn = 0, late = 0;;) {
         int done = 0;
         const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
         if (code != MPI_SUCCESS) {
@@ -406,14 +432,9 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
             return xdi_mpi_fault(t, code, t->peers[0]);
         }
         if (done) break;
-        if (turn < XDI_MPI_SPIN) continue;
-        xdi_mpi_rest(t);
-        if (xdi_mpi_is_told(t->world)) return xdi_mpi_expire(t);
-        if (xd_now(t->base.ctx) < deadline || ++late < XDI_MPI_SPIN) continue;
-        XD_TRY(xdi_mpi_expire(t));
-        break;
+        XD_TRY(xdi_mpi_linger(t, &turn, &late, deadline));
     }
-    t->posted = t->arriving = 0;
+    t->posted = 0;
     return XD_OK;
 }
 
@@ -432,9 +453,9 @@ static xd_result xdi_mpi_post(xdi_mpi *t, int peer, bool arrives, int tag) {
     const int code = arrives ? MPI_Irecv(flow->in, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
                              : MPI_Isend(flow->out, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
     if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, peer);
+    t->arrives[t->posted] = arrives;
     t->peers[t->posted++] = peer;
     if (arrives) {
-        t->arriving = t->posted;
         flow->in += bytes;
         flow->in_bytes -= bytes;
     } else {
@@ -646,51 +667,91 @@ static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double d
 
 /* ---- two ranks ---- */
 
-/* One message to, and when `in` is given one from, c->root. */
-static xd_result xdi_mpi_tell(xdi_mpi *t, int peer, int channel, const void *out, void *in, size_t bytes,
-                              double deadline) {
-    xdi_mpi_clear(t);
-    if (out) xdi_mpi_out(t, peer, out, 0, 1, bytes);
-    if (in) xdi_mpi_in(t, peer, in, 0, 1, bytes);
-    return xdi_mpi_exchange(t, channel, deadline);
+/* The sender offers, the receiver replies and, when both agree, the data and a confirmation follow. */
+enum { XDI_MPI_OFFERS = 0, XDI_MPI_REPLIES, XDI_MPI_MOVES, XDI_MPI_CONFIRMS };
+
+/* Starts the request of a lane's step. */
+static xd_result xdi_mpi_lane_post(xdi_mpi *t, int at) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const bool to = at % 2 == 0, moves = lane->step == XDI_MPI_MOVES;
+    const bool arrives = (lane->step == XDI_MPI_OFFERS || moves) != to;
+    const int channel = moves ? XDI_MPI_DATA : lane->step == XDI_MPI_OFFERS ? XDI_MPI_OFFER : XDI_MPI_REPLY;
+    void *data = moves ? (void *)lane->data : arrives ? (void *)&lane->theirs : (void *)&lane->mine;
+    size_t bytes = moves ? lane->left : sizeof lane->mine;
+    if (bytes > (size_t)XDI_MPI_CHUNK) bytes = (size_t)XDI_MPI_CHUNK;
+    if (moves) lane->data += bytes, lane->left -= bytes;
+    const int rank = t->world_ranks[at / 2], tag = xdi_mpi_tag(t, channel);
+    MPI_Request *request = &t->requests[at];
+    t->arrives[at] = arrives;
+    const int code = arrives ? MPI_Irecv(data, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
+                             : MPI_Isend(data, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
+    return code == MPI_SUCCESS ? XD_OK : xdi_mpi_fault(t, code, at / 2);
 }
 
-/* Offer, reply and, when both agree, the data and a confirmation. */
-static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadline) {
-    const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int peer = c->root, me = t->base.rank, from = t->world_ranks[sends ? me : peer],
-              to = t->world_ranks[sends ? peer : me];
+/* Begins the next message of a lane, if there is one. */
+static xd_result xdi_mpi_lane_begin(xdi_mpi *t, int at, xd_message *messages, int count) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const xd_collective_kind kind = at % 2 ? XD_COLLECTIVE_RECV : XD_COLLECTIVE_SEND;
+    memset(lane, 0, sizeof *lane);
+    for (int i = 0; i < count && !lane->message; i++)
+        if (messages[i].stage == 0 && messages[i].record.kind == kind && messages[i].record.root == at / 2)
+            lane->message = &messages[i];
+    if (!lane->message) return XD_OK;
+    const xd_collective *c = &lane->message->record;
+    lane->message->stage = 1;
+    lane->mine.count = c->count;
+    lane->mine.dtype = (int32_t)c->dtype;
+    lane->data = at % 2 ? (char *)c->recv : (char *)(uintptr_t)c->send;
+    lane->left = (size_t)c->count * xd_dtype_size(c->dtype);
+    return xdi_mpi_lane_post(t, at);
+}
+
+/* The request of a lane is complete: its next step, or its next message. */
+static xd_result xdi_mpi_lane_advance(xdi_mpi *t, int at, xd_message *messages, int count) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const bool fits = lane->mine.dtype != (int32_t)XD_DTYPE_NONE && lane->mine.dtype == lane->theirs.dtype &&
+                      lane->mine.count == lane->theirs.count;
+    if (lane->step == XDI_MPI_CONFIRMS || (lane->step == XDI_MPI_REPLIES && !fits)) {
+        lane->message->their_count = lane->theirs.count;
+        lane->message->their_dtype = (xd_dtype)lane->theirs.dtype;
+        return xdi_mpi_lane_begin(t, at, messages, count);
+    }
+    if (lane->step != XDI_MPI_MOVES) lane->step++;
+    if (lane->step == XDI_MPI_MOVES && lane->left == 0) lane->step++;
+    return xdi_mpi_lane_post(t, at);
+}
+
+static xd_result xdi_mpi_messages(xd_transport *transport, xd_message *messages, int count, double deadline) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    const int lanes = 2 * transport->size;
     if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
-    xd_control *theirs = &t->records[peer];
-    memset(&t->mine, 0, sizeof t->mine);
-    t->mine.count = (uint64_t)c->count;
-    t->mine.dtype = (uint32_t)c->dtype;
-    const xd_control *offer = sends ? &t->mine : theirs, *reply = sends ? theirs : &t->mine;
-    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_OFFER, sends ? offer : NULL, sends ? NULL : theirs, sizeof *offer,
-                        deadline));
-    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
-                        deadline));
-    if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* there is no data to move */
-    XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
-               "rank %d refused its own arguments", t->world_ranks[peer]);
-    XD_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
-               "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
-               xd_dtype_name((xd_dtype)reply->dtype));
-    XD_REQUIRE(t->base.ctx, offer->count == reply->count, XD_ERROR_MISMATCH,
-               "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
-               (long long)reply->count);
-    const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
-    XD_TRY(
-        xdi_mpi_tell(t, peer, XDI_MPI_DATA, sends ? c->send : NULL, sends ? NULL : c->recv, bytes, deadline));
-    return xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
-                        deadline);
+    t->posted = lanes;
+    for (int i = 0; i < lanes; i++) t->requests[i] = MPI_REQUEST_NULL, t->peers[i] = i / 2;
+    for (int i = 0; i < lanes; i++) XD_TRY(xdi_mpi_lane_begin(t, i, messages, count));
+    for (int turn = 0, late = 0;;) {
+        bool open = false, moved = false;
+        for (int i = 0; i < lanes; i++) {
+            int done = 0;
+            if (!t->lanes[i].message) continue;
+            const int code = MPI_Test(&t->requests[i], &done, MPI_STATUS_IGNORE);
+            if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, i / 2);
+            if (done) XD_TRY(xdi_mpi_lane_advance(t, i, messages, count));
+            moved = moved || done;
+            open = open || t->lanes[i].message;
+        }
+        if (!open) break;
+        if (moved)
+            turn = 0;
+        else
+            XD_TRY(xdi_mpi_linger(t, &turn, &late, deadline));
+    }
+    t->posted = 0;
+    return XD_OK;
 }
 
 static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_mpi *t = (xdi_mpi *)transport;
     switch (c->kind) {
-    case XD_COLLECTIVE_SEND:
-    case XD_COLLECTIVE_RECV: return xdi_mpi_pair(t, c, deadline);
     case XD_COLLECTIVE_ALL_REDUCE: return xdi_mpi_all_reduce(t, c, deadline);
     case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_mpi_reduce_scatter(t, c, deadline);
     default: xdi_mpi_plan(t, c); return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
@@ -783,6 +844,7 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t->leaves);
     xd_release(ctx, t->counts);
     xd_release(ctx, t->begins);
+    xd_release(ctx, t->arrives);
     xd_release(ctx, t->peers);
     xd_release(ctx, t->statuses);
     xd_release(ctx, t->requests);
@@ -790,14 +852,14 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t->world_ranks);
     if (in_flight) return;
     if (t->is_fork) xd_release(ctx, t->staging);
+    xd_release(ctx, t->lanes);
     xd_release(ctx, t->records);
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = {
-    "mpi",        xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort, xdi_mpi_destroy,
-    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  NULL
-};
+static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
+                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false,
+                                              xdi_mpi_fail,  xdi_mpi_fork,    xdi_mpi_messages };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -821,12 +883,14 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     t->requests = (MPI_Request *)xd_allocate(ctx, 2 * n * sizeof *t->requests);
     t->statuses = (MPI_Status *)xd_allocate(ctx, 2 * n * sizeof *t->statuses);
     t->peers = (int *)xd_allocate(ctx, 2 * n * sizeof *t->peers);
+    t->arrives = (bool *)xd_allocate(ctx, 2 * n * sizeof *t->arrives);
+    t->lanes = (xdi_mpi_lane *)xd_allocate(ctx, 2 * n * sizeof *t->lanes);
     t->begins = (int64_t *)xd_allocate(ctx, n * sizeof *t->begins);
     t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
     if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->statuses || !t->peers ||
-        !t->begins || !t->counts || !t->leaves || !t->pieces) {
+        !t->arrives || !t->lanes || !t->begins || !t->counts || !t->leaves || !t->pieces) {
         xdi_mpi_destroy(&t->base);
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     }

@@ -3,8 +3,10 @@
 #define MPI_RUNNER_THREADS MPI_THREAD_MULTIPLE
 #include "xdistill.h"
 #include "xdistill_mpi.h"
+#include "exchange_suite.h"
 #include "mpi_runner.h"
 #include "queue_program.h"
+#include "queue_suite.h"
 
 enum { ODD = 2, LONG = 3000 };
 
@@ -27,6 +29,21 @@ static bool allows_threads(void) {
     MPI_Query_thread(&level);
     return level == MPI_THREAD_MULTIPLE;
 }
+
+static void run_on_workers(xd_rank_function function) {
+    for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode += 2) {
+        xd_comm *world = join(&(xd_ctx_desc){ .reduction = (xd_reduction)mode, .timeout_seconds = 60 });
+        CHECK_EQ_INT(queued_case(world, XD_QUEUE_WORKER, function), XD_OK);
+        leave(world);
+    }
+}
+
+#define CASE(name)                                                          \
+    XD_TEST(name) {                                                         \
+        if (!allows_threads()) SKIP("this MPI has no MPI_THREAD_MULTIPLE"); \
+        run_on_workers(suite_##name);                                       \
+    }
+COMM_SUITE(CASE)
 
 static void compare(xd_comm *group, int queues) {
     static job jobs[2];
@@ -137,6 +154,38 @@ XD_TEST(a_record_that_differs_fails_at_its_wait_and_the_queue_goes_on) {
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 2 passed count 7, rank 0 passed count 8"));
     CHECK_EQ_INT(xd_queue_wait(queue, ticket[2]), XD_OK);
     xd_queue_destroy(queue);
+    leave(world);
+}
+
+/* ---- messages ---- */
+
+XD_TEST(messages_make_progress_together_and_what_differs_is_told_to_both_ranks) {
+    xd_comm *world = join(NULL);
+    CHECK_EQ_INT(exchange_rounds(world, NULL), XD_OK);
+    CHECK_EQ_INT(exchange_mismatch(world, NULL), XD_OK);
+    CHECK_EQ_INT(exchange_refusals(world, NULL), XD_OK);
+    leave(world);
+}
+
+/* A ring in which rank ODD does not take part. Others than its neighbours may have gone when it breaks. */
+XD_TEST(a_rank_that_stays_away_from_an_exchange_is_named_by_its_neighbours) {
+    static float out[LONG], in[LONG];
+    xd_comm *world = join(&(xd_ctx_desc){ .timeout_seconds = 2 });
+    const int me = xd_comm_rank(world), n = xd_comm_size(world), right = (me + 1) % n,
+              left = (me + n - 1) % n;
+    const xd_collective c[2] = { message_of(XD_COLLECTIVE_SEND, out, LONG, right),
+                                 message_of(XD_COLLECTIVE_RECV, in, LONG, left) };
+    CHECK_EQ_INT(xd_barrier(world), XD_OK);
+    if (me != ODD) {
+        const xd_result got = xd_exchange(world, c, 2);
+        if (left == ODD || right == ODD) {
+            CHECK_EQ_INT(got, XD_ERROR_TIMEOUT);
+            CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, ODD);
+        }
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    CHECK_EQ_INT(xd_exchange(world, c, 2), XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, ODD);
     leave(world);
 }
 

@@ -904,6 +904,18 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
+/* Several messages of this rank at once: all of them make progress together, so ranks may all send first, in a ring or to
+ * everybody. What xd_send, xd_recv or another xd_exchange of the other rank receives or sends fits too.
+ *
+ *   records   [count], of kind SEND or RECV, as for xd_collective_run; messages to one rank, and from one rank, are matched
+ *             in their order. On a device all go to the stream of the first
+ *
+ * Returns when every message has been received or has failed; a failure of one does not stop the others, and the first in the
+ * order of records is returned. Where the transport cannot hold several messages (NCCL) they go one after another in an order
+ * that all ranks share, which cannot dead-lock as long as both ends of each are in an xd_exchange.
+ * Errors: ARGUMENT (count, another kind), and those of xd_send and xd_recv. */
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
+
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
@@ -1280,6 +1292,7 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
 /* Waits for all open records and frees their places. Returns the first failure in the order of starts; XD_OK without any. */
 XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 
+/* The form that was taken, and what it has done. Local, never waits. */
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
@@ -7755,6 +7768,15 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
+/* One SEND or RECV on its way. */
+typedef struct xd_message {
+    xd_collective record; /* of dtype NONE: this rank has refused it */
+    int index;            /* in the caller's list */
+    int stage;            /* the transport's; 0 at the beginning */
+    int64_t their_count;  /* what the other rank passed, filled in by the transport */
+    xd_dtype their_dtype; /* NONE: it has refused */
+} xd_message;
+
 /* One rank's end of a group. comm/threads.c is the reference for each call. All calls but destroy and abort may
  * wait, but not longer than `deadline` (seconds of the context's clock). A transport reports a broken group with
  * PEER or TIMEOUT through xd_fail_culprit. */
@@ -7765,9 +7787,9 @@ typedef struct xd_transport_ops {
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
-     * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused the
-     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
+     * had it as `next`. Without `exchange`, SEND and RECV come here too, without a control call; they compare count and
+     * dtype themselves, and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused
+     * the call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
      * Other errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
     /* Creates a sub-group of the given members, in this order; they are ranks of `transport` and include this one.
@@ -7789,6 +7811,11 @@ typedef struct xd_transport_ops {
      * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
      * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
+    /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
+     * whatever SEND, RECV or list of messages the other rank is in. Fills in what the other ranks passed; data moves only
+     * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
+     * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
+    xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -22172,17 +22199,99 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments informs the
- * other one, if the other one is valid, by a record of dtype NONE. */
+/* ---- messages ---- */
+
+static bool xdi_comm_is_message(const xd_collective *c) {
+    return c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV;
+}
+
+/* False when there is no other rank to tell that this one has refused. Otherwise the refusal is a record of dtype NONE. */
+static bool xdi_comm_refuse(const xd_comm *comm, xd_collective *c) {
+    c->count = 0;
+    c->dtype = XD_DTYPE_NONE;
+    return xdi_comm_is_message(c) && c->root >= 0 && c->root < comm->transport->size &&
+           c->root != comm->transport->rank;
+}
+
+static double xdi_comm_message_deadline(const xd_comm *comm) {
+    return xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+}
+
+/* Compares what both ranks passed. The rank that has refused knows. */
+static xd_result xdi_comm_judge(const xd_comm *comm, const xd_message *m) {
+    const xd_collective *c = &m->record;
+    const int *world = comm->transport->world_ranks, peer = world[c->root];
+    const bool sends = c->kind == XD_COLLECTIVE_SEND;
+    const int from = sends ? world[comm->transport->rank] : peer,
+              to = sends ? peer : world[comm->transport->rank];
+    if (c->dtype == XD_DTYPE_NONE) return XD_OK;
+    if (m->their_dtype == XD_DTYPE_NONE)
+        return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, peer, "%s: rank %d refused its own arguments",
+                               xdi_comm_kind((uint64_t)c->kind), peer);
+    XD_REQUIRE(comm->ctx, c->dtype == m->their_dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", from,
+               xd_dtype_name(sends ? c->dtype : m->their_dtype), to,
+               xd_dtype_name(sends ? m->their_dtype : c->dtype));
+    XD_REQUIRE(comm->ctx, c->count == m->their_count, XD_ERROR_MISMATCH,
+               "rank %d sends count %" PRId64 ", rank %d receives count %" PRId64, from,
+               sends ? c->count : m->their_count, to, sends ? m->their_count : c->count);
+    return XD_OK;
+}
+
+/* The failure of the first record of a list that has one. */
+typedef struct xdi_comm_first {
+    int index; /* -1: none */
+    xd_error error;
+} xdi_comm_first;
+
+static void xdi_comm_note(const xd_comm *comm, xdi_comm_first *first, int index) {
+    if (first->index >= 0 && first->index < index) return;
+    first->index = index;
+    first->error = *xd_last_error(comm->ctx);
+}
+
+static xd_result xdi_comm_validate_message(const xd_comm *comm, const xd_collective *c, int index) {
+    XD_REQUIRE(comm->ctx, xdi_comm_is_message(c), XD_ERROR_ARGUMENT,
+               "exchange: record %d is %s, neither send nor recv", index, xdi_comm_kind((uint64_t)c->kind));
+    return xdi_comm_validate(comm, c);
+}
+
+/* All messages at once. `messages` has room for all; those that nobody can be told of are left out of it. */
+static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count,
+                                       xd_message *messages) {
+    xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        xd_message *m = &messages[used];
+        memset(m, 0, sizeof *m);
+        m->record = records[i];
+        m->record.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
+        m->index = i;
+        const bool valid = xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
+        if (!valid) xdi_comm_note(comm, &first, i);
+        if (valid || xdi_comm_refuse(comm, &m->record)) used++;
+    }
+    const double deadline = xdi_comm_message_deadline(comm);
+    if (used > 0)
+        XD_TRY(
+            xdi_comm_break(comm, comm->transport->ops->exchange(comm->transport, messages, used, deadline)));
+    for (int i = 0; i < used; i++) {
+        if (xdi_comm_judge(comm, &messages[i]) != XD_OK)
+            xdi_comm_note(comm, &first, messages[i].index);
+        else if (messages[i].record.dtype != XD_DTYPE_NONE)
+            xdi_comm_count(comm, &messages[i].record);
+    }
+    return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
+}
+
+/* Two ranks only. A transport without messages compares what both passed. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
+    xd_message message;
+    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, &message);
     const xd_result mine = xdi_comm_validate(comm, c);
-    if (mine != XD_OK) {
-        if (c->root < 0 || c->root >= comm->transport->size || c->root == comm->transport->rank) return mine;
-        record.count = 0;
-        record.dtype = XD_DTYPE_NONE;
-    }
-    const double deadline = xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+    if (mine != XD_OK && !xdi_comm_refuse(comm, &record)) return mine;
+    const double deadline = xdi_comm_message_deadline(comm);
     const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
     if (result == XD_ERROR_ARGUMENT) {
         const int culprit = comm->transport->world_ranks[c->root];
@@ -22193,6 +22302,56 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     XD_TRY(xdi_comm_break(comm, result));
     if (mine == XD_OK) xdi_comm_count(comm, c);
     return mine;
+}
+
+/* The place of a message in the order of all ranks: by the lower rank, the higher one, upward before downward, then as listed.
+ * The first pair of this order that has not met is the next one of both its ranks. */
+static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c, int index, int count) {
+    const int me = comm->transport->rank, size = comm->transport->size;
+    const int peer = c->root >= 0 && c->root < size ? c->root : me;
+    const int low = me < peer ? me : peer, high = me < peer ? peer : me;
+    const int downward = (c->kind == XD_COLLECTIVE_SEND) == (me == high);
+    return (((uint64_t)low * (uint64_t)size + (uint64_t)high) * 2 + (uint64_t)downward) * (uint64_t)count +
+           (uint64_t)index;
+}
+
+static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count) {
+    xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
+    uint64_t begin = 0;
+    for (int done = 0; done < count; done++) {
+        uint64_t least = UINT64_MAX;
+        for (int i = 0; i < count; i++) {
+            const uint64_t key = xdi_comm_message_key(comm, &records[i], i, count);
+            if (key >= begin && key < least) least = key;
+        }
+        begin = least + 1;
+        const int index = (int)(least % (uint64_t)count);
+        xd_collective c = records[index];
+        c.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
+        xd_result result =
+            xdi_comm_is_message(&c) ? xdi_comm_whole(comm, &c) : xdi_comm_validate_message(comm, &c, index);
+        if (result == XD_OK) result = xdi_comm_run_pair(comm, &c);
+        if (result != XD_OK) xdi_comm_note(comm, &first, index);
+    }
+    return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
+}
+
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    xd_collective none;
+    memset(&none, 0, sizeof none);
+    none.kind = XD_COLLECTIVE_SEND;
+    XD_TRY(xdi_comm_whole(comm, &none));
+    XD_REQUIRE(comm->ctx, count >= 0 && (records || count == 0), XD_ERROR_ARGUMENT,
+               "exchange: count is %d, records are %s", count, records ? "given" : "NULL");
+    if (count == 0) return XD_OK;
+    xd_message *messages = NULL;
+    if (comm->transport->ops->exchange)
+        messages = (xd_message *)xdi_scratch_take(comm->ctx, (size_t)count * sizeof *messages);
+    const xd_result result = messages
+                                 ? xdi_comm_run_messages(comm, records, count, messages)
+                                 : xdi_comm_run_in_turn(comm, records, count); /* which needs no memory */
+    xdi_scratch_give(comm->ctx, messages);
+    return result;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
@@ -22211,7 +22370,7 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
-    if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
+    if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
     XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
@@ -22542,10 +22701,17 @@ static void xdi_self_destroy(xd_transport *transport) {
     xd_release(transport->ctx, transport);
 }
 
-static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
-    NULL,   xdi_self_fork
-};
+static const xd_transport_ops xdi_self_ops = { "self",
+                                               xdi_self_control,
+                                               xdi_self_execute,
+                                               xdi_self_split,
+                                               xdi_self_abort,
+                                               xdi_self_destroy,
+                                               NULL,
+                                               true,
+                                               NULL,
+                                               xdi_self_fork,
+                                               NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -23070,12 +23236,8 @@ static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective 
     return XD_OK;
 }
 
-static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
-
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_threads *t = (xdi_threads *)transport;
-    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV)
-        return xdi_threads_pair(t, c, deadline);
     bool is_short = true;
     t->on_device = false;
     for (int r = 0; r < t->base.size; r++) {
@@ -23093,38 +23255,33 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
 
 /* ---- two ranks ---- */
 
-static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender,
-                                   int receiver) {
-    const int *world = t->group->world_ranks;
-    const bool sends = t->base.rank == sender;
-    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE)
-        return XD_OK; /* there is no data to move */
-    if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
-        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
-                               "rank %d refused its own arguments", world[sends ? receiver : sender]);
-    XD_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
-               "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
-               world[receiver], xd_dtype_name(mail->wanted_dtype));
-    XD_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
-               "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
-               world[receiver], (long long)mail->wanted);
-    return XD_OK;
+static xdi_threads_mail *xdi_threads_mail_of(const xdi_threads *t, const xd_collective *c) {
+    const int me = t->base.rank, n = t->base.size;
+    return &t->group->mail[c->kind == XD_COLLECTIVE_SEND ? me * n + c->root : c->root * n + me];
 }
 
-static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
-                                  double deadline) {
+/* Both sides see the same four values. */
+static bool xdi_threads_fits(const xdi_threads_mail *mail) {
+    return mail->dtype != XD_DTYPE_NONE && mail->dtype == mail->wanted_dtype && mail->count == mail->wanted;
+}
+
+static xd_result xdi_threads_post(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c) {
     mail->data = c->send;
     mail->count = c->count;
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
     if (mail->on_device) XD_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
-    const uint64_t number = mail->posted + 1; /* only this thread writes it */
-    __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
-    XD_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
-    const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
-    if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
-    const xd_launch launch = xdi_threads_launch(t, c);
-    return xd_ctx_kernels(t->base.ctx)->memory.event_wait(&launch, t->group->slots[c->root].done);
+    __atomic_store_n(&mail->posted, mail->posted + 1, __ATOMIC_RELEASE); /* only this thread writes it */
+    return XD_OK;
+}
+
+/* The receiver is done with what was posted. */
+static xd_result xdi_threads_sent(xdi_threads *t, const xdi_threads_mail *mail, xd_message *m) {
+    m->their_count = mail->wanted;
+    m->their_dtype = mail->wanted_dtype;
+    if (!mail->on_device || m->record.count == 0 || !xdi_threads_fits(mail)) return XD_OK;
+    const xd_launch launch = xdi_threads_launch(t, &m->record);
+    return xd_ctx_kernels(t->base.ctx)->memory.event_wait(&launch, t->group->slots[m->record.root].done);
 }
 
 /* The receiver's copy. */
@@ -23140,26 +23297,88 @@ static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, 
     return memory->event_record(&launch, t->slot->done);
 }
 
-static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
-                                     double deadline) {
-    const uint64_t number = mail->done + 1;
-    XD_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
+static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, xd_message *m) {
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
-    mail->wanted = c->count;
-    mail->wanted_dtype = c->dtype;
-    xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
-    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_lost(t, xdi_threads_take(t, mail, c));
-    __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
+    m->their_count = mail->count;
+    m->their_dtype = mail->dtype;
+    mail->wanted = m->record.count;
+    mail->wanted_dtype = m->record.dtype;
+    xd_result result = XD_OK;
+    if (m->record.count > 0 && xdi_threads_fits(mail))
+        result = xdi_threads_lost(t, xdi_threads_take(t, mail, &m->record));
+    __atomic_store_n(&mail->done, mail->done + 1, __ATOMIC_RELEASE);
     xdi_threads_exit(t);
-    return verdict;
+    return result;
 }
 
-static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline) {
-    xdi_threads_mail *mail = t->group->mail;
-    const int me = t->base.rank, n = t->base.size;
+/* Stages of a message. A sender posts it, a receiver takes what is posted. */
+enum { XDI_THREADS_NEW = 0, XDI_THREADS_POSTED, XDI_THREADS_MET };
+
+/* Whether there is something to do for a message that has not met. */
+static bool xdi_threads_can(const xdi_threads *t, const xd_message *m) {
+    const xdi_threads_mail *mail = xdi_threads_mail_of(t, &m->record);
+    if (m->record.kind == XD_COLLECTIVE_RECV)
+        return __atomic_load_n(&mail->posted, __ATOMIC_ACQUIRE) > mail->done;
+    return m->stage == XDI_THREADS_NEW || __atomic_load_n(&mail->done, __ATOMIC_ACQUIRE) == mail->posted;
+}
+
+static xd_result xdi_threads_advance(xdi_threads *t, xd_message *m) {
+    xdi_threads_mail *mail = xdi_threads_mail_of(t, &m->record);
+    const bool sends = m->record.kind == XD_COLLECTIVE_SEND, posts = sends && m->stage == XDI_THREADS_NEW;
+    m->stage = posts ? XDI_THREADS_POSTED : XDI_THREADS_MET;
+    if (posts) return xdi_threads_post(t, mail, &m->record);
+    return sends ? xdi_threads_sent(t, mail, m) : xdi_threads_receive(t, mail, m);
+}
+
+/* The first message from `at` on that has not met and is not behind another between the same ranks; count without one. */
+static int xdi_threads_next(const xd_message *messages, int count, int at) {
+    for (; at < count; at++) {
+        const xd_collective *c = &messages[at].record;
+        bool free = messages[at].stage != XDI_THREADS_MET;
+        for (int i = 0; free && i < at; i++)
+            free = messages[i].stage == XDI_THREADS_MET || messages[i].record.kind != c->kind ||
+                   messages[i].record.root != c->root;
+        if (free) break;
+    }
+    return at;
+}
+
+/* A turn of waiting for the messages that have not met; as xdi_threads_wait. */
+static xd_result xdi_threads_linger(xdi_threads *t, const xd_message *messages, int count, int turn,
+                                    double deadline) {
+    xdi_threads_group *group = t->group;
+    const int first = xdi_threads_next(messages, count, 0);
+    if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
+    for (int i = first; i < count; i = xdi_threads_next(messages, count, i + 1)) {
+        const int peer = messages[i].record.root;
+        if (!xdi_threads_has_left(group, peer) || xdi_threads_can(t, &messages[i])) continue;
+        xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[peer]);
+        return xdi_threads_report(t, true);
+    }
+    if (!xdi_threads_pause(t, turn) || xd_now(t->base.ctx) < deadline) return XD_OK;
+    for (int i = first; i < count; i = xdi_threads_next(messages, count, i + 1))
+        if (xdi_threads_can(t, &messages[i])) return XD_OK;
+    xdi_threads_break(group->world, XD_ERROR_TIMEOUT, group->world_ranks[messages[first].record.root]);
+    return xdi_threads_report(t, true);
+}
+
+static xd_result xdi_threads_exchange(xd_transport *transport, xd_message *messages, int count,
+                                      double deadline) {
+    xdi_threads *t = (xdi_threads *)transport;
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
-    if (c->kind == XD_COLLECTIVE_SEND) return xdi_threads_send(t, &mail[me * n + c->root], c, deadline);
-    return xdi_threads_receive(t, &mail[c->root * n + me], c, deadline);
+    int turn = xdi_threads_patience(t);
+    while (xdi_threads_next(messages, count, 0) < count) {
+        bool moved = false;
+        for (int i = 0; (i = xdi_threads_next(messages, count, i)) < count; i++) {
+            if (!xdi_threads_can(t, &messages[i])) continue;
+            XD_TRY(xdi_threads_advance(t, &messages[i]));
+            moved = true;
+        }
+        if (moved) continue;
+        XD_TRY(xdi_threads_linger(t, messages, count, turn, deadline));
+        turn += turn < XDI_THREADS_YIELD;
+    }
+    return XD_OK;
 }
 
 /* ---- handles ---- */
@@ -23224,7 +23443,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   NULL,
                                                   true,
                                                   NULL,
-                                                  xdi_threads_fork };
+                                                  xdi_threads_fork,
+                                                  xdi_threads_exchange };
 
 /* ---- memory that a group shares ---- */
 
@@ -56316,4 +56536,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8b3a8c43e06bc677424a245d1633f65d3876a1f724e2ab5bdea902f1e1ce2692 */
+/* xdistill sha256 8768b5c620293e028520045b0a8d129adea423c0e0011c18c80bd7bc99a915a0 */

@@ -16,7 +16,8 @@
    computed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
    transport, with any MPI library. Data is memory of the host: on contexts with a GPU, memory of the GPU
    is refused (UNSUPPORTED); xdistill_nccl.h moves it. Needs MPI 3.0. The thread that owns the context makes the MPI
-   calls: MPI_THREAD_SINGLE is enough when it is the main thread. */
+   calls: MPI_THREAD_SINGLE is enough when it is the main thread. Where MPI_Init_thread has given MPI_THREAD_MULTIPLE on
+   every rank, queues (xd_queue_create) have a thread and messages of their own. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
 
@@ -70,9 +71,11 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
 #define XDISTILL_MPI_IMPLEMENTED
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* Two ranks of a group exchange messages in the order of their calls, and MPI preserves the order of messages
  * with the same tag: so a group needs a tag for each kind of message, and messages need no number. Group ids
@@ -83,7 +86,10 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
  *
  * At a deadline the rank that did not come may itself wait for another one, in another group or an earlier message. So a
  * notice of a deadline says whom its sender waits for, whoever waits answers with one of its own, and the culprit is the
- * rank that is waited for and says nothing. */
+ * rank that is waited for and says nothing.
+ *
+ * A handle that is forked for another thread has a group id, staging and scratch of its own; the fate of the world, which it
+ * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
@@ -97,7 +103,9 @@ enum {
     XDI_MPI_STAGING_RANK = 1 << 16,  /* the same for each rank */
     XDI_MPI_STAGING_LEAST = 1 << 10, /* for each rank: an element of every node that its forest can have */
     XDI_MPI_SHORT = 4096, /* bytes up to which every rank computes the whole sum of an all_reduce */
-    XDI_MPI_SPIN = 200    /* polls before the core is yielded after each further one */
+    XDI_MPI_SPIN = 200,   /* polls before the core is yielded after each further one */
+    XDI_MPI_NAP =
+        20000 /* nanoseconds that a forked handle, whose thread is not the program's, sleeps instead */
 };
 
 /* Of the second after a deadline: for notices of ranks that wait, then for messages that have begun to arrive. */
@@ -115,10 +123,11 @@ typedef struct xdi_mpi_entry {
 typedef struct xdi_mpi_world {
     MPI_Comm comm;
     int size, rank;
-    int holders;                /* handles */
     int next_group;             /* above every id this rank has used */
     int groups;                 /* ids that the tags of this MPI allow */
-    xd_result failure;          /* XD_OK, or what broke the world */
+    pthread_mutex_t lock;       /* of what follows, up to `accused` but for `said` and `heard` */
+    int holders;                /* handles */
+    xd_result failure;          /* XD_OK, or what broke the world; like culprit, written once */
     int culprit;                /* world rank */
     bool in_flight;             /* MPI may still access memory of this world */
     int32_t notice[2];          /* failure and culprit, being sent to the others */
@@ -137,6 +146,21 @@ typedef struct xdi_mpi_flow {
     size_t out_bytes, in_bytes;
 } xdi_mpi_flow;
 
+/* What the two ranks of a message tell each other. */
+typedef struct xdi_mpi_offer {
+    int64_t count;
+    int32_t dtype, unused;
+} xdi_mpi_offer;
+
+/* The messages to one rank, or from one, of which one is under way. */
+typedef struct xdi_mpi_lane {
+    xdi_mpi_offer mine, theirs;
+    xd_message *message; /* NULL: none is left */
+    int step;
+    char *data; /* what has not been moved yet */
+    size_t left;
+} xdi_mpi_lane;
+
 typedef struct xdi_mpi {
     xd_transport base;
     xdi_mpi_world *world;
@@ -145,31 +169,39 @@ typedef struct xdi_mpi {
     xd_control mine;
     xd_control *records;   /* [size], of the last control round */
     xdi_mpi_flow *flows;   /* [size] */
-    MPI_Request *requests; /* [2 size], of the pending messages: first those that arrive */
+    MPI_Request *requests; /* [2 size], of the pending messages */
     MPI_Status *statuses;  /* [2 size], scratch: some compilers take MPICH's "ignore" for an array of none */
     int *peers;            /* [2 size], the group rank at the other end */
-    int posted, arriving;  /* requests, and those of them that receive */
+    bool *arrives;         /* [2 size], it receives */
+    int posted;            /* requests */
+    xdi_mpi_lane *lanes;   /* [2 size]: to rank r at 2 r, from it at 2 r + 1 */
     int64_t *begins;       /* [size], first element of each rank's block of a sum */
     int64_t *counts;       /* [size], and its length */
     xd_leaves *leaves;     /* [size] */
     const void **pieces;   /* [size] */
+    char *staging;         /* the world's, or its own: */
+    bool is_fork;
 } xdi_mpi;
 
 /* ---- failure ---- */
 
 static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
-    if (--world->holders > 0) return;
+    pthread_mutex_lock(&world->lock);
+    const int holders = --world->holders;
+    pthread_mutex_unlock(&world->lock);
+    if (holders > 0) return;
     int finalized = 1;
     MPI_Finalized(&finalized);
     /* After a failure a late notice for a freed communicator could arrive in the next one. */
     if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized) MPI_Comm_free(&world->comm);
     if (world->in_flight) return;
+    pthread_mutex_destroy(&world->lock);
     xd_release(ctx, world->staging);
     xd_release(ctx, world);
 }
 
 /* Notices are so short that they are sent at once, so none is waited for. Each rank sends one at most: its buffer may be in
- * use. */
+ * use. With the lock, like what follows but where it says otherwise. */
 static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) {
     int done = 0;
     world->notice[0] = (int32_t)result;
@@ -185,12 +217,15 @@ static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) 
     }
 }
 
-/* Only the first failure is recorded. */
+/* Only the first failure is recorded. Takes the lock. */
 static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
-    if (world->failure != XD_OK) return;
-    world->failure = result;
-    world->culprit = culprit;
-    xdi_mpi_notify(world, result, culprit);
+    pthread_mutex_lock(&world->lock);
+    if (world->failure == XD_OK) {
+        world->failure = result;
+        world->culprit = culprit;
+        xdi_mpi_notify(world, result, culprit);
+    }
+    pthread_mutex_unlock(&world->lock);
 }
 
 static void xdi_mpi_accuse(xdi_mpi_world *world, int accuser, int accused) {
@@ -229,11 +264,28 @@ static void xdi_mpi_convict(xdi_mpi_world *world) {
     world->failure = XD_ERROR_TIMEOUT;
 }
 
-/* True when the world is broken, as far as this rank, which does not wait, knows. */
+/* True when the world is broken, as far as this rank, which does not wait, knows. Takes the lock. */
 static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
     while (world->failure == XD_OK && xdi_mpi_hear(world)) continue;
     if (world->accused >= 0) xdi_mpi_convict(world);
-    return world->failure != XD_OK;
+    const bool broken = world->failure != XD_OK;
+    pthread_mutex_unlock(&world->lock);
+    return broken;
+}
+
+/* Whether there is a reason not to wait any longer. Takes the lock. */
+static bool xdi_mpi_is_told(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
+    const bool told = world->failure != XD_OK || world->accused >= 0 || xdi_mpi_hear(world);
+    pthread_mutex_unlock(&world->lock);
+    return told;
+}
+
+static void xdi_mpi_leave_in_flight(xdi_mpi_world *world) {
+    pthread_mutex_lock(&world->lock);
+    world->in_flight = true;
+    pthread_mutex_unlock(&world->lock);
 }
 
 /* "2" or "2,3": the world ranks at the other end of pending messages; "" without any. Returns the group rank of
@@ -265,17 +317,17 @@ static bool xdi_mpi_awaits(const xdi_mpi *t, int world_rank) {
 static void xdi_mpi_give_up(xdi_mpi *t) {
     const double end = xd_now(t->base.ctx) + XDI_MPI_ARRIVE_SECONDS;
     int done = 0;
-    for (int i = 0; i < t->arriving; i++)
-        if (t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
+    for (int i = 0; i < t->posted; i++)
+        if (t->arrives[i] && t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
     while (MPI_Testall(t->posted, t->requests, &done, t->statuses) == MPI_SUCCESS && !done &&
            xd_now(t->base.ctx) < end)
         sched_yield();
     for (int i = 0; i < t->posted && !done; i++) {
         if (t->requests[i] == MPI_REQUEST_NULL) continue;
         MPI_Request_free(&t->requests[i]);
-        t->world->in_flight = true;
+        xdi_mpi_leave_in_flight(t->world);
     }
-    t->posted = t->arriving = 0;
+    t->posted = 0;
 }
 
 /* Reports the broken world as comm/threads.c does. A rank that was waiting for the late one returns TIMEOUT, like
@@ -334,9 +386,12 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     char missing[160];
     XD_TRY(xdi_mpi_test_each(t));
     const int first = xdi_mpi_missing(t, missing, sizeof missing);
-    if (first < 0 && world->accused < 0 && world->failure == XD_OK)
+    pthread_mutex_lock(&world->lock); /* other threads of this rank have nothing better to do meanwhile */
+    if (first < 0 && world->accused < 0 && world->failure == XD_OK) {
+        pthread_mutex_unlock(&world->lock);
         return XD_OK; /* the last one has just completed */
-    if (first >= 0 && world->failure == XD_OK) {
+    }
+    if (first >= 0 && world->failure == XD_OK && world->waits_for[world->rank] < 0) {
         xdi_mpi_notify(world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
         xdi_mpi_accuse(world, world->rank, t->world_ranks[first]);
     }
@@ -344,14 +399,32 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
     while (world->failure == XD_OK && xdi_mpi_silent(world) > 1 && xd_now(t->base.ctx) < end)
         if (!xdi_mpi_hear(world)) sched_yield();
     xdi_mpi_convict(world);
+    pthread_mutex_unlock(&world->lock);
     return xdi_mpi_report(t, true);
 }
 
-/* Waits for all pending messages. A deadline that has passed is believed only after some more turns: a process that was
- * stopped finds first what the others have sent meanwhile, the notice that it is late above all. */
+static void xdi_mpi_rest(const xdi_mpi *t) {
+    const struct timespec nap = { 0, XDI_MPI_NAP };
+    if (t->is_fork)
+        nanosleep(&nap, NULL);
+    else
+        sched_yield();
+}
+
+/* A turn of waiting: polls, then rests, and looks for a reason not to go on. A deadline that has passed is believed only after some
+ * more turns: a process that was stopped finds first what the others have sent meanwhile, the notice that it is late above all. */
+static xd_result xdi_mpi_linger(xdi_mpi *t, int *turn, int *late, double deadline) {
+    if (++*turn <= XDI_MPI_SPIN) return XD_OK;
+    *turn = XDI_MPI_SPIN;
+    xdi_mpi_rest(t);
+    if (xdi_mpi_is_told(t->world)) return xdi_mpi_expire(t);
+    if (xd_now(t->base.ctx) < deadline || ++*late < XDI_MPI_SPIN) return XD_OK;
+    return xdi_mpi_expire(t);
+}
+
+/* Waits for all pending messages. */
 static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
-    int late = 0;
-    for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
+    for (int turn = 0, late = 0;;) {
         int done = 0;
         const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
         if (code != MPI_SUCCESS) {
@@ -359,14 +432,9 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
             return xdi_mpi_fault(t, code, t->peers[0]);
         }
         if (done) break;
-        if (turn < XDI_MPI_SPIN) continue;
-        sched_yield();
-        if (t->world->failure != XD_OK || xdi_mpi_hear(t->world)) return xdi_mpi_expire(t);
-        if (xd_now(t->base.ctx) < deadline || ++late < XDI_MPI_SPIN) continue;
-        XD_TRY(xdi_mpi_expire(t));
-        break;
+        XD_TRY(xdi_mpi_linger(t, &turn, &late, deadline));
     }
-    t->posted = t->arriving = 0;
+    t->posted = 0;
     return XD_OK;
 }
 
@@ -385,9 +453,9 @@ static xd_result xdi_mpi_post(xdi_mpi *t, int peer, bool arrives, int tag) {
     const int code = arrives ? MPI_Irecv(flow->in, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
                              : MPI_Isend(flow->out, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
     if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, peer);
+    t->arrives[t->posted] = arrives;
     t->peers[t->posted++] = peer;
     if (arrives) {
-        t->arriving = t->posted;
         flow->in += bytes;
         flow->in_bytes -= bytes;
     } else {
@@ -516,13 +584,13 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
         int64_t slot = 0; /* tiles of the ranks before this one */
         xdi_mpi_clear(t);
         for (int r = 0; r < n; slot += xdi_mpi_nodes(t, r++)) {
-            if (k == 0) t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
+            if (k == 0) t->pieces[r] = t->staging + (size_t)(slot * tile) * size;
             if (k < xdi_mpi_nodes(t, me))
                 xdi_mpi_out(t, r, c->send, k * stride + t->begins[r] + at,
                             xdi_mpi_in_tile(t->counts[r], at, tile), size);
             if (k < xdi_mpi_nodes(t, r))
-                xdi_mpi_in(t, r, t->world->staging, (slot + k) * tile,
-                           xdi_mpi_in_tile(t->counts[me], at, tile), size);
+                xdi_mpi_in(t, r, t->staging, (slot + k) * tile, xdi_mpi_in_tile(t->counts[me], at, tile),
+                           size);
         }
         xdi_mpi_keep(t);
         XD_TRY(xdi_mpi_exchange(t, XDI_MPI_DATA, deadline));
@@ -599,51 +667,91 @@ static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double d
 
 /* ---- two ranks ---- */
 
-/* One message to, and when `in` is given one from, c->root. */
-static xd_result xdi_mpi_tell(xdi_mpi *t, int peer, int channel, const void *out, void *in, size_t bytes,
-                              double deadline) {
-    xdi_mpi_clear(t);
-    if (out) xdi_mpi_out(t, peer, out, 0, 1, bytes);
-    if (in) xdi_mpi_in(t, peer, in, 0, 1, bytes);
-    return xdi_mpi_exchange(t, channel, deadline);
+/* The sender offers, the receiver replies and, when both agree, the data and a confirmation follow. */
+enum { XDI_MPI_OFFERS = 0, XDI_MPI_REPLIES, XDI_MPI_MOVES, XDI_MPI_CONFIRMS };
+
+/* Starts the request of a lane's step. */
+static xd_result xdi_mpi_lane_post(xdi_mpi *t, int at) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const bool to = at % 2 == 0, moves = lane->step == XDI_MPI_MOVES;
+    const bool arrives = (lane->step == XDI_MPI_OFFERS || moves) != to;
+    const int channel = moves ? XDI_MPI_DATA : lane->step == XDI_MPI_OFFERS ? XDI_MPI_OFFER : XDI_MPI_REPLY;
+    void *data = moves ? (void *)lane->data : arrives ? (void *)&lane->theirs : (void *)&lane->mine;
+    size_t bytes = moves ? lane->left : sizeof lane->mine;
+    if (bytes > (size_t)XDI_MPI_CHUNK) bytes = (size_t)XDI_MPI_CHUNK;
+    if (moves) lane->data += bytes, lane->left -= bytes;
+    const int rank = t->world_ranks[at / 2], tag = xdi_mpi_tag(t, channel);
+    MPI_Request *request = &t->requests[at];
+    t->arrives[at] = arrives;
+    const int code = arrives ? MPI_Irecv(data, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
+                             : MPI_Isend(data, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
+    return code == MPI_SUCCESS ? XD_OK : xdi_mpi_fault(t, code, at / 2);
 }
 
-/* Offer, reply and, when both agree, the data and a confirmation. */
-static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadline) {
-    const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int peer = c->root, me = t->base.rank, from = t->world_ranks[sends ? me : peer],
-              to = t->world_ranks[sends ? peer : me];
+/* Begins the next message of a lane, if there is one. */
+static xd_result xdi_mpi_lane_begin(xdi_mpi *t, int at, xd_message *messages, int count) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const xd_collective_kind kind = at % 2 ? XD_COLLECTIVE_RECV : XD_COLLECTIVE_SEND;
+    memset(lane, 0, sizeof *lane);
+    for (int i = 0; i < count && !lane->message; i++)
+        if (messages[i].stage == 0 && messages[i].record.kind == kind && messages[i].record.root == at / 2)
+            lane->message = &messages[i];
+    if (!lane->message) return XD_OK;
+    const xd_collective *c = &lane->message->record;
+    lane->message->stage = 1;
+    lane->mine.count = c->count;
+    lane->mine.dtype = (int32_t)c->dtype;
+    lane->data = at % 2 ? (char *)c->recv : (char *)(uintptr_t)c->send;
+    lane->left = (size_t)c->count * xd_dtype_size(c->dtype);
+    return xdi_mpi_lane_post(t, at);
+}
+
+/* The request of a lane is complete: its next step, or its next message. */
+static xd_result xdi_mpi_lane_advance(xdi_mpi *t, int at, xd_message *messages, int count) {
+    xdi_mpi_lane *lane = &t->lanes[at];
+    const bool fits = lane->mine.dtype != (int32_t)XD_DTYPE_NONE && lane->mine.dtype == lane->theirs.dtype &&
+                      lane->mine.count == lane->theirs.count;
+    if (lane->step == XDI_MPI_CONFIRMS || (lane->step == XDI_MPI_REPLIES && !fits)) {
+        lane->message->their_count = lane->theirs.count;
+        lane->message->their_dtype = (xd_dtype)lane->theirs.dtype;
+        return xdi_mpi_lane_begin(t, at, messages, count);
+    }
+    if (lane->step != XDI_MPI_MOVES) lane->step++;
+    if (lane->step == XDI_MPI_MOVES && lane->left == 0) lane->step++;
+    return xdi_mpi_lane_post(t, at);
+}
+
+static xd_result xdi_mpi_messages(xd_transport *transport, xd_message *messages, int count, double deadline) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    const int lanes = 2 * transport->size;
     if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
-    xd_control *theirs = &t->records[peer];
-    memset(&t->mine, 0, sizeof t->mine);
-    t->mine.count = (uint64_t)c->count;
-    t->mine.dtype = (uint32_t)c->dtype;
-    const xd_control *offer = sends ? &t->mine : theirs, *reply = sends ? theirs : &t->mine;
-    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_OFFER, sends ? offer : NULL, sends ? NULL : theirs, sizeof *offer,
-                        deadline));
-    XD_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
-                        deadline));
-    if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* there is no data to move */
-    XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
-               "rank %d refused its own arguments", t->world_ranks[peer]);
-    XD_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
-               "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
-               xd_dtype_name((xd_dtype)reply->dtype));
-    XD_REQUIRE(t->base.ctx, offer->count == reply->count, XD_ERROR_MISMATCH,
-               "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
-               (long long)reply->count);
-    const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
-    XD_TRY(
-        xdi_mpi_tell(t, peer, XDI_MPI_DATA, sends ? c->send : NULL, sends ? NULL : c->recv, bytes, deadline));
-    return xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
-                        deadline);
+    t->posted = lanes;
+    for (int i = 0; i < lanes; i++) t->requests[i] = MPI_REQUEST_NULL, t->peers[i] = i / 2;
+    for (int i = 0; i < lanes; i++) XD_TRY(xdi_mpi_lane_begin(t, i, messages, count));
+    for (int turn = 0, late = 0;;) {
+        bool open = false, moved = false;
+        for (int i = 0; i < lanes; i++) {
+            int done = 0;
+            if (!t->lanes[i].message) continue;
+            const int code = MPI_Test(&t->requests[i], &done, MPI_STATUS_IGNORE);
+            if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, i / 2);
+            if (done) XD_TRY(xdi_mpi_lane_advance(t, i, messages, count));
+            moved = moved || done;
+            open = open || t->lanes[i].message;
+        }
+        if (!open) break;
+        if (moved)
+            turn = 0;
+        else
+            XD_TRY(xdi_mpi_linger(t, &turn, &late, deadline));
+    }
+    t->posted = 0;
+    return XD_OK;
 }
 
 static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_mpi *t = (xdi_mpi *)transport;
     switch (c->kind) {
-    case XD_COLLECTIVE_SEND:
-    case XD_COLLECTIVE_RECV: return xdi_mpi_pair(t, c, deadline);
     case XD_COLLECTIVE_ALL_REDUCE: return xdi_mpi_all_reduce(t, c, deadline);
     case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_mpi_reduce_scatter(t, c, deadline);
     default: xdi_mpi_plan(t, c); return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
@@ -652,28 +760,61 @@ static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c
 
 /* ---- handles ---- */
 
+static void xdi_mpi_destroy(xd_transport *transport);
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
                                 xdi_mpi **out);
 
-/* The members agree on an id that none of them has used: then no two ranks share it in any other group. */
-static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int size, int rank,
-                               double deadline, xd_transport **out) {
-    xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
+/* The members agree on an id that none of them has used: then no two ranks share it in any other group. `members` NULL: all.
+ * *least receives the least `mine` of them. */
+static xd_result xdi_mpi_number(xdi_mpi *t, const int *members, int size, int *least, double deadline) {
+    XD_REQUIRE(t->base.ctx, !t->is_fork, XD_ERROR_UNSUPPORTED,
+               "the communicator of a queue on %d ranks is not split or forked", t->base.size);
     memset(&t->mine, 0, sizeof t->mine);
     t->mine.sequence = (uint64_t)t->world->next_group;
+    t->mine.root = *least;
     XD_TRY(xdi_mpi_gather_records(t, deadline, members, size));
     uint64_t id = 0;
     for (int r = 0; r < size; r++) {
-        const uint64_t theirs = t->records[members[r]].sequence;
-        id = theirs > id ? theirs : id;
+        const xd_control *theirs = &t->records[members ? members[r] : r];
+        id = theirs->sequence > id ? theirs->sequence : id;
+        *least = theirs->root < *least ? theirs->root : *least;
     }
-    XD_REQUIRE(transport->ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(t->base.ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
                "the tags of this MPI are enough for %d groups", t->world->groups - 1);
     t->world->next_group = (int)id + 1;
-    XD_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, (int)id, &child));
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int size, int rank,
+                               double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
+    int least = 0;
+    XD_TRY(xdi_mpi_number(t, members, size, &least, deadline));
+    XD_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, t->world->next_group - 1, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     *out = &child->base;
     return XD_OK;
+}
+
+static xd_result xdi_mpi_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *fork = NULL;
+    const int size = transport->size;
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    XD_TRY(xdi_mpi_number(t, NULL, size, &level, deadline));
+    if (level < MPI_THREAD_MULTIPLE) return XD_OK;
+    if (xdi_mpi_create(ctx, t->world, size, transport->rank, t->world->next_group - 1, &fork) == XD_OK) {
+        memcpy(fork->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
+        fork->is_fork = true;
+        fork->staging = (char *)xd_allocate(ctx, (size_t)t->world->staging_bytes);
+        *out = &fork->base;
+        if (fork->staging) return XD_OK;
+        *out = NULL;
+        xdi_mpi_destroy(&fork->base);
+    }
+    return XD_FAIL(transport->ctx, XD_ERROR_MEMORY,
+                   "no room for a second handle on %d ranks and its %lld bytes of staging", size,
+                   (long long)t->world->staging_bytes);
 }
 
 static void xdi_mpi_abort(xd_transport *transport) {
@@ -695,26 +836,30 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xd_ctx *ctx = transport->ctx;
     xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
     const bool in_flight = world->in_flight;
+    pthread_mutex_unlock(&world->lock);
     xdi_mpi_release_world(ctx, world);
     xd_release(ctx, (void *)t->pieces);
     xd_release(ctx, t->leaves);
     xd_release(ctx, t->counts);
     xd_release(ctx, t->begins);
+    xd_release(ctx, t->arrives);
     xd_release(ctx, t->peers);
     xd_release(ctx, t->statuses);
     xd_release(ctx, t->requests);
     xd_release(ctx, t->flows);
     xd_release(ctx, t->world_ranks);
     if (in_flight) return;
+    if (t->is_fork) xd_release(ctx, t->staging);
+    xd_release(ctx, t->lanes);
     xd_release(ctx, t->records);
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
-                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy,
-                                              xdi_mpi_poll,  false,           xdi_mpi_fail,
-                                              NULL };
+static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
+                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false,
+                                              xdi_mpi_fail,  xdi_mpi_fork,    xdi_mpi_messages };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -728,19 +873,24 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     t->base.size = size;
     t->world = world;
     t->group = group;
+    t->staging = world->staging;
+    pthread_mutex_lock(&world->lock);
     world->holders++;
+    pthread_mutex_unlock(&world->lock);
     t->world_ranks = (int *)xd_allocate(ctx, n * sizeof *t->world_ranks);
     t->records = (xd_control *)xd_allocate(ctx, n * sizeof *t->records);
     t->flows = (xdi_mpi_flow *)xd_allocate(ctx, n * sizeof *t->flows);
     t->requests = (MPI_Request *)xd_allocate(ctx, 2 * n * sizeof *t->requests);
     t->statuses = (MPI_Status *)xd_allocate(ctx, 2 * n * sizeof *t->statuses);
     t->peers = (int *)xd_allocate(ctx, 2 * n * sizeof *t->peers);
+    t->arrives = (bool *)xd_allocate(ctx, 2 * n * sizeof *t->arrives);
+    t->lanes = (xdi_mpi_lane *)xd_allocate(ctx, 2 * n * sizeof *t->lanes);
     t->begins = (int64_t *)xd_allocate(ctx, n * sizeof *t->begins);
     t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
     if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->statuses || !t->peers ||
-        !t->begins || !t->counts || !t->leaves || !t->pieces) {
+        !t->arrives || !t->lanes || !t->begins || !t->counts || !t->leaves || !t->pieces) {
         xdi_mpi_destroy(&t->base);
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     }
@@ -856,6 +1006,10 @@ static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, in
     const size_t each = sizeof(xdi_mpi_entry) + sizeof(int32_t);
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
     if (!world) return NULL;
+    if (pthread_mutex_init(&world->lock, NULL) != 0) {
+        xd_release(ctx, world);
+        return NULL;
+    }
     world->comm = MPI_COMM_NULL;
     world->size = size;
     world->rank = rank;

@@ -1693,6 +1693,7 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                xdi_nccl_fail,
+                                               NULL,
                                                NULL };
 
 /* A handle without a communicator; the caller fills in world_ranks. */

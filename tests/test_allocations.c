@@ -95,6 +95,30 @@ static xd_result run_split_pairs(part *p) {
     return split(p, xd_comm_rank(p->world) / 2);
 }
 
+static xd_result run_queue(part *p) {
+    const int size = xd_comm_size(p->world), rank = xd_comm_rank(p->world);
+    const xd_queue_desc d = { XD_QUEUE_WORKER, 2 };
+    xd_collective c;
+    xd_queue *queue = NULL;
+    xd_ticket ticket;
+    float data[2] = { 1, 1 };
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = c.recv = data;
+    c.count = 2;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_MAX;
+    XD_TRY(xd_queue_create(p->world, &d, &queue));
+    xd_result result = xd_queue_start(queue, &c, &ticket);
+    if (result == XD_OK) result = xd_queue_start(queue, &c, NULL);
+    if (result == XD_OK) result = xd_queue_wait(queue, ticket);
+    if (result == XD_OK) result = xd_queue_wait_all(queue);
+    xd_queue_destroy(queue);
+    c.kind = rank % 2 ? XD_COLLECTIVE_RECV : XD_COLLECTIVE_SEND;
+    c.root = rank ^ 1;
+    return result == XD_OK ? xd_exchange(p->world, &c, c.root < size) : result;
+}
+
 static xd_result run_vocab(part *p) {
     xd_vocab *vocab = NULL;
     XD_TRY(xd_vocab_create_even(xd_comm_ctx(p->world), p->world, 100, &vocab));
@@ -435,6 +459,7 @@ static const call calls[] = {
     { "xd_log_softmax_backward", run_log_softmax_backward, false },
     { "xd_comm_split, alone", run_split_alone, false },
     { "xd_comm_split, pairs", run_split_pairs, false },
+    { "xd_queue_create, xd_queue_start, xd_queue_wait, xd_queue_wait_all, xd_exchange", run_queue, false },
     { "xd_vocab_create, xd_vocab_create_even", run_vocab, false },
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",

@@ -537,17 +537,99 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments informs the
- * other one, if the other one is valid, by a record of dtype NONE. */
+/* ---- messages ---- */
+
+static bool xdi_comm_is_message(const xd_collective *c) {
+    return c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV;
+}
+
+/* False when there is no other rank to tell that this one has refused. Otherwise the refusal is a record of dtype NONE. */
+static bool xdi_comm_refuse(const xd_comm *comm, xd_collective *c) {
+    c->count = 0;
+    c->dtype = XD_DTYPE_NONE;
+    return xdi_comm_is_message(c) && c->root >= 0 && c->root < comm->transport->size &&
+           c->root != comm->transport->rank;
+}
+
+static double xdi_comm_message_deadline(const xd_comm *comm) {
+    return xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+}
+
+/* Compares what both ranks passed. The rank that has refused knows. */
+static xd_result xdi_comm_judge(const xd_comm *comm, const xd_message *m) {
+    const xd_collective *c = &m->record;
+    const int *world = comm->transport->world_ranks, peer = world[c->root];
+    const bool sends = c->kind == XD_COLLECTIVE_SEND;
+    const int from = sends ? world[comm->transport->rank] : peer,
+              to = sends ? peer : world[comm->transport->rank];
+    if (c->dtype == XD_DTYPE_NONE) return XD_OK;
+    if (m->their_dtype == XD_DTYPE_NONE)
+        return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, peer, "%s: rank %d refused its own arguments",
+                               xdi_comm_kind((uint64_t)c->kind), peer);
+    XD_REQUIRE(comm->ctx, c->dtype == m->their_dtype, XD_ERROR_MISMATCH,
+               "rank %d sends %s, rank %d receives %s", from,
+               xd_dtype_name(sends ? c->dtype : m->their_dtype), to,
+               xd_dtype_name(sends ? m->their_dtype : c->dtype));
+    XD_REQUIRE(comm->ctx, c->count == m->their_count, XD_ERROR_MISMATCH,
+               "rank %d sends count %" PRId64 ", rank %d receives count %" PRId64, from,
+               sends ? c->count : m->their_count, to, sends ? m->their_count : c->count);
+    return XD_OK;
+}
+
+/* The failure of the first record of a list that has one. */
+typedef struct xdi_comm_first {
+    int index; /* -1: none */
+    xd_error error;
+} xdi_comm_first;
+
+static void xdi_comm_note(const xd_comm *comm, xdi_comm_first *first, int index) {
+    if (first->index >= 0 && first->index < index) return;
+    first->index = index;
+    first->error = *xd_last_error(comm->ctx);
+}
+
+static xd_result xdi_comm_validate_message(const xd_comm *comm, const xd_collective *c, int index) {
+    XD_REQUIRE(comm->ctx, xdi_comm_is_message(c), XD_ERROR_ARGUMENT,
+               "exchange: record %d is %s, neither send nor recv", index, xdi_comm_kind((uint64_t)c->kind));
+    return xdi_comm_validate(comm, c);
+}
+
+/* All messages at once. `messages` has room for all; those that nobody can be told of are left out of it. */
+static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count,
+                                       xd_message *messages) {
+    xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
+    int used = 0;
+    for (int i = 0; i < count; i++) {
+        xd_message *m = &messages[used];
+        memset(m, 0, sizeof *m);
+        m->record = records[i];
+        m->record.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
+        m->index = i;
+        const bool valid = xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
+        if (!valid) xdi_comm_note(comm, &first, i);
+        if (valid || xdi_comm_refuse(comm, &m->record)) used++;
+    }
+    const double deadline = xdi_comm_message_deadline(comm);
+    if (used > 0)
+        XD_TRY(
+            xdi_comm_break(comm, comm->transport->ops->exchange(comm->transport, messages, used, deadline)));
+    for (int i = 0; i < used; i++) {
+        if (xdi_comm_judge(comm, &messages[i]) != XD_OK)
+            xdi_comm_note(comm, &first, messages[i].index);
+        else if (messages[i].record.dtype != XD_DTYPE_NONE)
+            xdi_comm_count(comm, &messages[i].record);
+    }
+    return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
+}
+
+/* Two ranks only. A transport without messages compares what both passed. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
+    xd_message message;
+    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, &message);
     const xd_result mine = xdi_comm_validate(comm, c);
-    if (mine != XD_OK) {
-        if (c->root < 0 || c->root >= comm->transport->size || c->root == comm->transport->rank) return mine;
-        record.count = 0;
-        record.dtype = XD_DTYPE_NONE;
-    }
-    const double deadline = xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+    if (mine != XD_OK && !xdi_comm_refuse(comm, &record)) return mine;
+    const double deadline = xdi_comm_message_deadline(comm);
     const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
     if (result == XD_ERROR_ARGUMENT) {
         const int culprit = comm->transport->world_ranks[c->root];
@@ -558,6 +640,56 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     XD_TRY(xdi_comm_break(comm, result));
     if (mine == XD_OK) xdi_comm_count(comm, c);
     return mine;
+}
+
+/* The place of a message in the order of all ranks: by the lower rank, the higher one, upward before downward, then as listed.
+ * The first pair of this order that has not met is the next one of both its ranks. */
+static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c, int index, int count) {
+    const int me = comm->transport->rank, size = comm->transport->size;
+    const int peer = c->root >= 0 && c->root < size ? c->root : me;
+    const int low = me < peer ? me : peer, high = me < peer ? peer : me;
+    const int downward = (c->kind == XD_COLLECTIVE_SEND) == (me == high);
+    return (((uint64_t)low * (uint64_t)size + (uint64_t)high) * 2 + (uint64_t)downward) * (uint64_t)count +
+           (uint64_t)index;
+}
+
+static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count) {
+    xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
+    uint64_t begin = 0;
+    for (int done = 0; done < count; done++) {
+        uint64_t least = UINT64_MAX;
+        for (int i = 0; i < count; i++) {
+            const uint64_t key = xdi_comm_message_key(comm, &records[i], i, count);
+            if (key >= begin && key < least) least = key;
+        }
+        begin = least + 1;
+        const int index = (int)(least % (uint64_t)count);
+        xd_collective c = records[index];
+        c.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
+        xd_result result =
+            xdi_comm_is_message(&c) ? xdi_comm_whole(comm, &c) : xdi_comm_validate_message(comm, &c, index);
+        if (result == XD_OK) result = xdi_comm_run_pair(comm, &c);
+        if (result != XD_OK) xdi_comm_note(comm, &first, index);
+    }
+    return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
+}
+
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    xd_collective none;
+    memset(&none, 0, sizeof none);
+    none.kind = XD_COLLECTIVE_SEND;
+    XD_TRY(xdi_comm_whole(comm, &none));
+    XD_REQUIRE(comm->ctx, count >= 0 && (records || count == 0), XD_ERROR_ARGUMENT,
+               "exchange: count is %d, records are %s", count, records ? "given" : "NULL");
+    if (count == 0) return XD_OK;
+    xd_message *messages = NULL;
+    if (comm->transport->ops->exchange)
+        messages = (xd_message *)xdi_scratch_take(comm->ctx, (size_t)count * sizeof *messages);
+    const xd_result result = messages
+                                 ? xdi_comm_run_messages(comm, records, count, messages)
+                                 : xdi_comm_run_in_turn(comm, records, count); /* which needs no memory */
+    xdi_scratch_give(comm->ctx, messages);
+    return result;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
@@ -576,7 +708,7 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
-    if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
+    if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
     XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));

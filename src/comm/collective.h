@@ -123,6 +123,18 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
+/* Several messages of this rank at once: all of them make progress together, so ranks may all send first, in a ring or to
+ * everybody. What xd_send, xd_recv or another xd_exchange of the other rank receives or sends fits too.
+ *
+ *   records   [count], of kind SEND or RECV, as for xd_collective_run; messages to one rank, and from one rank, are matched
+ *             in their order. On a device all go to the stream of the first
+ *
+ * Returns when every message has been received or has failed; a failure of one does not stop the others, and the first in the
+ * order of records is returned. Where the transport cannot hold several messages (NCCL) they go one after another in an order
+ * that all ranks share, which cannot dead-lock as long as both ends of each are in an xd_exchange.
+ * Errors: ARGUMENT (count, another kind), and those of xd_send and xd_recv. */
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
+
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 

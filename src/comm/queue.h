@@ -85,6 +85,7 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
 /* Waits for all open records and frees their places. Returns the first failure in the order of starts; XD_OK without any. */
 XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 
+/* The form that was taken, and what it has done. Local, never waits. */
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come

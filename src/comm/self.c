@@ -66,10 +66,17 @@ static void xdi_self_destroy(xd_transport *transport) {
     xd_release(transport->ctx, transport);
 }
 
-static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true,
-    NULL,   xdi_self_fork
-};
+static const xd_transport_ops xdi_self_ops = { "self",
+                                               xdi_self_control,
+                                               xdi_self_execute,
+                                               xdi_self_split,
+                                               xdi_self_abort,
+                                               xdi_self_destroy,
+                                               NULL,
+                                               true,
+                                               NULL,
+                                               xdi_self_fork,
+                                               NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);

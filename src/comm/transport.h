@@ -23,6 +23,15 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
+/* One SEND or RECV on its way. */
+typedef struct xd_message {
+    xd_collective record; /* of dtype NONE: this rank has refused it */
+    int index;            /* in the caller's list */
+    int stage;            /* the transport's; 0 at the beginning */
+    int64_t their_count;  /* what the other rank passed, filled in by the transport */
+    xd_dtype their_dtype; /* NONE: it has refused */
+} xd_message;
+
 /* One rank's end of a group. comm/threads.c is the reference for each call. All calls but destroy and abort may
  * wait, but not longer than `deadline` (seconds of the context's clock). A transport reports a broken group with
  * PEER or TIMEOUT through xd_fail_culprit. */
@@ -33,9 +42,9 @@ typedef struct xd_transport_ops {
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
-     * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused the
-     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
+     * had it as `next`. Without `exchange`, SEND and RECV come here too, without a control call; they compare count and
+     * dtype themselves, and a MISMATCH on both sides does not break the group. Dtype NONE means that this rank refused
+     * the call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group is not broken either.
      * Other errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
     /* Creates a sub-group of the given members, in this order; they are ranks of `transport` and include this one.
@@ -57,6 +66,11 @@ typedef struct xd_transport_ops {
      * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
      * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
+    /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
+     * whatever SEND, RECV or list of messages the other rank is in. Fills in what the other ranks passed; data moves only
+     * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
+     * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
+    xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

@@ -14,7 +14,7 @@ LEFT_OUT = {
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_canonical xd_comm_counters xd_copy xd_denominator
-xd_checkpoint_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place
+xd_queue_facts xd_checkpoint_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place
 xd_ema_match xd_ema_record xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
 xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
@@ -58,6 +58,8 @@ COUNTS_LEFT_OUT = {
         xd_model_params(capacity) xd_model_weight_at(index) xd_weight_desc.group xd_weight_desc.ndim xd_weight_desc.room
         xd_weight_desc.stored_rows xd_weight_set_tensor_parallel(dim) xd_weight_set_tensor_parallel(stride)
         xd_weight_traits.partition_dim xd_weight_traits.partition_stride""",
+    "tests/test_queue.c and test_exchange.c make those wrong that can be": """xd_exchange(count) xd_queue_desc.capacity
+        xd_ticket.number""",
     "tests/test_checkpoint_refusals.c and its neighbours make those wrong that can be": """xd_checkpoint_file.bytes
         xd_checkpoint_file_at(index) xd_checkpoint_load_desc.network_count xd_checkpoint_load_desc.staging_bytes
         xd_checkpoint_load_desc.step xd_checkpoint_network.average_count xd_checkpoint_network.part_count

@@ -181,9 +181,16 @@ static inline xd_result process_split(xd_transport *transport, const int *member
 }
 
 static inline process_rank *process_create(xd_ctx *ctx, process_block *block, int group, int size, int rank) {
-    static const xd_transport_ops ops = { "processes",   process_control, process_execute,
-                                          process_split, process_abort,   process_destroy,
-                                          process_poll,  false,           NULL,
+    static const xd_transport_ops ops = { "processes",
+                                          process_control,
+                                          process_execute,
+                                          process_split,
+                                          process_abort,
+                                          process_destroy,
+                                          process_poll,
+                                          false,
+                                          NULL,
+                                          NULL,
                                           NULL };
     process_rank *t = (process_rank *)xd_allocate(ctx, sizeof *t);
     t->base.ops = &ops;

@@ -7,9 +7,14 @@
 
 #include <mpi.h>
 
+/* What a program asks of MPI_Init_thread. */
+#if !defined(MPI_RUNNER_THREADS)
+#    define MPI_RUNNER_THREADS MPI_THREAD_SINGLE
+#endif
+
 static int mpi_run_tests(int argc, char **argv, int least, int most) {
-    int rank, size, count[3] = { 0, 0, 0 };
-    MPI_Init(&argc, &argv);
+    int rank, size, given, count[3] = { 0, 0, 0 };
+    MPI_Init_thread(&argc, &argv, MPI_RUNNER_THREADS, &given);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (const xd_test_case *test = xd_test_first; test; test = test->next) {

@@ -47,6 +47,19 @@ XD_TEST(sums_and_pieces_of_many_tiles_equal_a_plain_loop) {
     leave(world);
 }
 
+/* This program has MPI_THREAD_SINGLE. */
+XD_TEST(queues_are_inline_where_mpi_allows_one_thread) {
+    for (int form = XD_QUEUE_AUTO; form <= XD_QUEUE_WORKER; form++) {
+        xd_comm *world = join(NULL);
+        xd_queue *queue = NULL;
+        CHECK_EQ_INT(xd_queue_create(world, &(xd_queue_desc){ (xd_queue_form)form, 0 }, &queue), XD_OK);
+        CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+        xd_queue_destroy(queue);
+        CHECK_EQ_INT(xd_barrier(world), XD_OK);
+        leave(world);
+    }
+}
+
 XD_TEST(processes_take_the_lowest_cpu_level_among_them) {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);

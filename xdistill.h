@@ -3286,8 +3286,8 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 /* >>train/param */
 
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
- * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
- * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
+ * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
  * its count is 0. */
 typedef struct xd_param {
     const char *name;
@@ -3339,10 +3339,12 @@ typedef struct xd_optimizer_desc {
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
+    bool
+        reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
 } xd_optimizer_desc;
 
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
- * context's device. */
+ * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
@@ -3378,7 +3380,8 @@ XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_c
 /* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
 
-/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything, the states of
+ * parameters to be thawed too.
  *
  *   desc   read during the call, except desc->params
  *
@@ -3407,6 +3410,19 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
+
+/* Begins the state of parameter `index`, which was frozen when the optimizer was created with reserve_frozen: moments zero,
+ * no step, the master copy from the value of now, whatever it was before. From then on the parameter is stepped as one that
+ * was never frozen, and saves have its state.
+ *
+ * The caller sets `frozen` of the entry in his list to false, and to true again when this fails; until both have happened
+ * xd_optimizer_step returns STATE. Averages and norms over the list take the change as it is. Every rank thaws
+ * alike; a parameter that shall rest again gets no gradient.
+ *
+ * Local, allocates nothing. Errors, with the name; nothing has changed then: ARGUMENT (index out of range), STATE
+ * (reserve_frozen was not set; a buffer; still frozen in the list; has a state already; changed otherwise since creation), DTYPE
+ * (frozen values of other dtypes have no memory set aside). */
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
 XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
@@ -4008,6 +4024,12 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
 /* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
  * the model is sealed, or the weight has a gradient of the caller's. */
 XD_API xd_result xd_weight_freeze(xd_weight *weight);
+
+/* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
+ * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
+ * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
+ * wrapped model's frozen weights stay frozen. */
+XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
  * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed
@@ -7832,6 +7854,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_weight_add (XDISTILL_NO_MODELS_leaves_out_xd_weight_add)
 #    define xd_weight_set_tensor_parallel (XDISTILL_NO_MODELS_leaves_out_xd_weight_set_tensor_parallel)
 #    define xd_weight_freeze (XDISTILL_NO_MODELS_leaves_out_xd_weight_freeze)
+#    define xd_weight_thaw (XDISTILL_NO_MODELS_leaves_out_xd_weight_thaw)
 #    define xd_model_seal (XDISTILL_NO_MODELS_leaves_out_xd_model_seal)
 #    define xd_model_weight_count (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_count)
 #    define xd_model_weight_at (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_at)
@@ -26688,6 +26711,7 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     if (index < 0 || index >= ema->shadow_count) return view;
     const xdi_ema_shadow *s = &ema->shadows[index];
     view = ema->created[s->source];
+    view.frozen = ema->params[s->source].frozen; /* it may have been thawed */
     view.name = s->name;
     view.value = s->value;
     view.dtype = s->dtype;
@@ -26849,11 +26873,13 @@ struct xd_optimizer {
     xd_optimizer_desc desc;
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
-    int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* memory of the states when it is not this block itself */
-    xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
-    xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
+    xd_optimizer_state
+        *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
+    int64_t *steps;      /* [desc.param_count], in memory of the device */
+    void *device_memory; /* memory of the states when it is not this block itself */
+    xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
+    xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
@@ -26919,6 +26945,11 @@ static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_
     return XD_OK;
 }
 
+/* Whether memory is set aside for a parameter that is frozen at creation. */
+static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->reserve_frozen && p->frozen && !p->buffer && xdi_train_takes(p->dtype);
+}
+
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
@@ -26928,7 +26959,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
-        if (!xdi_train_owns(p)) continue;
+        if (!xdi_train_owns(p) && !xdi_optimizer_reserves(d, p)) continue;
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
@@ -26944,16 +26975,25 @@ static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
 
-static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d, const xd_param *p,
-                                     xd_optimizer_state *state) {
+static xd_optimizer_state xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d,
+                                                   const xd_param *p) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (xdi_train_owns(p)) {
-        if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
-        taken.exp_avg = xdi_optimizer_take(arena, p->count);
-        if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
+    taken.exp_avg = xdi_optimizer_take(arena, p->count);
+    if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    return taken;
+}
+
+/* The states of all parameters that have one, and of those to be thawed. */
+static void xdi_optimizer_take_states(xd_arena *arena, const xd_optimizer_desc *d, xd_optimizer *o) {
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        const bool reserves = xdi_optimizer_reserves(d, p);
+        if (!xdi_train_owns(p) && !reserves) continue;
+        const xd_optimizer_state taken = xdi_optimizer_take_state(arena, d, p);
+        if (o) *(reserves ? &o->reserved[i] : &o->states[i]) = taken;
     }
-    if (state) *state = taken;
 }
 
 /* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
@@ -26964,6 +27004,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
+    void *reserved = d->reserve_frozen ? xd_arena_take_pointer(arena, n * sizeof *o->reserved) : NULL;
     void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
@@ -26972,12 +27013,12 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
         (void)self;
         o->groups = (xd_optimizer_group *)group;
         o->states = (xd_optimizer_state *)states;
+        o->reserved = (xd_optimizer_state *)reserved;
         o->steps = (int64_t *)steps;
         o->created = (xd_param *)created;
         o->updates = (xd_update_array *)updates;
     }
-    for (int64_t i = 0; i < d->param_count; i++)
-        xdi_optimizer_take_state(memory, d, &d->params[i], o ? &o->states[i] : NULL);
+    xdi_optimizer_take_states(memory, d, o);
 }
 
 static void xdi_optimizer_fill(xd_optimizer *o) {
@@ -26993,21 +27034,16 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     }
 }
 
-/* Copies the current values to the master copies. */
-static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
-    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
-    for (int64_t i = 0; i < o->desc.param_count; i++) {
-        const xd_param *p = &o->desc.params[i];
-        xd_cast_array cast;
-        cast.target = o->states[i].master;
-        cast.target_dtype = XD_DTYPE_F32;
-        cast.source = p->value;
-        cast.source_dtype = p->dtype;
-        cast.count = p->count;
-        if (cast.target) XD_TRY(kernels->optimizer.cast(&launch, &cast, 1));
-    }
-    return XD_OK;
+/* Copies the current value of a parameter to its master copy, if it has one. */
+static xd_result xdi_optimizer_copy_value(xd_ctx *ctx, const xd_param *p, float *master) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_cast_array cast;
+    cast.target = master;
+    cast.target_dtype = XD_DTYPE_F32;
+    cast.source = p->value;
+    cast.source_dtype = p->dtype;
+    cast.count = p->count;
+    return master ? xd_ctx_kernels(ctx)->optimizer.cast(&launch, &cast, 1) : XD_OK;
 }
 
 /* The state on a device: all zero. */
@@ -27029,7 +27065,9 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
     if (kernels->list_create) XD_TRY(kernels->list_create(o->ctx, o->desc.param_count, &o->list));
-    return xdi_optimizer_copy_values(o);
+    for (int64_t i = 0; i < o->desc.param_count; i++)
+        XD_TRY(xdi_optimizer_copy_value(o->ctx, &o->desc.params[i], o->states[i].master));
+    return XD_OK;
 }
 
 /* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
@@ -27097,6 +27135,37 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
            now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
+}
+
+static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
+    const xd_optimizer_desc *d = &o->desc;
+    XD_REQUIRE(o->ctx, index >= 0 && index < d->param_count, XD_ERROR_ARGUMENT,
+               "parameter %lld of %lld cannot be thawed", (long long)index, (long long)d->param_count);
+    const xd_param *p = &d->params[index];
+    const char *name = p->name ? p->name : "(unnamed)";
+    xd_param thawed = o->created[index];
+    XD_REQUIRE(o->ctx, d->reserve_frozen, XD_ERROR_STATE,
+               "%s: no memory was set aside to thaw it; reserve_frozen was not set at creation", name);
+    XD_REQUIRE(o->ctx, !thawed.buffer, XD_ERROR_STATE, "%s: a buffer cannot be thawed", name);
+    XD_REQUIRE(o->ctx, thawed.frozen, XD_ERROR_STATE, "%s: has a state already", name);
+    XD_REQUIRE(o->ctx, xdi_train_takes(thawed.dtype), XD_ERROR_DTYPE,
+               "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(thawed.dtype));
+    XD_REQUIRE(o->ctx, !p->frozen, XD_ERROR_STATE, "%s: still frozen in the caller's list", name);
+    thawed.frozen = false;
+    XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &thawed), XD_ERROR_STATE,
+               "%s: value, dtype, count or flags changed since creation", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
+    XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
+    xd_optimizer_state state =
+        optimizer->reserved[index]; /* zero since creation: nobody had a pointer to it */
+    XD_TRY(xdi_optimizer_copy_value(optimizer->ctx, &optimizer->desc.params[index], state.master));
+    state.step = optimizer->states[index].step;
+    optimizer->states[index] = state;
+    optimizer->created[index].frozen = false;
+    return XD_OK;
 }
 
 /* Product and difference are rounded separately: the compiler must not fuse them. */
@@ -29453,6 +29522,18 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
                weight->name);
     XD_REQUIRE(ctx, !owner->gradient, XD_ERROR_STATE, "\"%.80s\" is frozen, but has a gradient", owner->name);
     owner->desc.traits.frozen = true;
+    return XD_OK;
+}
+
+XD_API xd_result xd_weight_thaw(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, owner->desc.buffer || xd_dtype_is_floating(owner->desc.dtype), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is thawed, but has integers (%s)", owner->name,
+               xd_dtype_name(owner->desc.dtype));
+    owner->desc.traits.frozen = false;
     return XD_OK;
 }
 
@@ -55067,4 +55148,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 49c0f4316feae6e04a6ec724ad93c64cb02629b7d07fd586e433d1439e9a8b10 */
+/* xdistill sha256 3d380ae60184e7cfdf2bd45ab0d3a8cb3b3a8fcc57dc4d4853a08f1eda1ef41e */

@@ -353,6 +353,18 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
     return XD_OK;
 }
 
+XD_API xd_result xd_weight_thaw(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, owner->desc.buffer || xd_dtype_is_floating(owner->desc.dtype), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is thawed, but has integers (%s)", owner->name,
+               xd_dtype_name(owner->desc.dtype));
+    owner->desc.traits.frozen = false;
+    return XD_OK;
+}
+
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
     const xd_weight *owner = weight->owner;
     xd_weight_info info;

@@ -4,8 +4,8 @@
 #include "base/dtype.h"
 
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
- * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
- * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
+ * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
  * its count is 0. */
 typedef struct xd_param {
     const char *name;

@@ -62,6 +62,7 @@ COUNTS_LEFT_OUT = {
         xd_checkpoint_open_memory(bytes) xd_checkpoint_save_desc.block_bytes xd_checkpoint_save_desc.file_count
         xd_checkpoint_save_desc.keep xd_checkpoint_save_desc.max_shard_bytes xd_checkpoint_save_desc.network_count
         xd_checkpoint_save_desc.staging_bytes xd_checkpoint_save_desc.step xd_checkpoint_tensor_at(index) xd_tensor_part.ndim""",
+    "tests/test_thaw.c makes it wrong": "xd_optimizer_thaw(index)",
     "no call reads it: all data of a tensor is on the context's device": "xd_tensor.device",
     "an output of xd_teacher_route: it says which rows the caller has to pass": "xd_teacher_piece.shard",
 }

@@ -540,6 +540,63 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 
+/* >>base/philox */
+
+/* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
+ * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
+ * state, and a value can be recomputed instead of stored.
+ *
+ *     xd_philox noise = { 0 };
+ *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
+ *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
+ *
+ * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
+ * polynomials in explicit fused operations. */
+
+/* What the numbers are used for; different purposes never share a number. */
+enum {
+    XD_STREAM_STUDENT_NOISE = 0,
+    XD_STREAM_RUNG = 1,
+    XD_STREAM_TIME = 2,
+    XD_STREAM_EPSILON = 3,
+    XD_STREAM_TIME_REAL = 4,
+    XD_STREAM_EPSILON_REAL = 5,
+    XD_STREAM_R1 = 6,
+    XD_STREAM_ROLLOUT = 7, /* 8 + j: transition j */
+    XD_STREAM_EMA = 64,    /* rounding */
+    XD_STREAM_INIT = 96,
+    XD_STREAM_USER = 128 /* to 255: the library uses none of these */
+};
+
+/* One sequence of numbers, indexed by the element's flat position in the global, unsharded sample. */
+typedef struct xd_philox {
+    uint64_t seed;
+    uint8_t stream;  /* purpose, XD_STREAM_... */
+    uint16_t micro;  /* micro-batch, or any second index of the purpose */
+    uint32_t sample; /* global index of the sample in the step */
+    uint32_t step;   /* optimizer step */
+} xd_philox;
+
+/* The block function: 128 random bits for each of 2^128 counters under a 64-bit key. Local. Deterministic. */
+XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* Counter of block `block` (elements 4 block .. 4 block + 3), in [0, 2^40):
+ *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
+XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]);
+
+/* 32 random bits of one element in [0, 2^42). */
+XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
+
+/* Uniform in (0, 1) with 53 bits, from words 0 and 1 of block `block`: for times and other scalar draws. */
+XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
+
+/* Elements [first, first + count) into out[0, count), f32.
+ *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
+ *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
+ * Several fills of adjacent ranges give the same values as one fill. */
+XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
+XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
+
 /* >>kernel/types */
 
 /* What calls take and return besides plain arrays. With a GPU, the structs that hold results are in its memory. */
@@ -715,6 +772,20 @@ typedef struct xd_copy {
     int64_t src_offset, dst_offset; /* elements */
     int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
 } xd_copy;
+
+/* How first values are formed. */
+typedef enum xd_init_kind {
+    XD_INIT_ZERO = 0,
+    XD_INIT_CONSTANT, /* center */
+    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
+    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
+} xd_init_kind;
+
+/* First values, formed in f32 and rounded to the type of the elements. */
+typedef struct xd_init {
+    xd_init_kind kind;
+    float center, scale;
+} xd_init;
 
 /* How every kernel is called. */
 typedef struct xd_launch {
@@ -1320,6 +1391,25 @@ typedef struct xd_tensor_part {
         replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
                    * element leaves this false */
 } xd_tensor_part;
+
+/* >>tensor/fill */
+
+/* Writes first values, or noise, to this rank's part of a tensor. The number of an element is a function of (random, its index in
+ * the whole tensor) alone: that of xd_philox_fill_normal and xd_philox_fill_uniform at that element, times `scale`, plus
+ * `center`, each rounded once in f32. So a part has the bits of the same part of the whole, for every region, range and
+ * device; a GPU forms them itself.
+ *
+ *     const xd_philox random = { .seed = 1, .stream = XD_STREAM_USER };
+ *     xd_tensor_part_fill(ctx, &part, &(xd_init){ XD_INIT_NORMAL, 0.0f, 0.02f }, &random);
+ *
+ *   part     data in memory of the context's device; `replica` is not read
+ *   random   read by the random kinds; NULL -> zero. Tensors of one seed and stream need another sample, step or micro each
+ *
+ * Local; does not wait for a GPU. Allocates a list of boxes during the call. Errors, with nothing written: ARGUMENT (unknown kind;
+ * center or scale not finite; elements at NULL), SHAPE (a region or range that is not within the tensor; random numbers for more than 2^42
+ * elements), DTYPE (values other than zero in a dtype without arithmetic), MEMORY. */
+XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                     const xd_philox *random);
 
 /* >>tensor/redistribute */
 
@@ -3943,21 +4033,6 @@ typedef struct xd_weight_traits {
     xd_decay decay;
 } xd_weight_traits;
 
-/* How a weight's first values are formed. */
-typedef enum xd_init_kind {
-    XD_INIT_ZERO = 0,
-    XD_INIT_CONSTANT, /* center */
-    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
-    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
-} xd_init_kind;
-
-/* First values: a pure function of (seed of the model, full name, index in the whole weight), so the same bits on every
- * layout. Formed in f32 and rounded to the weight's type. */
-typedef struct xd_init {
-    xd_init_kind kind;
-    float center, scale;
-} xd_init;
-
 /* One weight or buffer. Copied, but for `layout` and the storage. */
 typedef struct xd_weight_desc {
     const char *name;           /* required; one component, or several joined with '.' */
@@ -3970,7 +4045,8 @@ typedef struct xd_weight_desc {
     const xd_layout
         *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
                                    * must outlive the model. NULL -> whole on this rank */
-    xd_init init;
+    xd_init
+        init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;
     bool buffer;    /* not trained: no gradient, never stepped */
     bool transient; /* a buffer that is not saved: it can be computed again */
@@ -4013,8 +4089,8 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
 /* Adds a weight, a buffer or a tie to a block; out may be NULL. Local. Errors: ARGUMENT (name as above, or "__metadata__";
  * dtype; dimensions; a tie with a setting that is its owner's; a weight of integers that trains; numbers of the init that are
  * not finite), SHAPE (sizes that overflow; stored_rows below shape[0]; a layout of another shape; room below what this rank
- * holds; a tie to a weight of another shape or type), MISSING (a tie to no weight), STATE (the model is sealed), MEMORY. The
- * model is unchanged then. */
+ * holds; a tie to a weight of another shape or type), DTYPE (an init other than zero in a type without arithmetic), MISSING (a tie
+ * to no weight), STATE (the model is sealed), MEMORY. The model is unchanged then. */
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
 /* Sets tensor_parallel, partition_dim and partition_stride of a weight, also of a sealed model. Local.
@@ -5251,62 +5327,111 @@ XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, doubl
     }
 }
 
-/* >>base/philox */
+/* >>base/philox_scalar */
 
-/* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
- * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
- * state, and a value can be recomputed instead of stored.
- *
- *     xd_philox noise = { 0 };
- *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
- *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
- *
- * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
- * polynomials in explicit fused operations. */
+/* Formulas of base/philox.h. Their bits are promised: products are added to other terms by xd_fmaf only, or are exact, so that
+ * it does not depend on the compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
-/* What the numbers are used for; different purposes never share a number. */
-enum {
-    XD_STREAM_STUDENT_NOISE = 0,
-    XD_STREAM_RUNG = 1,
-    XD_STREAM_TIME = 2,
-    XD_STREAM_EPSILON = 3,
-    XD_STREAM_TIME_REAL = 4,
-    XD_STREAM_EPSILON_REAL = 5,
-    XD_STREAM_R1 = 6,
-    XD_STREAM_ROLLOUT = 7, /* 8 + j: transition j */
-    XD_STREAM_EMA = 64,    /* rounding */
-    XD_STREAM_INIT = 96,
-    XD_STREAM_USER = 128 /* to 255: the library uses none of these */
-};
+/* xd_philox_block. */
+XD_SCALAR void xd_philox_rounds(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xd2511f53u * c0;
+        const uint64_t b = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u; /* golden ratio */
+        k1 += 0xbb67ae85u; /* sqrt(3) - 1 */
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
 
-/* One sequence of numbers, indexed by the element's flat position in the global, unsharded sample. */
-typedef struct xd_philox {
-    uint64_t seed;
-    uint8_t stream;  /* purpose, XD_STREAM_... */
-    uint16_t micro;  /* micro-batch, or any second index of the purpose */
-    uint32_t sample; /* global index of the sample in the step */
-    uint32_t step;   /* optimizer step */
-} xd_philox;
+/* xd_philox_counter. */
+XD_SCALAR void xd_philox_counter_of(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
+    counter[0] = (uint32_t)block;
+    counter[1] = (uint32_t)(block >> 32 & 0xffu) | (uint32_t)p->stream << 8 | (uint32_t)p->micro << 16;
+    counter[2] = p->sample;
+    counter[3] = p->step;
+}
 
-/* The block function: 128 random bits for each of 2^128 counters under a 64-bit key. Local. Deterministic. */
-XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+/* The four words of a block. */
+XD_SCALAR void xd_philox_words(const xd_philox *p, int64_t block, uint32_t words[4]) {
+    const uint32_t key[2] = { (uint32_t)p->seed, (uint32_t)(p->seed >> 32) };
+    uint32_t counter[4];
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    xd_philox_rounds(counter, key, words);
+}
 
-/* Counter of block `block` (elements 4 block .. 4 block + 3), in [0, 2^40):
- *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
-XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]);
+/* (r >> 9) 2^-23 + 2^-24, exact. */
+XD_SCALAR float xd_philox_uniform_of(uint32_t word) {
+    return xd_mulf((float)((word >> 9) * 2u + 1u), 1.0f / 16777216.0f);
+}
 
-/* 32 random bits of one element in [0, 2^42). */
-XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
+/* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
+ * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
+XD_SCALAR float xd_philox_log(float x) {
+    const uint32_t shifted = xd_bits_of_float(x) - 0x3f3504f3u; /* sqrt(1/2): exponents now change there */
+    const float e = (float)((int32_t)shifted >> 23);
+    const float f = xd_subf(xd_float_of_bits((shifted & 0x7fffffu) + 0x3f3504f3u), 1.0f);
+    const float square = xd_mulf(f, f);
+    float poly = 0.0697161183f;
+    poly = xd_fmaf(poly, f, -0.114797339f);
+    poly = xd_fmaf(poly, f, 0.116854198f);
+    poly = xd_fmaf(poly, f, -0.124256872f);
+    poly = xd_fmaf(poly, f, 0.142490581f);
+    poly = xd_fmaf(poly, f, -0.166678026f);
+    poly = xd_fmaf(poly, f, 0.200007156f);
+    poly = xd_fmaf(poly, f, -0.24999997f);
+    poly = xd_fmaf(poly, f, 0.333333313f);
+    /* ln 2 = 0.693147182f - 1.9e-9 */
+    float y = xd_fmaf(square, xd_mulf(f, poly), xd_mulf(e, -1.90465421e-9f));
+    y = xd_fmaf(-0.5f, square, y);
+    return xd_fmaf(e, 0.693147182f, xd_addf(f, y));
+}
 
-/* Uniform in (0, 1) with 53 bits, from words 0 and 1 of block `block`: for times and other scalar draws. */
-XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
+/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
+XD_SCALAR void xd_philox_sin_cos(float u, float *sine, float *cosine) {
+    const float turns = xd_mulf(4.0f, u);
+    const int quarter = (int)xd_addf(turns, 0.5f);
+    const float r = xd_subf(turns, (float)quarter);
+    const float square = xd_mulf(r, r);
+    float a = 0.000158206298f, b = -2.49092282e-05f;
+    a = xd_fmaf(a, square, -0.00468126638f);
+    b = xd_fmaf(b, square, 0.000919196347f);
+    a = xd_fmaf(a, square, 0.0796925798f);
+    b = xd_fmaf(b, square, -0.0208634753f);
+    a = xd_fmaf(a, square, -0.645964086f);
+    b = xd_fmaf(b, square, 0.2536695f);
+    a = xd_fmaf(a, square, 1.57079637f);
+    b = xd_fmaf(b, square, -1.23370051f);
+    a = xd_mulf(a, r);
+    b = xd_fmaf(b, square, 1.0f);
+    const bool swapped = (quarter & 1) != 0;
+    *sine = swapped ? b : a;
+    *cosine = swapped ? a : b;
+    if (quarter & 2) *sine = -*sine;
+    if ((quarter + 1) & 2) *cosine = -*cosine;
+}
 
-/* Elements [first, first + count) into out[0, count), f32.
- *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
- *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
- * Several fills of adjacent ranges give the same values as one fill. */
-XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
-XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
+/* Uniform or normal numbers of a block. */
+XD_SCALAR void xd_philox_lanes(const xd_philox *p, int64_t block, bool normal, float lanes[4]) {
+    uint32_t words[4];
+    xd_philox_words(p, block, words);
+    for (int k = 0; k < 4; k++) lanes[k] = xd_philox_uniform_of(words[k]);
+    for (int k = 0; k < 4 && normal; k += 2) {
+        float sine, cosine;
+        const float radius = xd_sqrtf(xd_mulf(-2.0f, xd_philox_log(lanes[k])));
+        xd_philox_sin_cos(lanes[k + 1], &sine, &cosine);
+        lanes[k] = xd_mulf(radius, cosine);
+        lanes[k + 1] = xd_mulf(radius, sine);
+    }
+}
 
 /* >>base/publish */
 
@@ -5509,6 +5634,48 @@ XD_API uint32_t xd_crc32c_level(xd_cpu_level level, uint32_t crc, const void *da
 
 /* Performs one copy between two arrays of elements of `size` bytes. */
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
+
+/* >>kernel/fill */
+
+/* Inputs and outputs of the fill entry: first values of boxes of a tensor. The number of an element is a function of its index in
+ * the whole tensor alone, and has the same bits on every device. */
+typedef struct xd_fill_args {
+    xd_init init;
+    xd_philox random;
+    const xd_copy *boxes; /* [box_count]; src: the index in the whole tensor, dst: the place at `out` */
+    int64_t box_count;
+    int64_t limit; /* elements whose index is not below it are padding: 0 */
+    void *out;
+    xd_dtype dtype; /* one that has arithmetic, or BOOL */
+} xd_fill_args;
+
+/* Whether a kind of first values needs random numbers. */
+XD_SCALAR bool xd_init_is_random(const xd_init *init) {
+    return init->kind == XD_INIT_NORMAL || init->kind == XD_INIT_UNIFORM;
+}
+
+/* A first value, from the uniform or normal number of its element where it is random. */
+XD_SCALAR float xd_init_value(const xd_init *init, float number) {
+    if (init->kind == XD_INIT_ZERO) return 0.0f;
+    if (init->kind == XD_INIT_CONSTANT) return init->center;
+    if (init->kind == XD_INIT_UNIFORM) number = xd_subf(xd_mulf(2.0f, number), 1.0f); /* both exact */
+    return xd_addf(xd_mulf(init->scale, number), init->center);
+}
+
+/* The places of element i of a box: its index in the whole tensor, and where it is stored. */
+XD_SCALAR void xd_fill_places(const xd_copy *box, int64_t i, int64_t *index, int64_t *place) {
+    *index = box->src_offset;
+    *place = box->dst_offset;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        const int64_t outer = d > 0 ? i / box->extent[d] : 0, at = i - outer * box->extent[d];
+        *index += at * box->src_stride[d];
+        *place += at * box->dst_stride[d];
+        i = outer;
+    }
+}
+
+/* The fill entry of every CPU level. */
+XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args);
 
 /* >>kernel/fixed */
 
@@ -7578,6 +7745,8 @@ typedef struct xd_kernels {
     xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
                         void *dst, size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
+    xd_result (*fill)(const xd_launch *launch,
+                      const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
@@ -7812,8 +7981,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_block_desc XDISTILL_NO_MODELS_leaves_out_xd_block_desc
 #    define xd_decay XDISTILL_NO_MODELS_leaves_out_xd_decay
 #    define xd_weight_traits XDISTILL_NO_MODELS_leaves_out_xd_weight_traits
-#    define xd_init_kind XDISTILL_NO_MODELS_leaves_out_xd_init_kind
-#    define xd_init XDISTILL_NO_MODELS_leaves_out_xd_init
 #    define xd_weight_desc XDISTILL_NO_MODELS_leaves_out_xd_weight_desc
 #    define xd_weight_info XDISTILL_NO_MODELS_leaves_out_xd_weight_info
 #    define xd_pass_kind XDISTILL_NO_MODELS_leaves_out_xd_pass_kind
@@ -9357,141 +9524,45 @@ XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order)
 
 /* Random numbers from counters. */
 
-#include <math.h>
-#include <string.h>
-
 XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)0xd2511f53u * c0;
-        const uint64_t b = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)a;
-        k0 += 0x9e3779b9u; /* golden ratio */
-        k1 += 0xbb67ae85u; /* sqrt(3) - 1 */
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    xd_philox_rounds(counter, key, out);
 }
 
 XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
-    counter[0] = (uint32_t)block;
-    counter[1] = (uint32_t)(block >> 32 & 0xffu) | (uint32_t)p->stream << 8 | (uint32_t)p->micro << 16;
-    counter[2] = p->sample;
-    counter[3] = p->step;
-}
-
-static void xdi_philox_words(const xd_philox *p, int64_t block, uint32_t words[4]) {
-    const uint32_t key[2] = { (uint32_t)p->seed, (uint32_t)(p->seed >> 32) };
-    uint32_t counter[4];
-    xd_philox_counter(p, (uint64_t)block, counter);
-    xd_philox_block(counter, key, words);
+    xd_philox_counter_of(p, block, counter);
 }
 
 XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element) {
     uint32_t words[4];
-    xdi_philox_words(p, element / 4, words);
+    xd_philox_words(p, element / 4, words);
     return words[element % 4];
 }
 
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block) {
     uint32_t words[4];
-    xdi_philox_words(p, block, words);
+    xd_philox_words(p, block, words);
     const uint64_t bits = (uint64_t)words[1] << 32 | words[0];
     /* Odd multiples of 2^-53: 52 bits and the one below them, exact, never 0 or 1. */
     return (double)((bits >> 12) * 2u + 1u) * (1.0 / 9007199254740992.0);
 }
 
-/* (r >> 9) 2^-23 + 2^-24, exact. */
-static float xdi_philox_uniform(uint32_t word) {
-    return (float)((word >> 9) * 2u + 1u) * (1.0f / 16777216.0f);
-}
-
-/* The bits of what follows are promised: products are added to other terms by fmaf only, so that it does not depend on the
- * compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
-
-/* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
- * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
-static float xdi_philox_log(float x) {
-    static const float p[] = { 0.333333313f,  -0.24999997f, 0.200007156f,  -0.166678026f, 0.142490581f,
-                               -0.124256872f, 0.116854198f, -0.114797339f, 0.0697161183f };
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const uint32_t shifted = bits - 0x3f3504f3u; /* sqrt(1/2): exponents now change there */
-    const float e = (float)((int32_t)shifted >> 23);
-    bits = (shifted & 0x7fffffu) + 0x3f3504f3u;
-    float m;
-    memcpy(&m, &bits, sizeof m);
-    const float f = m - 1.0f;
-    const float square = f * f;
-    float poly = p[8];
-    for (int i = 7; i >= 0; i--) poly = fmaf(poly, f, p[i]);
-    float y = fmaf(square, f * poly, e * -1.90465421e-9f); /* ln 2 = 0.693147182f - 1.9e-9 */
-    y = fmaf(-0.5f, square, y);
-    return fmaf(e, 0.693147182f, f + y);
-}
-
-/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
-static void xdi_philox_sin_cos(float u, float *sine, float *cosine) {
-    static const float s[] = { 1.57079637f, -0.645964086f, 0.0796925798f, -0.00468126638f, 0.000158206298f };
-    static const float c[] = { -1.23370051f, 0.2536695f, -0.0208634753f, 0.000919196347f, -2.49092282e-05f };
-    const float turns = 4.0f * u;
-    const int quarter = (int)(turns + 0.5f);
-    const float r = turns - (float)quarter;
-    const float square = r * r;
-    float a = s[4], b = c[4];
-    for (int i = 3; i >= 0; i--) {
-        a = fmaf(a, square, s[i]);
-        b = fmaf(b, square, c[i]);
-    }
-    a = a * r;
-    b = fmaf(b, square, 1.0f);
-    const bool swapped = (quarter & 1) != 0;
-    *sine = swapped ? b : a;
-    *cosine = swapped ? a : b;
-    if (quarter & 2) *sine = -*sine;
-    if ((quarter + 1) & 2) *cosine = -*cosine;
-}
-
-static void xdi_philox_uniform_block(const uint32_t words[4], float lanes[4]) {
-    for (int k = 0; k < 4; k++) lanes[k] = xdi_philox_uniform(words[k]);
-}
-
-static void xdi_philox_normal_block(const uint32_t words[4], float lanes[4]) {
-    for (int k = 0; k < 4; k += 2) {
-        float sine, cosine;
-        const float radius = sqrtf(-2.0f * xdi_philox_log(xdi_philox_uniform(words[k])));
-        xdi_philox_sin_cos(xdi_philox_uniform(words[k + 1]), &sine, &cosine);
-        lanes[k] = radius * cosine;
-        lanes[k + 1] = radius * sine;
-    }
-}
-
 /* Goes over the blocks that [first, first + count) overlaps; of the first and the last some lanes may be unused. */
-static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out,
-                            void (*lanes_of)(const uint32_t words[4], float lanes[4])) {
+static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out, bool normal) {
     const int64_t end = first + count;
     for (int64_t block = first / 4; block * 4 < end; block++) {
-        uint32_t words[4];
         float lanes[4];
-        xdi_philox_words(p, block, words);
-        lanes_of(words, lanes);
+        xd_philox_lanes(p, block, normal, lanes);
         const int64_t begin = block * 4 < first ? first : block * 4;
         for (int64_t i = begin; i < block * 4 + 4 && i < end; i++) out[i - first] = lanes[i % 4];
     }
 }
 
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out) {
-    xdi_philox_fill(p, first, count, out, xdi_philox_uniform_block);
+    xdi_philox_fill(p, first, count, out, false);
 }
 
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out) {
-    xdi_philox_fill(p, first, count, out, xdi_philox_normal_block);
+    xdi_philox_fill(p, first, count, out, true);
 }
 
 /* >>base/lock.c */
@@ -11579,6 +11650,58 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
             at[dim] = 0;
         }
     } while (dim >= 0);
+}
+
+/* >>kernel/cpu/fill.c */
+
+/* First values of boxes of tensors. */
+
+enum { XDI_FILL_SPAN = 512 /* numbers formed at a time */ };
+
+typedef struct xdi_fill_job {
+    const xd_fill_args *args;
+    const xd_copy *box;
+} xdi_fill_job;
+
+/* Elements whose indices follow each other. */
+static void xdi_fill_span(const xd_fill_args *args, int64_t index, int64_t n, float *values) {
+    const int64_t inside = args->limit > index ? args->limit - index : 0, random = n < inside ? n : inside;
+    if (args->init.kind == XD_INIT_NORMAL) xd_philox_fill_normal(&args->random, index, random, values);
+    if (args->init.kind == XD_INIT_UNIFORM) xd_philox_fill_uniform(&args->random, index, random, values);
+    const bool drawn = xd_init_is_random(&args->init);
+    for (int64_t i = 0; i < random; i++) values[i] = xd_init_value(&args->init, drawn ? values[i] : 0.0f);
+    for (int64_t i = random; i < n; i++) values[i] = 0.0f;
+}
+
+/* Elements [begin, end) of a box. */
+static void xdi_fill_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end, int slot) {
+    const xdi_fill_job *job = (const xdi_fill_job *)args;
+    const xd_copy *box = job->box;
+    const int last = box->ndim - 1;
+    float values[XDI_FILL_SPAN];
+    (void)launch, (void)slot;
+    for (int64_t at = begin, n; at < end; at += n) {
+        const int64_t row = box->extent[last] - at % box->extent[last];
+        int64_t index, place;
+        n = box->src_stride[last] == 1 ? row : 1;
+        if (n > end - at) n = end - at;
+        if (n > XDI_FILL_SPAN) n = XDI_FILL_SPAN;
+        xd_fill_places(box, at, &index, &place);
+        xdi_fill_span(job->args, index, n, values);
+        for (int64_t i = 0; i < n; i++)
+            xd_element_store(job->args->out, job->args->dtype, place + i * box->dst_stride[last],
+                             (double)values[i]);
+    }
+}
+
+XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args) {
+    for (int64_t k = 0; k < args->box_count; k++) {
+        const xdi_fill_job job = { args, &args->boxes[k] };
+        int64_t count = 1;
+        for (int d = 0; d < job.box->ndim; d++) count *= job.box->extent[d];
+        XD_TRY(xdi_spread_elements(launch, count, 1, xdi_fill_piece, &job));
+    }
+    return XD_OK;
 }
 
 /* >>kernel/cpu/reduce.c */
@@ -21227,6 +21350,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->clip = xd_clip_cpu;
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
+    kernels->fill = xd_fill_cpu;
 }
 
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
@@ -24701,6 +24825,16 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
+/* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
+XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                   const xd_philox *random, int64_t limit);
+
+/* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
+XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
+
+/* fill.c: the errors of first values that cannot be formed in a dtype. */
+XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
+
 /* >>tensor/interval.c */
 
 /* Intervals and regions: unions, intersections, and copies from one region to another. */
@@ -26010,6 +26144,188 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
     if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, window, &region);
     if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
     return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
+}
+
+/* >>tensor/fill.c */
+
+/* First values of a part of a tensor. */
+
+#include <math.h>
+#include <string.h>
+
+enum { XDI_FILL_ROOM = 4096 /* elements that the host forms at a time for a device without the entry */ };
+
+/* ---- a device that cannot form them: the host does, and copies ---- */
+
+/* `n` elements from element `at` of a box on, which follow each other on both sides. */
+static xd_result xdi_fill_copy(const xd_launch *launch, const xd_fill_args *args, const xd_copy *box,
+                               int64_t at, int64_t n, void *room) {
+    const xd_kernels *kernels = xd_ctx_kernels(launch->ctx);
+    const size_t size = xd_dtype_size(args->dtype);
+    int64_t place;
+    xd_copy run;
+    xd_fill_args part = *args;
+    memset(&run, 0, sizeof run);
+    run.ndim = 1;
+    run.extent[0] = n;
+    run.src_stride[0] = run.dst_stride[0] = 1;
+    xd_fill_places(box, at, &run.src_offset, &place);
+    part.boxes = &run;
+    part.box_count = 1;
+    part.out = room;
+    XD_TRY(xd_ctx_host_kernels(launch->ctx)->fill(launch, &part));
+    XD_TRY(kernels->memory.copy(launch, (unsigned char *)args->out + (size_t)place * size, room,
+                                (size_t)n * size, XD_COPY_TO_DEVICE));
+    return kernels->memory.synchronize(launch); /* the room is used again */
+}
+
+static xd_result xdi_fill_from_host(const xd_launch *launch, const xd_fill_args *args) {
+    void *room = xd_allocate(launch->ctx, XDI_FILL_ROOM * xd_dtype_size(args->dtype));
+    xd_result result = XD_OK;
+    XD_REQUIRE(launch->ctx, room, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_FILL_ROOM);
+    for (int64_t k = 0; k < args->box_count; k++) {
+        const xd_copy *box = &args->boxes[k];
+        const int last = box->ndim - 1;
+        const int64_t row = box->src_stride[last] == 1 && box->dst_stride[last] == 1 ? box->extent[last] : 1;
+        int64_t count = 1;
+        for (int d = 0; d <= last; d++) count *= box->extent[d];
+        for (int64_t at = 0, n; at < count && result == XD_OK; at += n) {
+            n = row - at % row;
+            if (n > XDI_FILL_ROOM) n = XDI_FILL_ROOM;
+            result = xdi_fill_copy(launch, args, box, at, n, room);
+        }
+    }
+    xd_release(launch->ctx, room);
+    return result;
+}
+
+/* ---- regions as boxes ---- */
+
+typedef struct xdi_fill_plan {
+    xd_region whole, parts[XD_REGION_FLAT_MAX]; /* of the range, one after the other in its storage */
+    int part_count;
+} xdi_fill_plan;
+
+/* The boxes of all parts, placed behind each other; `boxes` NULL counts them. */
+static int64_t xdi_fill_list(const xdi_fill_plan *plan, xd_copy *boxes, int64_t capacity) {
+    int64_t count = 0, before = 0;
+    for (int i = 0; i < plan->part_count; i++) {
+        const int64_t n = xd_region_copies(&plan->whole, NULL, &plan->parts[i], NULL,
+                                           boxes ? boxes + count : NULL, boxes ? capacity - count : 0);
+        for (int64_t k = 0; boxes && k < n; k++) boxes[count + k].dst_offset += before;
+        count += n;
+        before += xd_region_numel(&plan->parts[i]);
+    }
+    return count;
+}
+
+static xd_result xdi_fill_boxes(xd_ctx *ctx, const xdi_fill_plan *plan, xd_fill_args *args) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    args->box_count = xdi_fill_list(plan, NULL, 0);
+    xd_copy *boxes = (xd_copy *)xd_allocate(ctx, (size_t)args->box_count * sizeof *boxes);
+    XD_REQUIRE(ctx, boxes, XD_ERROR_MEMORY, "no room for a list of %lld boxes", (long long)args->box_count);
+    xdi_fill_list(plan, boxes, args->box_count);
+    args->boxes = boxes;
+    const xd_result result = kernels->fill ? kernels->fill(&launch, args) : xdi_fill_from_host(&launch, args);
+    xd_release(ctx, boxes);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                   const xd_philox *random, int64_t limit) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t bytes = (size_t)(part->range.end - part->range.begin) * xd_dtype_size(part->dtype);
+    xd_fill_args args;
+    if (bytes == 0) return XD_OK;
+    if (init->kind == XD_INIT_ZERO) return xd_ctx_kernels(ctx)->memory.fill(&launch, part->data, 0, bytes);
+    xdi_fill_plan *plan = (xdi_fill_plan *)xd_allocate(ctx, sizeof *plan);
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for the regions of tensor \"%.80s\"", part->name);
+    memset(&args, 0, sizeof args);
+    args.init = *init;
+    if (random) args.random = *random;
+    args.limit = limit;
+    args.out = part->data;
+    args.dtype = part->dtype;
+    plan->whole = xd_region_whole(part->ndim, part->shape);
+    xd_result result = xd_region_flat_range(ctx, part->region ? part->region : &plan->whole, part->range,
+                                            plan->parts, &plan->part_count);
+    if (result == XD_OK) result = xdi_fill_boxes(ctx, plan, &args);
+    xd_release(ctx, plan);
+    return result;
+}
+
+/* ---- checks ---- */
+
+/* Elements of the whole tensor, whose product fits. */
+static xd_result xdi_part_check_shape(xd_ctx *ctx, const xd_tensor_part *p, int64_t *numel) {
+    size_t product = 1;
+    XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, allowed are %d", p->name, p->ndim, (int)XD_DIMS_MAX);
+    XD_REQUIRE(ctx, xd_dtype_size(p->dtype) > 0, XD_ERROR_DTYPE, "tensor \"%.80s\" has no dtype", p->name);
+    for (int d = 0; d < p->ndim; d++)
+        XD_REQUIRE(ctx,
+                   p->shape[d] >= 0 && xdi_size_multiply(product, (size_t)p->shape[d], &product) &&
+                       product <= (size_t)INT64_MAX / 8,
+                   XD_ERROR_SHAPE, "tensor \"%.80s\": the size %lld of dimension %d is negative or too large",
+                   p->name, (long long)p->shape[d], d);
+    *numel = (int64_t)product;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
+    int64_t numel = 1;
+    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
+               p->region ? p->region->ndim : 0);
+    for (int d = 0; d < p->ndim; d++) {
+        const xd_region *r = p->region;
+        XD_REQUIRE(ctx,
+                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
+                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
+                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
+                   p->name, (long long)p->shape[d], d);
+        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
+    }
+    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
+               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
+               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
+    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": %lld elements at NULL", p->name,
+               (long long)(p->range.end - p->range.begin));
+    return XD_OK;
+}
+
+static bool xdi_fill_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_BF16 ||
+           dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 ||
+           dtype == XD_DTYPE_BOOL;
+}
+
+XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init) {
+    XD_REQUIRE(ctx, (int)init->kind >= 0 && init->kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init %d is unknown", name, (int)init->kind);
+    XD_REQUIRE(ctx, isfinite(init->center) && isfinite(init->scale), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)init->center,
+               (double)init->scale);
+    XD_REQUIRE(ctx, init->kind == XD_INIT_ZERO || xdi_fill_takes(dtype), XD_ERROR_DTYPE,
+               "weight \"%.80s\": %s has no arithmetic, its init can only be zero", name,
+               xd_dtype_name(dtype));
+    return XD_OK;
+}
+
+XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                     const xd_philox *random) {
+    xd_tensor_part named = *part;
+    int64_t numel = 0;
+    if (!named.name) named.name = "";
+    XD_TRY(xdi_part_check_shape(ctx, &named, &numel));
+    XD_TRY(xdi_part_check_region(ctx, &named));
+    XD_TRY(xdi_init_check(ctx, named.name, named.dtype, init));
+    XD_REQUIRE(ctx, !xd_init_is_random(init) || numel <= INT64_C(1) << 42, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %lld elements, random numbers are for %lld", named.name,
+               (long long)numel, (long long)(INT64_C(1) << 42));
+    return xdi_part_fill(ctx, &named, init, random, numel);
 }
 
 
@@ -29176,7 +29492,6 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf);
 
 /* The description of a model: blocks, weights, ties, their names and their order. */
 
-#include <math.h>
 #include <string.h>
 
 enum { XDI_MODEL_NAME = 1 << 16 /* bytes of a full name: what safetensors files hold */ };
@@ -29381,11 +29696,7 @@ static xd_result xdi_weight_check_layout(xd_ctx *ctx, const char *name, const xd
 }
 
 static xd_result xdi_weight_check_settings(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
-    XD_REQUIRE(ctx, (int)d->init.kind >= 0 && d->init.kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init %d is unknown", name, (int)d->init.kind);
-    XD_REQUIRE(ctx, isfinite(d->init.center) && isfinite(d->init.scale), XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)d->init.center,
-               (double)d->init.scale);
+    XD_TRY(xdi_init_check(ctx, name, d->dtype, &d->init));
     XD_REQUIRE(ctx, (int)d->traits.decay >= 0 && d->traits.decay <= XD_DECAY_NEVER, XD_ERROR_ARGUMENT,
                "weight \"%.80s\": decay %d is unknown", name, (int)d->traits.decay);
     XD_REQUIRE(ctx, !d->transient || d->buffer, XD_ERROR_ARGUMENT,
@@ -29860,104 +30171,33 @@ XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_par
 
 #include <string.h>
 
-enum { XDI_INIT_BLOCK = 4096 /* elements formed at a time */ };
-
-/* A weight being filled: its values come in the order of a part of its region and leave in blocks. */
-typedef struct xdi_init_work {
-    const xd_weight *weight;
-    xd_philox random;
-    unsigned char *to; /* the place of the next value */
-    xd_region parts[XD_REGION_FLAT_MAX];
-    float values[XDI_INIT_BLOCK];
-    uint64_t stored[XDI_INIT_BLOCK]; /* in the weight's type, which has at most 8 bytes */
-} xdi_init_work;
-
-/* Values of the elements from `first` on of the whole weight. */
-static void xdi_init_values(xdi_init_work *w, int64_t first, int64_t n) {
-    const xd_init init = w->weight->desc.init;
-    if (init.kind == XD_INIT_NORMAL) xd_philox_fill_normal(&w->random, first, n, w->values);
-    if (init.kind == XD_INIT_UNIFORM) xd_philox_fill_uniform(&w->random, first, n, w->values);
-    for (int64_t i = 0; i < n; i++) {
-        float x = w->values[i];
-        if (init.kind == XD_INIT_UNIFORM) x = 2.0f * x - 1.0f; /* both exact */
-        if (init.kind == XD_INIT_ZERO) x = 0.0f;
-        if (init.kind == XD_INIT_CONSTANT) x = init.center;
-        if (init.kind == XD_INIT_NORMAL || init.kind == XD_INIT_UNIFORM)
-            x = xd_mulf(init.scale, x) + init.center;
-        w->values[i] = x;
-    }
-}
-
-/* The next n elements of the region to its storage. */
-static xd_result xdi_init_put(xdi_init_work *w, int64_t n) {
-    xd_ctx *ctx = w->weight->model->ctx;
-    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
-    const xd_dtype dtype = w->weight->desc.dtype;
-    const size_t size = xd_dtype_size(dtype);
-    const xd_launch launch = xd_ctx_launch(ctx);
-    for (int64_t i = 0; i < n; i++) xd_store_f64(w->stored, dtype, i, (double)w->values[i]);
-    XD_TRY(memory->copy(&launch, w->to, w->stored, (size_t)n * size, XD_COPY_TO_DEVICE));
-    w->to += (size_t)n * size;
-    return memory->synchronize(&launch); /* `stored` is used again */
-}
-
-/* A run of elements that are adjacent in the whole weight. Rows beyond shape[0] are padding. */
-static xd_result xdi_init_run(xdi_init_work *w, int64_t first, int64_t count) {
-    const xd_weight_desc *d = &w->weight->desc;
-    int64_t whole = 1;
-    for (int i = 0; i < d->ndim; i++) whole *= d->shape[i];
-    for (int64_t done = 0; done < count;) {
-        const int64_t left = count - done, n = left < XDI_INIT_BLOCK ? left : (int64_t)XDI_INIT_BLOCK;
-        const int64_t begin = first + done, inside = whole > begin ? whole - begin : 0;
-        xdi_init_values(w, begin, n < inside ? n : inside);
-        for (int64_t i = inside; i < n; i++) w->values[i] = 0.0f;
-        XD_TRY(xdi_init_put(w, n));
-        done += n;
-    }
-    return XD_OK;
-}
-
-/* All runs of a region from dimension `dim` on; `first` is the flat index of what comes before it. */
-static xd_result xdi_init_dimension(xdi_init_work *w, const xd_region *region, int dim, int64_t first) {
-    const xd_weight_desc *d = &w->weight->desc;
-    int64_t stored[XD_DIMS_MAX];
-    xdi_weight_stored_shape(d, stored);
-    if (d->ndim == 0) return xdi_init_run(w, 0, 1);
-    for (int i = 0; i < region->count[dim]; i++) {
-        const xd_interval part = region->interval[dim][i];
-        if (dim == d->ndim - 1) {
-            XD_TRY(xdi_init_run(w, first * stored[dim] + part.begin, part.end - part.begin));
-            continue;
-        }
-        for (int64_t j = part.begin; j < part.end; j++)
-            XD_TRY(xdi_init_dimension(w, region, dim + 1, first * stored[dim] + j));
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_init_parts(xdi_init_work *w, xd_interval range) {
-    const xd_weight *weight = w->weight;
+/* A sequence of random numbers for each name. */
+static xd_philox xdi_weight_random(const xd_weight *weight) {
     const uint64_t key = xd_hash(0, weight->name, strlen(weight->name));
-    int count = 0;
-    w->random.seed = weight->model->desc.seed;
-    w->random.stream = XD_STREAM_INIT;
-    w->random.sample = (uint32_t)(key & 0xffffffffu);
-    w->random.step = (uint32_t)(key >> 32);
-    XD_TRY(xd_region_flat_range(weight->model->ctx, &weight->region, range, w->parts, &count));
-    for (int i = 0; i < count; i++) XD_TRY(xdi_init_dimension(w, &w->parts[i], 0, 0));
-    return XD_OK;
+    xd_philox random;
+    memset(&random, 0, sizeof random);
+    random.seed = weight->model->desc.seed;
+    random.stream = XD_STREAM_INIT;
+    random.sample = (uint32_t)(key & 0xffffffffu);
+    random.step = (uint32_t)(key >> 32);
+    return random;
 }
 
 XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to) {
-    xd_ctx *ctx = weight->model->ctx;
-    if (range.begin == range.end) return XD_OK;
-    xdi_init_work *work = (xdi_init_work *)xd_allocate(ctx, sizeof *work);
-    XD_REQUIRE(ctx, work, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_INIT_BLOCK);
-    work->weight = weight;
-    work->to = (unsigned char *)to;
-    const xd_result result = xdi_init_parts(work, range);
-    xd_release(ctx, work);
-    return result;
+    const xd_weight_desc *d = &weight->desc;
+    const xd_philox random = xdi_weight_random(weight);
+    int64_t inside = 1; /* rows beyond shape[0] are padding */
+    xd_tensor_part part;
+    memset(&part, 0, sizeof part);
+    for (int i = 0; i < d->ndim; i++) inside *= d->shape[i];
+    xdi_weight_stored_shape(d, part.shape);
+    part.name = weight->name;
+    part.dtype = d->dtype;
+    part.ndim = d->ndim;
+    part.region = &weight->region;
+    part.range = range;
+    part.data = to;
+    return xdi_part_fill(weight->model->ctx, &part, &d->init, &random, inside);
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
@@ -32694,29 +32934,6 @@ XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first
 
 /* ---- checks ---- */
 
-static xd_result xdi_content_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
-    int64_t numel = 1;
-    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
-               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
-               p->region ? p->region->ndim : 0);
-    for (int d = 0; d < p->ndim; d++) {
-        const xd_region *r = p->region;
-        XD_REQUIRE(ctx,
-                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
-                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
-                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
-                   p->name, (long long)p->shape[d], d);
-        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
-    }
-    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
-               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
-               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
-    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
-               "tensor \"%.80s\": %lld elements at NULL", p->name,
-               (long long)(p->range.end - p->range.begin));
-    return XD_OK;
-}
-
 static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_network *n) {
     XD_REQUIRE(ctx, n->part_count >= 0 && (n->parts || n->part_count == 0), XD_ERROR_ARGUMENT,
                "%lld parts at %p", (long long)n->part_count, (const void *)n->parts);
@@ -32731,7 +32948,7 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
         XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                    "tensor %lld has %d dimensions, allowed are %d", (long long)i, p->ndim, (int)XD_DIMS_MAX);
         XD_TRY(xdi_safetensors_check_entry(ctx, &entry, i, &bytes));
-        XD_TRY(xdi_content_check_region(ctx, p));
+        XD_TRY(xdi_part_check_region(ctx, p));
     }
     return XD_OK;
 }
@@ -55148,4 +55365,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3d380ae60184e7cfdf2bd45ab0d3a8cb3b3a8fcc57dc4d4853a08f1eda1ef41e */
+/* xdistill sha256 05b5f9ba90c39eb20beb419c2201a86d58856a6f923bd63da96ea8ac60891d3a */

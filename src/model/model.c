@@ -4,7 +4,6 @@
 #include "comm/topology.h"
 #include "tensor/interval.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { XDI_MODEL_NAME = 1 << 16 /* bytes of a full name: what safetensors files hold */ };
@@ -209,11 +208,7 @@ static xd_result xdi_weight_check_layout(xd_ctx *ctx, const char *name, const xd
 }
 
 static xd_result xdi_weight_check_settings(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
-    XD_REQUIRE(ctx, (int)d->init.kind >= 0 && d->init.kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init %d is unknown", name, (int)d->init.kind);
-    XD_REQUIRE(ctx, isfinite(d->init.center) && isfinite(d->init.scale), XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)d->init.center,
-               (double)d->init.scale);
+    XD_TRY(xdi_init_check(ctx, name, d->dtype, &d->init));
     XD_REQUIRE(ctx, (int)d->traits.decay >= 0 && d->traits.decay <= XD_DECAY_NEVER, XD_ERROR_ARGUMENT,
                "weight \"%.80s\": decay %d is unknown", name, (int)d->traits.decay);
     XD_REQUIRE(ctx, !d->transient || d->buffer, XD_ERROR_ARGUMENT,

@@ -562,8 +562,9 @@ enum {
     XD_STREAM_TIME_REAL = 4,
     XD_STREAM_EPSILON_REAL = 5,
     XD_STREAM_R1 = 6,
-    XD_STREAM_ROLLOUT = 7, /* 8 + j: transition j */
-    XD_STREAM_EMA = 64,    /* rounding */
+    XD_STREAM_ROLLOUT = 7,    /* 8 + j: transition j */
+    XD_STREAM_EMA = 64,       /* rounding */
+    XD_STREAM_OPTIMIZER = 80, /* rounding of parameters */
     XD_STREAM_INIT = 96,
     XD_STREAM_USER = 128 /* to 255: the library uses none of these */
 };
@@ -3377,8 +3378,8 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
  * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
- * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
- * its count is 0. */
+ * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank
+ * holds no element of a parameter, its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -3394,6 +3395,8 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
+    int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; for
+                    * xd_optimizer_desc.stochastic_bf16 alone */
 } xd_param;
 
 /* >>train/optimizer */
@@ -3431,12 +3434,26 @@ typedef struct xd_optimizer_desc {
     bool maximize; /* climb instead of descend */
     bool
         reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
+    bool
+        stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see below */
+    uint64_t seed;       /* of that rounding */
 } xd_optimizer_desc;
+
+/* stochastic_bf16: a step computes in f32 as always, from the BF16 value, and stores the neighbour above or below with the
+ * probabilities that make the mean exact: x between neighbours a < b becomes b with probability (x - a) / (b - a), a multiple of
+ * 2^-16. What BF16 can hold does not change; above its largest number the neighbour is infinity. It costs 4 bytes an element
+ * less than a master copy, and steps below half a unit in the last place still move the weights, on average.
+ *
+ * The random bits are a function of (seed, name, step count of the parameter, index in the whole parameter): the same on every
+ * device and CPU level, after a resumed run, and for every cut into adjacent elements (rows, flat shards), which say by
+ * xd_param.first where they begin. A part that is cut along another dimension has bits of its own. */
 
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *
+        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the parameter:
+                        * f32, and bf16 with stochastic_bf16 */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
@@ -3476,7 +3493,7 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
  *   desc   read during the call, except desc->params
  *
  * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
@@ -6734,7 +6751,8 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
-    float *master; /* [count] parameter in f32 */
+    float *
+        master; /* [count] parameter in f32; NULL -> `value`, BF16, is the parameter and is rounded at random; needs `steps` */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
     float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
     void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
@@ -6755,6 +6773,8 @@ typedef struct xd_update_array {
      * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
+    uint64_t key;         /* of the random bits: of this array */
+    int64_t origin;       /* and the index of its first element in the whole parameter */
 } xd_update_array;
 
 /* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
@@ -6777,6 +6797,7 @@ typedef struct xd_update_args {
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
+    uint64_t rounding_seed;          /* of arrays without master */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -6944,6 +6965,34 @@ XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t 
 
 XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
     return (float)sqrt(xd_update_correction(beta2, t));
+}
+
+/* ---- rounding at random ---- */
+
+/* The sequence of random bits of an array's step t. */
+XD_SCALAR xd_philox xd_update_random(uint64_t seed, uint64_t key, int64_t t) {
+    xd_philox random;
+    random.seed = seed;
+    random.stream = XD_STREAM_OPTIMIZER;
+    random.micro = (uint16_t)(key >> 32 & 0xffffu);
+    random.sample = (uint32_t)(key & 0xffffffffu);
+    random.step = (uint32_t)((uint64_t)t & 0xffffffffu);
+    return random;
+}
+
+/* Elements that one block of random numbers serves: 16 bits each, in the order of the words, the lower half first. */
+#define XD_ROUNDED_PER_BLOCK 8
+
+XD_SCALAR uint32_t xd_round_bits(const uint32_t words[4], int64_t element) {
+    return words[element % XD_ROUNDED_PER_BLOCK / 2] >> (element % 2 * 16) & 0xffffu;
+}
+
+/* The BF16 below or above in magnitude: the random number carries into the kept bits as often as the dropped ones are large.
+ * Infinity and NaN as ever. */
+XD_SCALAR uint16_t xd_round_to_bf16(float value, uint32_t random) {
+    const uint32_t bits = xd_bits_of_float(value);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return xd_bits_to_bf16(value);
+    return (uint16_t)((bits + random) >> 16);
 }
 
 /* ---- averages ---- */
@@ -11270,6 +11319,9 @@ typedef struct xdi_span_kernels {
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
     bool binned; /* collects the terms of exact norms by exponent; for speed only */
+
+    /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
+    void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -11297,6 +11349,12 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+
+/* span_avx2.c: round with eight blocks of random numbers at a time. */
+#if defined(XDI_X86)
+XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                               int64_t n);
+#endif
 
 /* cpu/optimizer.c: the plain spans and the plain table of entries. */
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
@@ -15104,10 +15162,21 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
     return sum;
 }
 
-static const xdi_span_kernels xdi_plain_spans = {
-    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,      xdi_plain_sgd, xdi_plain_lerp,
-    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
-};
+static void xdi_plain_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                            int64_t n) {
+    for (int64_t i = 0; i < n;) {
+        uint32_t words[4];
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        xd_philox_words(random, block, words);
+        for (; i < n && (element + i) / XD_ROUNDED_PER_BLOCK == block; i++)
+            to[i] = xd_round_to_bf16(from[i], xd_round_bits(words, element + i));
+    }
+}
+
+static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
+                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
+                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
+                                                  false,           xdi_plain_round };
 
 /* ---- loops over arrays ---- */
 
@@ -15274,6 +15343,9 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
         XD_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                    xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                   XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                   (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
     }
     return XD_OK;
@@ -15300,6 +15372,21 @@ static int64_t xdi_update_count(const void *job, int64_t k) {
     return ((const xdi_update_job *)job)->args->arrays[k].count;
 }
 
+/* Updates a span whose value is the parameter: in a buffer of f32. */
+static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a, const float *gradient,
+                               int64_t at, int64_t n) {
+    const xd_philox random = xd_update_random(j->args->rounding_seed, a->key, *a->steps + 1);
+    float values[XDI_SPAN];
+    xd_update_array span = *a;
+    j->spans->widen((const uint16_t *)a->value + at, XD_DTYPE_BF16, values, n);
+    span.master = values;
+    span.first = a->first + at;
+    if (a->second) span.second = a->second + at;
+    j->update(j->args, &span, gradient, 0, n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->value + at, n);
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -15314,8 +15401,12 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
     average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
     for (int64_t at = begin; at < end; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(end, at);
-        j->update(args, a, xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
-        if (a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
+        const float *gradient = xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened);
+        if (a->master)
+            j->update(args, a, gradient, at, n);
+        else
+            xdi_update_rounded(j, a, gradient, at, n);
+        if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
     }
 }
@@ -17619,6 +17710,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     xdi_portable_power_sum,
     NULL,
     true,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -17836,9 +17928,79 @@ XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_n
     return sum + xdi_avx2_rest(data, dtype, type, i, n);
 }
 
+/* Low and high halves of the products of eight lanes with a constant. */
+XDI_AVX2 static inline void xdi_avx2_product(__m256i x, uint32_t factor, __m256i *low, __m256i *high) {
+    const __m256i m = _mm256_set1_epi64x((int64_t)factor);
+    const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+
+/* The words of eight blocks from `block` on, which have the same upper bits; those of blocks k and k + 4 in out[k]. */
+XDI_AVX2 static inline void xdi_avx2_blocks(const xd_philox *p, int64_t block, __m256i out[4]) {
+    uint32_t counter[4], k0 = (uint32_t)p->seed, k1 = (uint32_t)(p->seed >> 32);
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    __m256i c0 =
+        _mm256_add_epi32(_mm256_set1_epi32((int32_t)counter[0]), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i c1 = _mm256_set1_epi32((int32_t)counter[1]), c2 = _mm256_set1_epi32((int32_t)counter[2]);
+    __m256i c3 = _mm256_set1_epi32((int32_t)counter[3]);
+    for (int round = 0; round < 10; round++) { /* see xd_philox_rounds */
+        __m256i a_low, a_high, b_low, b_high;
+        xdi_avx2_product(c0, 0xd2511f53u, &a_low, &a_high);
+        xdi_avx2_product(c2, 0xcd9e8d57u, &b_low, &b_high);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(b_high, c1), _mm256_set1_epi32((int32_t)k0));
+        c1 = b_low;
+        c2 = _mm256_xor_si256(_mm256_xor_si256(a_high, c3), _mm256_set1_epi32((int32_t)k1));
+        c3 = a_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const __m256i low01 = _mm256_unpacklo_epi32(c0, c1), high01 = _mm256_unpackhi_epi32(c0, c1);
+    const __m256i low23 = _mm256_unpacklo_epi32(c2, c3), high23 = _mm256_unpackhi_epi32(c2, c3);
+    out[0] = _mm256_unpacklo_epi64(low01, low23);
+    out[1] = _mm256_unpackhi_epi64(low01, low23);
+    out[2] = _mm256_unpacklo_epi64(high01, high23);
+    out[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+/* xd_round_to_bf16 of eight elements, with the eight halves of the words of a block. */
+XDI_AVX2 static inline void xdi_avx2_round8(const float *from, __m128i block, uint16_t *to) {
+    const __m256 x = _mm256_loadu_ps(from);
+    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    const __m256i infinite = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), exponent);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_or_si256(top, _mm256_and_si256(nan, _mm256_set1_epi32(0x40)));
+    const __m256i drawn = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_cvtepu16_epi32(block)), 16);
+    const __m256i half = _mm256_blendv_epi8(drawn, kept, infinite);
+    _mm_storeu_si128((__m128i *)(void *)to,
+                     _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+/* Elements before the first whole block and after the last eight go one by one. */
+XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from,
+                                        uint16_t *to, int64_t n) {
+    const int64_t past = element % XD_ROUNDED_PER_BLOCK;
+    int64_t i = past ? XD_ROUNDED_PER_BLOCK - past : 0;
+    if (i > n) i = n;
+    xdi_span_kernels_plain()->round(random, element, from, to, i);
+    for (; i + 64 <= n; i += 64) {
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        __m256i words[4];
+        if (((block + 7) ^ block) >> 32) break; /* once in 2^35 elements */
+        xdi_avx2_blocks(random, block, words);
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + 8 * k;
+            xdi_avx2_round8(from + at, _mm256_castsi256_si128(words[k]), to + at);
+            xdi_avx2_round8(from + at + 32, _mm256_extracti128_si256(words[k], 1), to + at + 32);
+        }
+    }
+    xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL,         true,
+    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -18111,6 +18273,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
+    xdi_avx2_round,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -27193,6 +27356,7 @@ struct xd_optimizer {
         *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
     int64_t *steps;      /* [desc.param_count], in memory of the device */
     void *device_memory; /* memory of the states when it is not this block itself */
+    uint64_t *keys;      /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
     xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
     xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
@@ -27261,6 +27425,11 @@ static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_
     return XD_OK;
 }
 
+/* Whether a value is the parameter itself, rounded at random, instead of a copy of a master. */
+static bool xdi_optimizer_rounds(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->stochastic_bf16 && p->dtype == XD_DTYPE_BF16;
+}
+
 /* Whether memory is set aside for a parameter that is frozen at creation. */
 static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p) {
     return d->reserve_frozen && p->frozen && !p->buffer && xdi_train_takes(p->dtype);
@@ -27282,6 +27451,10 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
         XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
                    "%s: group %d, but there are %d", name, p->group, groups);
+        if (!xdi_optimizer_rounds(d, p)) continue;
+        XD_REQUIRE(ctx, p->name && p->first >= 0, XD_ERROR_ARGUMENT,
+                   "%s: its rounding at random needs a name and a first element, which is %lld", name,
+                   (long long)p->first);
     }
     return XD_OK;
 }
@@ -27295,7 +27468,8 @@ static xd_optimizer_state xdi_optimizer_take_state(xd_arena *arena, const xd_opt
                                                    const xd_param *p) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
+    if (p->dtype != XD_DTYPE_F32 && !xdi_optimizer_rounds(d, p))
+        taken.master = xdi_optimizer_take(arena, p->count);
     taken.exp_avg = xdi_optimizer_take(arena, p->count);
     if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
     return taken;
@@ -27322,6 +27496,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
     void *reserved = d->reserve_frozen ? xd_arena_take_pointer(arena, n * sizeof *o->reserved) : NULL;
     void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
+    void *keys = d->stochastic_bf16 ? xd_arena_take_pointer(arena, n * sizeof *o->keys) : NULL;
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -27331,6 +27506,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
         o->states = (xd_optimizer_state *)states;
         o->reserved = (xd_optimizer_state *)reserved;
         o->steps = (int64_t *)steps;
+        o->keys = (uint64_t *)keys;
         o->created = (xd_param *)created;
         o->updates = (xd_update_array *)updates;
     }
@@ -27347,6 +27523,8 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     for (int64_t i = 0; i < d->param_count; i++) {
         o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
+        const char *name = d->params[i].name;
+        if (o->keys && name) o->keys[i] = xd_hash(0, name, strlen(name));
     }
 }
 
@@ -27450,7 +27628,8 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
-           now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
+           now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&
+           now->group == created->group;
 }
 
 static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
@@ -27500,10 +27679,13 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
     xd_update_array u;
     memset(&u, 0, sizeof u);
-    u.master = state->master ? state->master : (float *)p->value;
+    const bool rounds = xdi_optimizer_rounds(d, p);
+    u.master = state->master ? state->master : rounds ? NULL : (float *)p->value;
+    u.key = rounds ? o->keys[index] : 0;
+    u.origin = p->first;
     u.first = state->exp_avg;
     u.second = state->exp_avg_sq;
-    u.value = state->master ? p->value : NULL;
+    u.value = state->master || rounds ? p->value : NULL;
     u.value_dtype = p->dtype;
     u.gradient = p->gradient;
     u.gradient_dtype = xdi_train_gradient_dtype(p);
@@ -27532,6 +27714,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     args.momentum = (float)d->momentum;
     args.couple_decay = d->kind == XD_OPTIMIZER_ADAM_L2;
     args.maximize = d->maximize;
+    args.rounding_seed = d->seed;
     return args;
 }
 
@@ -30134,6 +30317,15 @@ static bool xdi_weight_decays(const xd_weight *weight) {
     return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
 }
 
+/* Index of the first element of a weight's region in the whole. */
+static int64_t xdi_weight_first(const xd_weight *weight) {
+    int64_t stored[XD_DIMS_MAX], first = 0;
+    xdi_weight_stored_shape(&weight->desc, stored);
+    for (int d = 0; d < weight->desc.ndim && weight->count > 0; d++)
+        first = first * stored[d] + weight->region.interval[d][0].begin;
+    return first;
+}
+
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     xd_param p;
     memset(&p, 0, sizeof p);
@@ -30143,6 +30335,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     p.dtype = weight->desc.dtype;
     p.gradient_dtype = weight->desc.gradient_dtype;
     p.count = weight->count;
+    p.first = xdi_weight_first(weight);
     p.shape = weight->shape;
     p.dims = weight->desc.ndim;
     p.group = weight->desc.group;
@@ -31342,6 +31535,7 @@ static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
     out.gradient =
         b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
     out.count = piece.param.end - piece.param.begin;
+    out.first += piece.param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;
@@ -55365,4 +55559,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 05b5f9ba90c39eb20beb419c2201a86d58856a6f923bd63da96ea8ac60891d3a */
+/* xdistill sha256 afcea8ee9df9c4f26a84b9a634f503baee4d9d65d3a973fed4a7100c0ccf2f88 */

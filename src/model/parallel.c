@@ -221,6 +221,7 @@ static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
     out.gradient =
         b ? (void *)(b->sum + piece.shard.begin) : NULL; /* not NULL where nothing is: steps count alike */
     out.count = piece.param.end - piece.param.begin;
+    out.first += piece.param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;

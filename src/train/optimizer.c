@@ -1,5 +1,6 @@
 /* AdamW and SGD over lists of parameters. */
 
+#include "comm/topology.h"
 #include "train/internal.h"
 #include "train/optimizer.h"
 
@@ -15,6 +16,7 @@ struct xd_optimizer {
         *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
     int64_t *steps;      /* [desc.param_count], in memory of the device */
     void *device_memory; /* memory of the states when it is not this block itself */
+    uint64_t *keys;      /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
     xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
     xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
@@ -83,6 +85,11 @@ static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_
     return XD_OK;
 }
 
+/* Whether a value is the parameter itself, rounded at random, instead of a copy of a master. */
+static bool xdi_optimizer_rounds(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->stochastic_bf16 && p->dtype == XD_DTYPE_BF16;
+}
+
 /* Whether memory is set aside for a parameter that is frozen at creation. */
 static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p) {
     return d->reserve_frozen && p->frozen && !p->buffer && xdi_train_takes(p->dtype);
@@ -104,6 +111,10 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
         XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
                    "%s: group %d, but there are %d", name, p->group, groups);
+        if (!xdi_optimizer_rounds(d, p)) continue;
+        XD_REQUIRE(ctx, p->name && p->first >= 0, XD_ERROR_ARGUMENT,
+                   "%s: its rounding at random needs a name and a first element, which is %lld", name,
+                   (long long)p->first);
     }
     return XD_OK;
 }
@@ -117,7 +128,8 @@ static xd_optimizer_state xdi_optimizer_take_state(xd_arena *arena, const xd_opt
                                                    const xd_param *p) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
+    if (p->dtype != XD_DTYPE_F32 && !xdi_optimizer_rounds(d, p))
+        taken.master = xdi_optimizer_take(arena, p->count);
     taken.exp_avg = xdi_optimizer_take(arena, p->count);
     if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
     return taken;
@@ -144,6 +156,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
     void *reserved = d->reserve_frozen ? xd_arena_take_pointer(arena, n * sizeof *o->reserved) : NULL;
     void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
+    void *keys = d->stochastic_bf16 ? xd_arena_take_pointer(arena, n * sizeof *o->keys) : NULL;
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -153,6 +166,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
         o->states = (xd_optimizer_state *)states;
         o->reserved = (xd_optimizer_state *)reserved;
         o->steps = (int64_t *)steps;
+        o->keys = (uint64_t *)keys;
         o->created = (xd_param *)created;
         o->updates = (xd_update_array *)updates;
     }
@@ -169,6 +183,8 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     for (int64_t i = 0; i < d->param_count; i++) {
         o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
+        const char *name = d->params[i].name;
+        if (o->keys && name) o->keys[i] = xd_hash(0, name, strlen(name));
     }
 }
 
@@ -272,7 +288,8 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
-           now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
+           now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&
+           now->group == created->group;
 }
 
 static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
@@ -322,10 +339,13 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
     xd_update_array u;
     memset(&u, 0, sizeof u);
-    u.master = state->master ? state->master : (float *)p->value;
+    const bool rounds = xdi_optimizer_rounds(d, p);
+    u.master = state->master ? state->master : rounds ? NULL : (float *)p->value;
+    u.key = rounds ? o->keys[index] : 0;
+    u.origin = p->first;
     u.first = state->exp_avg;
     u.second = state->exp_avg_sq;
-    u.value = state->master ? p->value : NULL;
+    u.value = state->master || rounds ? p->value : NULL;
     u.value_dtype = p->dtype;
     u.gradient = p->gradient;
     u.gradient_dtype = xdi_train_gradient_dtype(p);
@@ -354,6 +374,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     args.momentum = (float)d->momentum;
     args.couple_decay = d->kind == XD_OPTIMIZER_ADAM_L2;
     args.maximize = d->maximize;
+    args.rounding_seed = d->seed;
     return args;
 }
 

@@ -38,12 +38,26 @@ typedef struct xd_optimizer_desc {
     bool maximize; /* climb instead of descend */
     bool
         reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
+    bool
+        stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see below */
+    uint64_t seed;       /* of that rounding */
 } xd_optimizer_desc;
+
+/* stochastic_bf16: a step computes in f32 as always, from the BF16 value, and stores the neighbour above or below with the
+ * probabilities that make the mean exact: x between neighbours a < b becomes b with probability (x - a) / (b - a), a multiple of
+ * 2^-16. What BF16 can hold does not change; above its largest number the neighbour is infinity. It costs 4 bytes an element
+ * less than a master copy, and steps below half a unit in the last place still move the weights, on average.
+ *
+ * The random bits are a function of (seed, name, step count of the parameter, index in the whole parameter): the same on every
+ * device and CPU level, after a resumed run, and for every cut into adjacent elements (rows, flat shards), which say by
+ * xd_param.first where they begin. A part that is cut along another dimension has bits of its own. */
 
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *
+        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the parameter:
+                        * f32, and bf16 with stochastic_bf16 */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
@@ -83,7 +97,7 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
  *   desc   read during the call, except desc->params
  *
  * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */

@@ -540,6 +540,64 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 
+/* >>base/philox */
+
+/* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
+ * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
+ * state, and a value can be recomputed instead of stored.
+ *
+ *     xd_philox noise = { 0 };
+ *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
+ *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
+ *
+ * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
+ * polynomials in explicit fused operations. */
+
+/* What the numbers are used for; different purposes never share a number. */
+enum {
+    XD_STREAM_STUDENT_NOISE = 0,
+    XD_STREAM_RUNG = 1,
+    XD_STREAM_TIME = 2,
+    XD_STREAM_EPSILON = 3,
+    XD_STREAM_TIME_REAL = 4,
+    XD_STREAM_EPSILON_REAL = 5,
+    XD_STREAM_R1 = 6,
+    XD_STREAM_ROLLOUT = 7,    /* 8 + j: transition j */
+    XD_STREAM_EMA = 64,       /* rounding */
+    XD_STREAM_OPTIMIZER = 80, /* rounding of parameters */
+    XD_STREAM_INIT = 96,
+    XD_STREAM_USER = 128 /* to 255: the library uses none of these */
+};
+
+/* One sequence of numbers, indexed by the element's flat position in the global, unsharded sample. */
+typedef struct xd_philox {
+    uint64_t seed;
+    uint8_t stream;  /* purpose, XD_STREAM_... */
+    uint16_t micro;  /* micro-batch, or any second index of the purpose */
+    uint32_t sample; /* global index of the sample in the step */
+    uint32_t step;   /* optimizer step */
+} xd_philox;
+
+/* The block function: 128 random bits for each of 2^128 counters under a 64-bit key. Local. Deterministic. */
+XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* Counter of block `block` (elements 4 block .. 4 block + 3), in [0, 2^40):
+ *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
+XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]);
+
+/* 32 random bits of one element in [0, 2^42). */
+XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
+
+/* Uniform in (0, 1) with 53 bits, from words 0 and 1 of block `block`: for times and other scalar draws. */
+XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
+
+/* Elements [first, first + count) into out[0, count), f32.
+ *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
+ *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
+ * Several fills of adjacent ranges give the same values as one fill. */
+XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
+XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
+
 /* >>kernel/types */
 
 /* What calls take and return besides plain arrays. With a GPU, the structs that hold results are in its memory. */
@@ -715,6 +773,20 @@ typedef struct xd_copy {
     int64_t src_offset, dst_offset; /* elements */
     int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
 } xd_copy;
+
+/* How first values are formed. */
+typedef enum xd_init_kind {
+    XD_INIT_ZERO = 0,
+    XD_INIT_CONSTANT, /* center */
+    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
+    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
+} xd_init_kind;
+
+/* First values, formed in f32 and rounded to the type of the elements. */
+typedef struct xd_init {
+    xd_init_kind kind;
+    float center, scale;
+} xd_init;
 
 /* How every kernel is called. */
 typedef struct xd_launch {
@@ -1424,6 +1496,25 @@ typedef struct xd_tensor_part {
         replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
                    * element leaves this false */
 } xd_tensor_part;
+
+/* >>tensor/fill */
+
+/* Writes first values, or noise, to this rank's part of a tensor. The number of an element is a function of (random, its index in
+ * the whole tensor) alone: that of xd_philox_fill_normal and xd_philox_fill_uniform at that element, times `scale`, plus
+ * `center`, each rounded once in f32. So a part has the bits of the same part of the whole, for every region, range and
+ * device; a GPU forms them itself.
+ *
+ *     const xd_philox random = { .seed = 1, .stream = XD_STREAM_USER };
+ *     xd_tensor_part_fill(ctx, &part, &(xd_init){ XD_INIT_NORMAL, 0.0f, 0.02f }, &random);
+ *
+ *   part     data in memory of the context's device; `replica` is not read
+ *   random   read by the random kinds; NULL -> zero. Tensors of one seed and stream need another sample, step or micro each
+ *
+ * Local; does not wait for a GPU. Allocates a list of boxes during the call. Errors, with nothing written: ARGUMENT (unknown kind;
+ * center or scale not finite; elements at NULL), SHAPE (a region or range that is not within the tensor; random numbers for more than 2^42
+ * elements), DTYPE (values other than zero in a dtype without arithmetic), MEMORY. */
+XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                     const xd_philox *random);
 
 /* >>tensor/redistribute */
 
@@ -3390,9 +3481,9 @@ XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values
 /* >>train/param */
 
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
- * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
- * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
- * its count is 0. */
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
+ * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank
+ * holds no element of a parameter, its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -3408,6 +3499,8 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
+    int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; for
+                    * xd_optimizer_desc.stochastic_bf16 alone */
 } xd_param;
 
 /* >>train/optimizer */
@@ -3443,12 +3536,28 @@ typedef struct xd_optimizer_desc {
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
+    bool
+        reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
+    bool
+        stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see below */
+    uint64_t seed;       /* of that rounding */
 } xd_optimizer_desc;
 
+/* stochastic_bf16: a step computes in f32 as always, from the BF16 value, and stores the neighbour above or below with the
+ * probabilities that make the mean exact: x between neighbours a < b becomes b with probability (x - a) / (b - a), a multiple of
+ * 2^-16. What BF16 can hold does not change; above its largest number the neighbour is infinity. It costs 4 bytes an element
+ * less than a master copy, and steps below half a unit in the last place still move the weights, on average.
+ *
+ * The random bits are a function of (seed, name, step count of the parameter, index in the whole parameter): the same on every
+ * device and CPU level, after a resumed run, and for every cut into adjacent elements (rows, flat shards), which say by
+ * xd_param.first where they begin. A part that is cut along another dimension has bits of its own. */
+
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
- * context's device. */
+ * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *
+        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the parameter:
+                        * f32, and bf16 with stochastic_bf16 */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
@@ -3482,12 +3591,13 @@ XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_c
 /* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
 
-/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything, the states of
+ * parameters to be thawed too.
  *
  *   desc   read during the call, except desc->params
  *
  * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
@@ -3511,6 +3621,19 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
+
+/* Begins the state of parameter `index`, which was frozen when the optimizer was created with reserve_frozen: moments zero,
+ * no step, the master copy from the value of now, whatever it was before. From then on the parameter is stepped as one that
+ * was never frozen, and saves have its state.
+ *
+ * The caller sets `frozen` of the entry in his list to false, and to true again when this fails; until both have happened
+ * xd_optimizer_step returns STATE. Averages and norms over the list take the change as it is. Every rank thaws
+ * alike; a parameter that shall rest again gets no gradient.
+ *
+ * Local, allocates nothing. Errors, with the name; nothing has changed then: ARGUMENT (index out of range), STATE
+ * (reserve_frozen was not set; a buffer; still frozen in the list; has a state already; changed otherwise since creation), DTYPE
+ * (frozen values of other dtypes have no memory set aside). */
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
 XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);
@@ -4031,21 +4154,6 @@ typedef struct xd_weight_traits {
     xd_decay decay;
 } xd_weight_traits;
 
-/* How a weight's first values are formed. */
-typedef enum xd_init_kind {
-    XD_INIT_ZERO = 0,
-    XD_INIT_CONSTANT, /* center */
-    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
-    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
-} xd_init_kind;
-
-/* First values: a pure function of (seed of the model, full name, index in the whole weight), so the same bits on every
- * layout. Formed in f32 and rounded to the weight's type. */
-typedef struct xd_init {
-    xd_init_kind kind;
-    float center, scale;
-} xd_init;
-
 /* One weight or buffer. Copied, but for `layout` and the storage. */
 typedef struct xd_weight_desc {
     const char *name;           /* required; one component, or several joined with '.' */
@@ -4058,7 +4166,8 @@ typedef struct xd_weight_desc {
     const xd_layout
         *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
                                    * must outlive the model. NULL -> whole on this rank */
-    xd_init init;
+    xd_init
+        init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;
     bool buffer;    /* not trained: no gradient, never stepped */
     bool transient; /* a buffer that is not saved: it can be computed again */
@@ -4101,8 +4210,8 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
 /* Adds a weight, a buffer or a tie to a block; out may be NULL. Local. Errors: ARGUMENT (name as above, or "__metadata__";
  * dtype; dimensions; a tie with a setting that is its owner's; a weight of integers that trains; numbers of the init that are
  * not finite), SHAPE (sizes that overflow; stored_rows below shape[0]; a layout of another shape; room below what this rank
- * holds; a tie to a weight of another shape or type), MISSING (a tie to no weight), STATE (the model is sealed), MEMORY. The
- * model is unchanged then. */
+ * holds; a tie to a weight of another shape or type), DTYPE (an init other than zero in a type without arithmetic), MISSING (a tie
+ * to no weight), STATE (the model is sealed), MEMORY. The model is unchanged then. */
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
 /* Sets tensor_parallel, partition_dim and partition_stride of a weight, also of a sealed model. Local.
@@ -4112,6 +4221,12 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
 /* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
  * the model is sealed, or the weight has a gradient of the caller's. */
 XD_API xd_result xd_weight_freeze(xd_weight *weight);
+
+/* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
+ * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
+ * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
+ * wrapped model's frozen weights stay frozen. */
+XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
  * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed
@@ -5404,62 +5519,111 @@ XD_SCALAR void xd_element_store(void *data, xd_dtype dtype, int64_t index, doubl
     }
 }
 
-/* >>base/philox */
+/* >>base/philox_scalar */
 
-/* Random numbers as a pure function of where they are used (Philox4x32-10; Salmon et al., "Parallel Random Numbers: As
- * Easy as 1, 2, 3", SC11). Any rank can compute any element, so noise does not depend on the mesh, resuming needs no
- * state, and a value can be recomputed instead of stored.
- *
- *     xd_philox noise = { 0 };
- *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
- *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
- *
- * The bits are the same on every machine, compiler and device: logarithm, sine and cosine are this library's own
- * polynomials in explicit fused operations. */
+/* Formulas of base/philox.h. Their bits are promised: products are added to other terms by xd_fmaf only, or are exact, so that
+ * it does not depend on the compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
-/* What the numbers are used for; different purposes never share a number. */
-enum {
-    XD_STREAM_STUDENT_NOISE = 0,
-    XD_STREAM_RUNG = 1,
-    XD_STREAM_TIME = 2,
-    XD_STREAM_EPSILON = 3,
-    XD_STREAM_TIME_REAL = 4,
-    XD_STREAM_EPSILON_REAL = 5,
-    XD_STREAM_R1 = 6,
-    XD_STREAM_ROLLOUT = 7, /* 8 + j: transition j */
-    XD_STREAM_EMA = 64,    /* rounding */
-    XD_STREAM_INIT = 96,
-    XD_STREAM_USER = 128 /* to 255: the library uses none of these */
-};
+/* xd_philox_block. */
+XD_SCALAR void xd_philox_rounds(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xd2511f53u * c0;
+        const uint64_t b = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u; /* golden ratio */
+        k1 += 0xbb67ae85u; /* sqrt(3) - 1 */
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
 
-/* One sequence of numbers, indexed by the element's flat position in the global, unsharded sample. */
-typedef struct xd_philox {
-    uint64_t seed;
-    uint8_t stream;  /* purpose, XD_STREAM_... */
-    uint16_t micro;  /* micro-batch, or any second index of the purpose */
-    uint32_t sample; /* global index of the sample in the step */
-    uint32_t step;   /* optimizer step */
-} xd_philox;
+/* xd_philox_counter. */
+XD_SCALAR void xd_philox_counter_of(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
+    counter[0] = (uint32_t)block;
+    counter[1] = (uint32_t)(block >> 32 & 0xffu) | (uint32_t)p->stream << 8 | (uint32_t)p->micro << 16;
+    counter[2] = p->sample;
+    counter[3] = p->step;
+}
 
-/* The block function: 128 random bits for each of 2^128 counters under a 64-bit key. Local. Deterministic. */
-XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+/* The four words of a block. */
+XD_SCALAR void xd_philox_words(const xd_philox *p, int64_t block, uint32_t words[4]) {
+    const uint32_t key[2] = { (uint32_t)p->seed, (uint32_t)(p->seed >> 32) };
+    uint32_t counter[4];
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    xd_philox_rounds(counter, key, words);
+}
 
-/* Counter of block `block` (elements 4 block .. 4 block + 3), in [0, 2^40):
- *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
-XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]);
+/* (r >> 9) 2^-23 + 2^-24, exact. */
+XD_SCALAR float xd_philox_uniform_of(uint32_t word) {
+    return xd_mulf((float)((word >> 9) * 2u + 1u), 1.0f / 16777216.0f);
+}
 
-/* 32 random bits of one element in [0, 2^42). */
-XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
+/* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
+ * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
+XD_SCALAR float xd_philox_log(float x) {
+    const uint32_t shifted = xd_bits_of_float(x) - 0x3f3504f3u; /* sqrt(1/2): exponents now change there */
+    const float e = (float)((int32_t)shifted >> 23);
+    const float f = xd_subf(xd_float_of_bits((shifted & 0x7fffffu) + 0x3f3504f3u), 1.0f);
+    const float square = xd_mulf(f, f);
+    float poly = 0.0697161183f;
+    poly = xd_fmaf(poly, f, -0.114797339f);
+    poly = xd_fmaf(poly, f, 0.116854198f);
+    poly = xd_fmaf(poly, f, -0.124256872f);
+    poly = xd_fmaf(poly, f, 0.142490581f);
+    poly = xd_fmaf(poly, f, -0.166678026f);
+    poly = xd_fmaf(poly, f, 0.200007156f);
+    poly = xd_fmaf(poly, f, -0.24999997f);
+    poly = xd_fmaf(poly, f, 0.333333313f);
+    /* ln 2 = 0.693147182f - 1.9e-9 */
+    float y = xd_fmaf(square, xd_mulf(f, poly), xd_mulf(e, -1.90465421e-9f));
+    y = xd_fmaf(-0.5f, square, y);
+    return xd_fmaf(e, 0.693147182f, xd_addf(f, y));
+}
 
-/* Uniform in (0, 1) with 53 bits, from words 0 and 1 of block `block`: for times and other scalar draws. */
-XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
+/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
+XD_SCALAR void xd_philox_sin_cos(float u, float *sine, float *cosine) {
+    const float turns = xd_mulf(4.0f, u);
+    const int quarter = (int)xd_addf(turns, 0.5f);
+    const float r = xd_subf(turns, (float)quarter);
+    const float square = xd_mulf(r, r);
+    float a = 0.000158206298f, b = -2.49092282e-05f;
+    a = xd_fmaf(a, square, -0.00468126638f);
+    b = xd_fmaf(b, square, 0.000919196347f);
+    a = xd_fmaf(a, square, 0.0796925798f);
+    b = xd_fmaf(b, square, -0.0208634753f);
+    a = xd_fmaf(a, square, -0.645964086f);
+    b = xd_fmaf(b, square, 0.2536695f);
+    a = xd_fmaf(a, square, 1.57079637f);
+    b = xd_fmaf(b, square, -1.23370051f);
+    a = xd_mulf(a, r);
+    b = xd_fmaf(b, square, 1.0f);
+    const bool swapped = (quarter & 1) != 0;
+    *sine = swapped ? b : a;
+    *cosine = swapped ? a : b;
+    if (quarter & 2) *sine = -*sine;
+    if ((quarter + 1) & 2) *cosine = -*cosine;
+}
 
-/* Elements [first, first + count) into out[0, count), f32.
- *   uniform   in (0, 1), ends excluded: odd multiples of 2^-24
- *   normal    mean 0, variance 1, by Box-Muller on the word pairs of a block; |x| <= 5.8
- * Several fills of adjacent ranges give the same values as one fill. */
-XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
-XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
+/* Uniform or normal numbers of a block. */
+XD_SCALAR void xd_philox_lanes(const xd_philox *p, int64_t block, bool normal, float lanes[4]) {
+    uint32_t words[4];
+    xd_philox_words(p, block, words);
+    for (int k = 0; k < 4; k++) lanes[k] = xd_philox_uniform_of(words[k]);
+    for (int k = 0; k < 4 && normal; k += 2) {
+        float sine, cosine;
+        const float radius = xd_sqrtf(xd_mulf(-2.0f, xd_philox_log(lanes[k])));
+        xd_philox_sin_cos(lanes[k + 1], &sine, &cosine);
+        lanes[k] = xd_mulf(radius, cosine);
+        lanes[k + 1] = xd_mulf(radius, sine);
+    }
+}
 
 /* >>base/publish */
 
@@ -5662,6 +5826,48 @@ XD_API uint32_t xd_crc32c_level(xd_cpu_level level, uint32_t crc, const void *da
 
 /* Performs one copy between two arrays of elements of `size` bytes. */
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
+
+/* >>kernel/fill */
+
+/* Inputs and outputs of the fill entry: first values of boxes of a tensor. The number of an element is a function of its index in
+ * the whole tensor alone, and has the same bits on every device. */
+typedef struct xd_fill_args {
+    xd_init init;
+    xd_philox random;
+    const xd_copy *boxes; /* [box_count]; src: the index in the whole tensor, dst: the place at `out` */
+    int64_t box_count;
+    int64_t limit; /* elements whose index is not below it are padding: 0 */
+    void *out;
+    xd_dtype dtype; /* one that has arithmetic, or BOOL */
+} xd_fill_args;
+
+/* Whether a kind of first values needs random numbers. */
+XD_SCALAR bool xd_init_is_random(const xd_init *init) {
+    return init->kind == XD_INIT_NORMAL || init->kind == XD_INIT_UNIFORM;
+}
+
+/* A first value, from the uniform or normal number of its element where it is random. */
+XD_SCALAR float xd_init_value(const xd_init *init, float number) {
+    if (init->kind == XD_INIT_ZERO) return 0.0f;
+    if (init->kind == XD_INIT_CONSTANT) return init->center;
+    if (init->kind == XD_INIT_UNIFORM) number = xd_subf(xd_mulf(2.0f, number), 1.0f); /* both exact */
+    return xd_addf(xd_mulf(init->scale, number), init->center);
+}
+
+/* The places of element i of a box: its index in the whole tensor, and where it is stored. */
+XD_SCALAR void xd_fill_places(const xd_copy *box, int64_t i, int64_t *index, int64_t *place) {
+    *index = box->src_offset;
+    *place = box->dst_offset;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        const int64_t outer = d > 0 ? i / box->extent[d] : 0, at = i - outer * box->extent[d];
+        *index += at * box->src_stride[d];
+        *place += at * box->dst_stride[d];
+        i = outer;
+    }
+}
+
+/* The fill entry of every CPU level. */
+XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args);
 
 /* >>kernel/fixed */
 
@@ -6720,7 +6926,8 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
-    float *master; /* [count] parameter in f32 */
+    float *
+        master; /* [count] parameter in f32; NULL -> `value`, BF16, is the parameter and is rounded at random; needs `steps` */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
     float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
     void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
@@ -6741,6 +6948,8 @@ typedef struct xd_update_array {
      * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
+    uint64_t key;         /* of the random bits: of this array */
+    int64_t origin;       /* and the index of its first element in the whole parameter */
 } xd_update_array;
 
 /* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
@@ -6763,6 +6972,7 @@ typedef struct xd_update_args {
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
+    uint64_t rounding_seed;          /* of arrays without master */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -6930,6 +7140,34 @@ XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t 
 
 XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
     return (float)sqrt(xd_update_correction(beta2, t));
+}
+
+/* ---- rounding at random ---- */
+
+/* The sequence of random bits of an array's step t. */
+XD_SCALAR xd_philox xd_update_random(uint64_t seed, uint64_t key, int64_t t) {
+    xd_philox random;
+    random.seed = seed;
+    random.stream = XD_STREAM_OPTIMIZER;
+    random.micro = (uint16_t)(key >> 32 & 0xffffu);
+    random.sample = (uint32_t)(key & 0xffffffffu);
+    random.step = (uint32_t)((uint64_t)t & 0xffffffffu);
+    return random;
+}
+
+/* Elements that one block of random numbers serves: 16 bits each, in the order of the words, the lower half first. */
+#define XD_ROUNDED_PER_BLOCK 8
+
+XD_SCALAR uint32_t xd_round_bits(const uint32_t words[4], int64_t element) {
+    return words[element % XD_ROUNDED_PER_BLOCK / 2] >> (element % 2 * 16) & 0xffffu;
+}
+
+/* The BF16 below or above in magnitude: the random number carries into the kept bits as often as the dropped ones are large.
+ * Infinity and NaN as ever. */
+XD_SCALAR uint16_t xd_round_to_bf16(float value, uint32_t random) {
+    const uint32_t bits = xd_bits_of_float(value);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return xd_bits_to_bf16(value);
+    return (uint16_t)((bits + random) >> 16);
 }
 
 /* ---- averages ---- */
@@ -7731,6 +7969,8 @@ typedef struct xd_kernels {
     xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
                         void *dst, size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
+    xd_result (*fill)(const xd_launch *launch,
+                      const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
@@ -7983,8 +8223,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_block_desc XDISTILL_NO_MODELS_leaves_out_xd_block_desc
 #    define xd_decay XDISTILL_NO_MODELS_leaves_out_xd_decay
 #    define xd_weight_traits XDISTILL_NO_MODELS_leaves_out_xd_weight_traits
-#    define xd_init_kind XDISTILL_NO_MODELS_leaves_out_xd_init_kind
-#    define xd_init XDISTILL_NO_MODELS_leaves_out_xd_init
 #    define xd_weight_desc XDISTILL_NO_MODELS_leaves_out_xd_weight_desc
 #    define xd_weight_info XDISTILL_NO_MODELS_leaves_out_xd_weight_info
 #    define xd_pass_kind XDISTILL_NO_MODELS_leaves_out_xd_pass_kind
@@ -8027,6 +8265,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_weight_add (XDISTILL_NO_MODELS_leaves_out_xd_weight_add)
 #    define xd_weight_set_tensor_parallel (XDISTILL_NO_MODELS_leaves_out_xd_weight_set_tensor_parallel)
 #    define xd_weight_freeze (XDISTILL_NO_MODELS_leaves_out_xd_weight_freeze)
+#    define xd_weight_thaw (XDISTILL_NO_MODELS_leaves_out_xd_weight_thaw)
 #    define xd_model_seal (XDISTILL_NO_MODELS_leaves_out_xd_model_seal)
 #    define xd_model_weight_count (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_count)
 #    define xd_model_weight_at (XDISTILL_NO_MODELS_leaves_out_xd_model_weight_at)
@@ -9549,141 +9788,45 @@ XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order)
 
 /* Random numbers from counters. */
 
-#include <math.h>
-#include <string.h>
-
 XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)0xd2511f53u * c0;
-        const uint64_t b = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)a;
-        k0 += 0x9e3779b9u; /* golden ratio */
-        k1 += 0xbb67ae85u; /* sqrt(3) - 1 */
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
+    xd_philox_rounds(counter, key, out);
 }
 
 XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
-    counter[0] = (uint32_t)block;
-    counter[1] = (uint32_t)(block >> 32 & 0xffu) | (uint32_t)p->stream << 8 | (uint32_t)p->micro << 16;
-    counter[2] = p->sample;
-    counter[3] = p->step;
-}
-
-static void xdi_philox_words(const xd_philox *p, int64_t block, uint32_t words[4]) {
-    const uint32_t key[2] = { (uint32_t)p->seed, (uint32_t)(p->seed >> 32) };
-    uint32_t counter[4];
-    xd_philox_counter(p, (uint64_t)block, counter);
-    xd_philox_block(counter, key, words);
+    xd_philox_counter_of(p, block, counter);
 }
 
 XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element) {
     uint32_t words[4];
-    xdi_philox_words(p, element / 4, words);
+    xd_philox_words(p, element / 4, words);
     return words[element % 4];
 }
 
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block) {
     uint32_t words[4];
-    xdi_philox_words(p, block, words);
+    xd_philox_words(p, block, words);
     const uint64_t bits = (uint64_t)words[1] << 32 | words[0];
     /* Odd multiples of 2^-53: 52 bits and the one below them, exact, never 0 or 1. */
     return (double)((bits >> 12) * 2u + 1u) * (1.0 / 9007199254740992.0);
 }
 
-/* (r >> 9) 2^-23 + 2^-24, exact. */
-static float xdi_philox_uniform(uint32_t word) {
-    return (float)((word >> 9) * 2u + 1u) * (1.0f / 16777216.0f);
-}
-
-/* The bits of what follows are promised: products are added to other terms by fmaf only, so that it does not depend on the
- * compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
-
-/* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
- * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
-static float xdi_philox_log(float x) {
-    static const float p[] = { 0.333333313f,  -0.24999997f, 0.200007156f,  -0.166678026f, 0.142490581f,
-                               -0.124256872f, 0.116854198f, -0.114797339f, 0.0697161183f };
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const uint32_t shifted = bits - 0x3f3504f3u; /* sqrt(1/2): exponents now change there */
-    const float e = (float)((int32_t)shifted >> 23);
-    bits = (shifted & 0x7fffffu) + 0x3f3504f3u;
-    float m;
-    memcpy(&m, &bits, sizeof m);
-    const float f = m - 1.0f;
-    const float square = f * f;
-    float poly = p[8];
-    for (int i = 7; i >= 0; i--) poly = fmaf(poly, f, p[i]);
-    float y = fmaf(square, f * poly, e * -1.90465421e-9f); /* ln 2 = 0.693147182f - 1.9e-9 */
-    y = fmaf(-0.5f, square, y);
-    return fmaf(e, 0.693147182f, f + y);
-}
-
-/* sin and cos of 2 pi u, u in (0, 1): 4u is exact, q the nearest quarter turn, r in [-1/2, 1/2] the remainder. */
-static void xdi_philox_sin_cos(float u, float *sine, float *cosine) {
-    static const float s[] = { 1.57079637f, -0.645964086f, 0.0796925798f, -0.00468126638f, 0.000158206298f };
-    static const float c[] = { -1.23370051f, 0.2536695f, -0.0208634753f, 0.000919196347f, -2.49092282e-05f };
-    const float turns = 4.0f * u;
-    const int quarter = (int)(turns + 0.5f);
-    const float r = turns - (float)quarter;
-    const float square = r * r;
-    float a = s[4], b = c[4];
-    for (int i = 3; i >= 0; i--) {
-        a = fmaf(a, square, s[i]);
-        b = fmaf(b, square, c[i]);
-    }
-    a = a * r;
-    b = fmaf(b, square, 1.0f);
-    const bool swapped = (quarter & 1) != 0;
-    *sine = swapped ? b : a;
-    *cosine = swapped ? a : b;
-    if (quarter & 2) *sine = -*sine;
-    if ((quarter + 1) & 2) *cosine = -*cosine;
-}
-
-static void xdi_philox_uniform_block(const uint32_t words[4], float lanes[4]) {
-    for (int k = 0; k < 4; k++) lanes[k] = xdi_philox_uniform(words[k]);
-}
-
-static void xdi_philox_normal_block(const uint32_t words[4], float lanes[4]) {
-    for (int k = 0; k < 4; k += 2) {
-        float sine, cosine;
-        const float radius = sqrtf(-2.0f * xdi_philox_log(xdi_philox_uniform(words[k])));
-        xdi_philox_sin_cos(xdi_philox_uniform(words[k + 1]), &sine, &cosine);
-        lanes[k] = radius * cosine;
-        lanes[k + 1] = radius * sine;
-    }
-}
-
 /* Goes over the blocks that [first, first + count) overlaps; of the first and the last some lanes may be unused. */
-static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out,
-                            void (*lanes_of)(const uint32_t words[4], float lanes[4])) {
+static void xdi_philox_fill(const xd_philox *p, int64_t first, int64_t count, float *out, bool normal) {
     const int64_t end = first + count;
     for (int64_t block = first / 4; block * 4 < end; block++) {
-        uint32_t words[4];
         float lanes[4];
-        xdi_philox_words(p, block, words);
-        lanes_of(words, lanes);
+        xd_philox_lanes(p, block, normal, lanes);
         const int64_t begin = block * 4 < first ? first : block * 4;
         for (int64_t i = begin; i < block * 4 + 4 && i < end; i++) out[i - first] = lanes[i % 4];
     }
 }
 
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out) {
-    xdi_philox_fill(p, first, count, out, xdi_philox_uniform_block);
+    xdi_philox_fill(p, first, count, out, false);
 }
 
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out) {
-    xdi_philox_fill(p, first, count, out, xdi_philox_normal_block);
+    xdi_philox_fill(p, first, count, out, true);
 }
 
 /* >>base/lock.c */
@@ -11391,6 +11534,9 @@ typedef struct xdi_span_kernels {
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
     bool binned; /* collects the terms of exact norms by exponent; for speed only */
+
+    /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
+    void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -11418,6 +11564,12 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+
+/* span_avx2.c: round with eight blocks of random numbers at a time. */
+#if defined(XDI_X86)
+XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                               int64_t n);
+#endif
 
 /* cpu/optimizer.c: the plain spans and the plain table of entries. */
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
@@ -11771,6 +11923,58 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
             at[dim] = 0;
         }
     } while (dim >= 0);
+}
+
+/* >>kernel/cpu/fill.c */
+
+/* First values of boxes of tensors. */
+
+enum { XDI_FILL_SPAN = 512 /* numbers formed at a time */ };
+
+typedef struct xdi_fill_job {
+    const xd_fill_args *args;
+    const xd_copy *box;
+} xdi_fill_job;
+
+/* Elements whose indices follow each other. */
+static void xdi_fill_span(const xd_fill_args *args, int64_t index, int64_t n, float *values) {
+    const int64_t inside = args->limit > index ? args->limit - index : 0, random = n < inside ? n : inside;
+    if (args->init.kind == XD_INIT_NORMAL) xd_philox_fill_normal(&args->random, index, random, values);
+    if (args->init.kind == XD_INIT_UNIFORM) xd_philox_fill_uniform(&args->random, index, random, values);
+    const bool drawn = xd_init_is_random(&args->init);
+    for (int64_t i = 0; i < random; i++) values[i] = xd_init_value(&args->init, drawn ? values[i] : 0.0f);
+    for (int64_t i = random; i < n; i++) values[i] = 0.0f;
+}
+
+/* Elements [begin, end) of a box. */
+static void xdi_fill_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end, int slot) {
+    const xdi_fill_job *job = (const xdi_fill_job *)args;
+    const xd_copy *box = job->box;
+    const int last = box->ndim - 1;
+    float values[XDI_FILL_SPAN];
+    (void)launch, (void)slot;
+    for (int64_t at = begin, n; at < end; at += n) {
+        const int64_t row = box->extent[last] - at % box->extent[last];
+        int64_t index, place;
+        n = box->src_stride[last] == 1 ? row : 1;
+        if (n > end - at) n = end - at;
+        if (n > XDI_FILL_SPAN) n = XDI_FILL_SPAN;
+        xd_fill_places(box, at, &index, &place);
+        xdi_fill_span(job->args, index, n, values);
+        for (int64_t i = 0; i < n; i++)
+            xd_element_store(job->args->out, job->args->dtype, place + i * box->dst_stride[last],
+                             (double)values[i]);
+    }
+}
+
+XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args) {
+    for (int64_t k = 0; k < args->box_count; k++) {
+        const xdi_fill_job job = { args, &args->boxes[k] };
+        int64_t count = 1;
+        for (int d = 0; d < job.box->ndim; d++) count *= job.box->extent[d];
+        XD_TRY(xdi_spread_elements(launch, count, 1, xdi_fill_piece, &job));
+    }
+    return XD_OK;
 }
 
 /* >>kernel/cpu/reduce.c */
@@ -15173,10 +15377,21 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
     return sum;
 }
 
-static const xdi_span_kernels xdi_plain_spans = {
-    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,      xdi_plain_sgd, xdi_plain_lerp,
-    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
-};
+static void xdi_plain_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                            int64_t n) {
+    for (int64_t i = 0; i < n;) {
+        uint32_t words[4];
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        xd_philox_words(random, block, words);
+        for (; i < n && (element + i) / XD_ROUNDED_PER_BLOCK == block; i++)
+            to[i] = xd_round_to_bf16(from[i], xd_round_bits(words, element + i));
+    }
+}
+
+static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
+                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
+                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
+                                                  false,           xdi_plain_round };
 
 /* ---- loops over arrays ---- */
 
@@ -15343,6 +15558,9 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
         XD_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                    xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                   XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                   (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
     }
     return XD_OK;
@@ -15369,6 +15587,21 @@ static int64_t xdi_update_count(const void *job, int64_t k) {
     return ((const xdi_update_job *)job)->args->arrays[k].count;
 }
 
+/* Updates a span whose value is the parameter: in a buffer of f32. */
+static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a, const float *gradient,
+                               int64_t at, int64_t n) {
+    const xd_philox random = xd_update_random(j->args->rounding_seed, a->key, *a->steps + 1);
+    float values[XDI_SPAN];
+    xd_update_array span = *a;
+    j->spans->widen((const uint16_t *)a->value + at, XD_DTYPE_BF16, values, n);
+    span.master = values;
+    span.first = a->first + at;
+    if (a->second) span.second = a->second + at;
+    j->update(j->args, &span, gradient, 0, n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->value + at, n);
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -15383,8 +15616,12 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
     average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
     for (int64_t at = begin; at < end; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(end, at);
-        j->update(args, a, xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
-        if (a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
+        const float *gradient = xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened);
+        if (a->master)
+            j->update(args, a, gradient, at, n);
+        else
+            xdi_update_rounded(j, a, gradient, at, n);
+        if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
     }
 }
@@ -17688,6 +17925,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     xdi_portable_power_sum,
     NULL,
     true,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -17905,9 +18143,79 @@ XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_n
     return sum + xdi_avx2_rest(data, dtype, type, i, n);
 }
 
+/* Low and high halves of the products of eight lanes with a constant. */
+XDI_AVX2 static inline void xdi_avx2_product(__m256i x, uint32_t factor, __m256i *low, __m256i *high) {
+    const __m256i m = _mm256_set1_epi64x((int64_t)factor);
+    const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+
+/* The words of eight blocks from `block` on, which have the same upper bits; those of blocks k and k + 4 in out[k]. */
+XDI_AVX2 static inline void xdi_avx2_blocks(const xd_philox *p, int64_t block, __m256i out[4]) {
+    uint32_t counter[4], k0 = (uint32_t)p->seed, k1 = (uint32_t)(p->seed >> 32);
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    __m256i c0 =
+        _mm256_add_epi32(_mm256_set1_epi32((int32_t)counter[0]), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i c1 = _mm256_set1_epi32((int32_t)counter[1]), c2 = _mm256_set1_epi32((int32_t)counter[2]);
+    __m256i c3 = _mm256_set1_epi32((int32_t)counter[3]);
+    for (int round = 0; round < 10; round++) { /* see xd_philox_rounds */
+        __m256i a_low, a_high, b_low, b_high;
+        xdi_avx2_product(c0, 0xd2511f53u, &a_low, &a_high);
+        xdi_avx2_product(c2, 0xcd9e8d57u, &b_low, &b_high);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(b_high, c1), _mm256_set1_epi32((int32_t)k0));
+        c1 = b_low;
+        c2 = _mm256_xor_si256(_mm256_xor_si256(a_high, c3), _mm256_set1_epi32((int32_t)k1));
+        c3 = a_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const __m256i low01 = _mm256_unpacklo_epi32(c0, c1), high01 = _mm256_unpackhi_epi32(c0, c1);
+    const __m256i low23 = _mm256_unpacklo_epi32(c2, c3), high23 = _mm256_unpackhi_epi32(c2, c3);
+    out[0] = _mm256_unpacklo_epi64(low01, low23);
+    out[1] = _mm256_unpackhi_epi64(low01, low23);
+    out[2] = _mm256_unpacklo_epi64(high01, high23);
+    out[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+/* xd_round_to_bf16 of eight elements, with the eight halves of the words of a block. */
+XDI_AVX2 static inline void xdi_avx2_round8(const float *from, __m128i block, uint16_t *to) {
+    const __m256 x = _mm256_loadu_ps(from);
+    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    const __m256i infinite = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), exponent);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_or_si256(top, _mm256_and_si256(nan, _mm256_set1_epi32(0x40)));
+    const __m256i drawn = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_cvtepu16_epi32(block)), 16);
+    const __m256i half = _mm256_blendv_epi8(drawn, kept, infinite);
+    _mm_storeu_si128((__m128i *)(void *)to,
+                     _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+/* Elements before the first whole block and after the last eight go one by one. */
+XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from,
+                                        uint16_t *to, int64_t n) {
+    const int64_t past = element % XD_ROUNDED_PER_BLOCK;
+    int64_t i = past ? XD_ROUNDED_PER_BLOCK - past : 0;
+    if (i > n) i = n;
+    xdi_span_kernels_plain()->round(random, element, from, to, i);
+    for (; i + 64 <= n; i += 64) {
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        __m256i words[4];
+        if (((block + 7) ^ block) >> 32) break; /* once in 2^35 elements */
+        xdi_avx2_blocks(random, block, words);
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + 8 * k;
+            xdi_avx2_round8(from + at, _mm256_castsi256_si128(words[k]), to + at);
+            xdi_avx2_round8(from + at + 32, _mm256_extracti128_si256(words[k], 1), to + at + 32);
+        }
+    }
+    xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL,         true,
+    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -18180,6 +18488,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
+    xdi_avx2_round,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -21419,6 +21728,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->clip = xd_clip_cpu;
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
+    kernels->fill = xd_fill_cpu;
 }
 
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
@@ -25472,6 +25782,16 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
+/* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
+XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                   const xd_philox *random, int64_t limit);
+
+/* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
+XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
+
+/* fill.c: the errors of first values that cannot be formed in a dtype. */
+XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
+
 /* >>tensor/interval.c */
 
 /* Intervals and regions: unions, intersections, and copies from one region to another. */
@@ -26783,6 +27103,188 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
     return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
 }
 
+/* >>tensor/fill.c */
+
+/* First values of a part of a tensor. */
+
+#include <math.h>
+#include <string.h>
+
+enum { XDI_FILL_ROOM = 4096 /* elements that the host forms at a time for a device without the entry */ };
+
+/* ---- a device that cannot form them: the host does, and copies ---- */
+
+/* `n` elements from element `at` of a box on, which follow each other on both sides. */
+static xd_result xdi_fill_copy(const xd_launch *launch, const xd_fill_args *args, const xd_copy *box,
+                               int64_t at, int64_t n, void *room) {
+    const xd_kernels *kernels = xd_ctx_kernels(launch->ctx);
+    const size_t size = xd_dtype_size(args->dtype);
+    int64_t place;
+    xd_copy run;
+    xd_fill_args part = *args;
+    memset(&run, 0, sizeof run);
+    run.ndim = 1;
+    run.extent[0] = n;
+    run.src_stride[0] = run.dst_stride[0] = 1;
+    xd_fill_places(box, at, &run.src_offset, &place);
+    part.boxes = &run;
+    part.box_count = 1;
+    part.out = room;
+    XD_TRY(xd_ctx_host_kernels(launch->ctx)->fill(launch, &part));
+    XD_TRY(kernels->memory.copy(launch, (unsigned char *)args->out + (size_t)place * size, room,
+                                (size_t)n * size, XD_COPY_TO_DEVICE));
+    return kernels->memory.synchronize(launch); /* the room is used again */
+}
+
+static xd_result xdi_fill_from_host(const xd_launch *launch, const xd_fill_args *args) {
+    void *room = xd_allocate(launch->ctx, XDI_FILL_ROOM * xd_dtype_size(args->dtype));
+    xd_result result = XD_OK;
+    XD_REQUIRE(launch->ctx, room, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_FILL_ROOM);
+    for (int64_t k = 0; k < args->box_count; k++) {
+        const xd_copy *box = &args->boxes[k];
+        const int last = box->ndim - 1;
+        const int64_t row = box->src_stride[last] == 1 && box->dst_stride[last] == 1 ? box->extent[last] : 1;
+        int64_t count = 1;
+        for (int d = 0; d <= last; d++) count *= box->extent[d];
+        for (int64_t at = 0, n; at < count && result == XD_OK; at += n) {
+            n = row - at % row;
+            if (n > XDI_FILL_ROOM) n = XDI_FILL_ROOM;
+            result = xdi_fill_copy(launch, args, box, at, n, room);
+        }
+    }
+    xd_release(launch->ctx, room);
+    return result;
+}
+
+/* ---- regions as boxes ---- */
+
+typedef struct xdi_fill_plan {
+    xd_region whole, parts[XD_REGION_FLAT_MAX]; /* of the range, one after the other in its storage */
+    int part_count;
+} xdi_fill_plan;
+
+/* The boxes of all parts, placed behind each other; `boxes` NULL counts them. */
+static int64_t xdi_fill_list(const xdi_fill_plan *plan, xd_copy *boxes, int64_t capacity) {
+    int64_t count = 0, before = 0;
+    for (int i = 0; i < plan->part_count; i++) {
+        const int64_t n = xd_region_copies(&plan->whole, NULL, &plan->parts[i], NULL,
+                                           boxes ? boxes + count : NULL, boxes ? capacity - count : 0);
+        for (int64_t k = 0; boxes && k < n; k++) boxes[count + k].dst_offset += before;
+        count += n;
+        before += xd_region_numel(&plan->parts[i]);
+    }
+    return count;
+}
+
+static xd_result xdi_fill_boxes(xd_ctx *ctx, const xdi_fill_plan *plan, xd_fill_args *args) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    args->box_count = xdi_fill_list(plan, NULL, 0);
+    xd_copy *boxes = (xd_copy *)xd_allocate(ctx, (size_t)args->box_count * sizeof *boxes);
+    XD_REQUIRE(ctx, boxes, XD_ERROR_MEMORY, "no room for a list of %lld boxes", (long long)args->box_count);
+    xdi_fill_list(plan, boxes, args->box_count);
+    args->boxes = boxes;
+    const xd_result result = kernels->fill ? kernels->fill(&launch, args) : xdi_fill_from_host(&launch, args);
+    xd_release(ctx, boxes);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                   const xd_philox *random, int64_t limit) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t bytes = (size_t)(part->range.end - part->range.begin) * xd_dtype_size(part->dtype);
+    xd_fill_args args;
+    if (bytes == 0) return XD_OK;
+    if (init->kind == XD_INIT_ZERO) return xd_ctx_kernels(ctx)->memory.fill(&launch, part->data, 0, bytes);
+    xdi_fill_plan *plan = (xdi_fill_plan *)xd_allocate(ctx, sizeof *plan);
+    XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for the regions of tensor \"%.80s\"", part->name);
+    memset(&args, 0, sizeof args);
+    args.init = *init;
+    if (random) args.random = *random;
+    args.limit = limit;
+    args.out = part->data;
+    args.dtype = part->dtype;
+    plan->whole = xd_region_whole(part->ndim, part->shape);
+    xd_result result = xd_region_flat_range(ctx, part->region ? part->region : &plan->whole, part->range,
+                                            plan->parts, &plan->part_count);
+    if (result == XD_OK) result = xdi_fill_boxes(ctx, plan, &args);
+    xd_release(ctx, plan);
+    return result;
+}
+
+/* ---- checks ---- */
+
+/* Elements of the whole tensor, whose product fits. */
+static xd_result xdi_part_check_shape(xd_ctx *ctx, const xd_tensor_part *p, int64_t *numel) {
+    size_t product = 1;
+    XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, allowed are %d", p->name, p->ndim, (int)XD_DIMS_MAX);
+    XD_REQUIRE(ctx, xd_dtype_size(p->dtype) > 0, XD_ERROR_DTYPE, "tensor \"%.80s\" has no dtype", p->name);
+    for (int d = 0; d < p->ndim; d++)
+        XD_REQUIRE(ctx,
+                   p->shape[d] >= 0 && xdi_size_multiply(product, (size_t)p->shape[d], &product) &&
+                       product <= (size_t)INT64_MAX / 8,
+                   XD_ERROR_SHAPE, "tensor \"%.80s\": the size %lld of dimension %d is negative or too large",
+                   p->name, (long long)p->shape[d], d);
+    *numel = (int64_t)product;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
+    int64_t numel = 1;
+    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
+               p->region ? p->region->ndim : 0);
+    for (int d = 0; d < p->ndim; d++) {
+        const xd_region *r = p->region;
+        XD_REQUIRE(ctx,
+                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
+                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
+                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
+                   p->name, (long long)p->shape[d], d);
+        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
+    }
+    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
+               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
+               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
+    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": %lld elements at NULL", p->name,
+               (long long)(p->range.end - p->range.begin));
+    return XD_OK;
+}
+
+static bool xdi_fill_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_BF16 ||
+           dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 ||
+           dtype == XD_DTYPE_BOOL;
+}
+
+XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init) {
+    XD_REQUIRE(ctx, (int)init->kind >= 0 && init->kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init %d is unknown", name, (int)init->kind);
+    XD_REQUIRE(ctx, isfinite(init->center) && isfinite(init->scale), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)init->center,
+               (double)init->scale);
+    XD_REQUIRE(ctx, init->kind == XD_INIT_ZERO || xdi_fill_takes(dtype), XD_ERROR_DTYPE,
+               "weight \"%.80s\": %s has no arithmetic, its init can only be zero", name,
+               xd_dtype_name(dtype));
+    return XD_OK;
+}
+
+XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                     const xd_philox *random) {
+    xd_tensor_part named = *part;
+    int64_t numel = 0;
+    if (!named.name) named.name = "";
+    XD_TRY(xdi_part_check_shape(ctx, &named, &numel));
+    XD_TRY(xdi_part_check_region(ctx, &named));
+    XD_TRY(xdi_init_check(ctx, named.name, named.dtype, init));
+    XD_REQUIRE(ctx, !xd_init_is_random(init) || numel <= INT64_C(1) << 42, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" has %lld elements, random numbers are for %lld", named.name,
+               (long long)numel, (long long)(INT64_C(1) << 42));
+    return xdi_part_fill(ctx, &named, init, random, numel);
+}
+
 
 /* >>train/internal */
 
@@ -27482,6 +27984,7 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     if (index < 0 || index >= ema->shadow_count) return view;
     const xdi_ema_shadow *s = &ema->shadows[index];
     view = ema->created[s->source];
+    view.frozen = ema->params[s->source].frozen; /* it may have been thawed */
     view.name = s->name;
     view.value = s->value;
     view.dtype = s->dtype;
@@ -27643,11 +28146,14 @@ struct xd_optimizer {
     xd_optimizer_desc desc;
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
-    int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* memory of the states when it is not this block itself */
-    xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
-    xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
+    xd_optimizer_state
+        *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
+    int64_t *steps;      /* [desc.param_count], in memory of the device */
+    void *device_memory; /* memory of the states when it is not this block itself */
+    uint64_t *keys;      /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
+    xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
+    xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
@@ -27713,6 +28219,16 @@ static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_
     return XD_OK;
 }
 
+/* Whether a value is the parameter itself, rounded at random, instead of a copy of a master. */
+static bool xdi_optimizer_rounds(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->stochastic_bf16 && p->dtype == XD_DTYPE_BF16;
+}
+
+/* Whether memory is set aside for a parameter that is frozen at creation. */
+static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->reserve_frozen && p->frozen && !p->buffer && xdi_train_takes(p->dtype);
+}
+
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
@@ -27722,13 +28238,17 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
-        if (!xdi_train_owns(p)) continue;
+        if (!xdi_train_owns(p) && !xdi_optimizer_reserves(d, p)) continue;
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
         XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
                    "%s: group %d, but there are %d", name, p->group, groups);
+        if (!xdi_optimizer_rounds(d, p)) continue;
+        XD_REQUIRE(ctx, p->name && p->first >= 0, XD_ERROR_ARGUMENT,
+                   "%s: its rounding at random needs a name and a first element, which is %lld", name,
+                   (long long)p->first);
     }
     return XD_OK;
 }
@@ -27738,16 +28258,26 @@ static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
 
-static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d, const xd_param *p,
-                                     xd_optimizer_state *state) {
+static xd_optimizer_state xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d,
+                                                   const xd_param *p) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (xdi_train_owns(p)) {
-        if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
-        taken.exp_avg = xdi_optimizer_take(arena, p->count);
-        if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    if (p->dtype != XD_DTYPE_F32 && !xdi_optimizer_rounds(d, p))
+        taken.master = xdi_optimizer_take(arena, p->count);
+    taken.exp_avg = xdi_optimizer_take(arena, p->count);
+    if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    return taken;
+}
+
+/* The states of all parameters that have one, and of those to be thawed. */
+static void xdi_optimizer_take_states(xd_arena *arena, const xd_optimizer_desc *d, xd_optimizer *o) {
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        const bool reserves = xdi_optimizer_reserves(d, p);
+        if (!xdi_train_owns(p) && !reserves) continue;
+        const xd_optimizer_state taken = xdi_optimizer_take_state(arena, d, p);
+        if (o) *(reserves ? &o->reserved[i] : &o->states[i]) = taken;
     }
-    if (state) *state = taken;
 }
 
 /* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
@@ -27758,7 +28288,9 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
+    void *reserved = d->reserve_frozen ? xd_arena_take_pointer(arena, n * sizeof *o->reserved) : NULL;
     void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
+    void *keys = d->stochastic_bf16 ? xd_arena_take_pointer(arena, n * sizeof *o->keys) : NULL;
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -27766,12 +28298,13 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
         (void)self;
         o->groups = (xd_optimizer_group *)group;
         o->states = (xd_optimizer_state *)states;
+        o->reserved = (xd_optimizer_state *)reserved;
         o->steps = (int64_t *)steps;
+        o->keys = (uint64_t *)keys;
         o->created = (xd_param *)created;
         o->updates = (xd_update_array *)updates;
     }
-    for (int64_t i = 0; i < d->param_count; i++)
-        xdi_optimizer_take_state(memory, d, &d->params[i], o ? &o->states[i] : NULL);
+    xdi_optimizer_take_states(memory, d, o);
 }
 
 static void xdi_optimizer_fill(xd_optimizer *o) {
@@ -27784,24 +28317,21 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     for (int64_t i = 0; i < d->param_count; i++) {
         o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
+        const char *name = d->params[i].name;
+        if (o->keys && name) o->keys[i] = xd_hash(0, name, strlen(name));
     }
 }
 
-/* Copies the current values to the master copies. */
-static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
-    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
-    for (int64_t i = 0; i < o->desc.param_count; i++) {
-        const xd_param *p = &o->desc.params[i];
-        xd_cast_array cast;
-        cast.target = o->states[i].master;
-        cast.target_dtype = XD_DTYPE_F32;
-        cast.source = p->value;
-        cast.source_dtype = p->dtype;
-        cast.count = p->count;
-        if (cast.target) XD_TRY(kernels->optimizer.cast(&launch, &cast, 1));
-    }
-    return XD_OK;
+/* Copies the current value of a parameter to its master copy, if it has one. */
+static xd_result xdi_optimizer_copy_value(xd_ctx *ctx, const xd_param *p, float *master) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_cast_array cast;
+    cast.target = master;
+    cast.target_dtype = XD_DTYPE_F32;
+    cast.source = p->value;
+    cast.source_dtype = p->dtype;
+    cast.count = p->count;
+    return master ? xd_ctx_kernels(ctx)->optimizer.cast(&launch, &cast, 1) : XD_OK;
 }
 
 /* The state on a device: all zero. */
@@ -27823,7 +28353,9 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
     if (kernels->list_create) XD_TRY(kernels->list_create(o->ctx, o->desc.param_count, &o->list));
-    return xdi_optimizer_copy_values(o);
+    for (int64_t i = 0; i < o->desc.param_count; i++)
+        XD_TRY(xdi_optimizer_copy_value(o->ctx, &o->desc.params[i], o->states[i].master));
+    return XD_OK;
 }
 
 /* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
@@ -27890,7 +28422,39 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
-           now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
+           now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&
+           now->group == created->group;
+}
+
+static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
+    const xd_optimizer_desc *d = &o->desc;
+    XD_REQUIRE(o->ctx, index >= 0 && index < d->param_count, XD_ERROR_ARGUMENT,
+               "parameter %lld of %lld cannot be thawed", (long long)index, (long long)d->param_count);
+    const xd_param *p = &d->params[index];
+    const char *name = p->name ? p->name : "(unnamed)";
+    xd_param thawed = o->created[index];
+    XD_REQUIRE(o->ctx, d->reserve_frozen, XD_ERROR_STATE,
+               "%s: no memory was set aside to thaw it; reserve_frozen was not set at creation", name);
+    XD_REQUIRE(o->ctx, !thawed.buffer, XD_ERROR_STATE, "%s: a buffer cannot be thawed", name);
+    XD_REQUIRE(o->ctx, thawed.frozen, XD_ERROR_STATE, "%s: has a state already", name);
+    XD_REQUIRE(o->ctx, xdi_train_takes(thawed.dtype), XD_ERROR_DTYPE,
+               "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(thawed.dtype));
+    XD_REQUIRE(o->ctx, !p->frozen, XD_ERROR_STATE, "%s: still frozen in the caller's list", name);
+    thawed.frozen = false;
+    XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &thawed), XD_ERROR_STATE,
+               "%s: value, dtype, count or flags changed since creation", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
+    XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
+    xd_optimizer_state state =
+        optimizer->reserved[index]; /* zero since creation: nobody had a pointer to it */
+    XD_TRY(xdi_optimizer_copy_value(optimizer->ctx, &optimizer->desc.params[index], state.master));
+    state.step = optimizer->states[index].step;
+    optimizer->states[index] = state;
+    optimizer->created[index].frozen = false;
+    return XD_OK;
 }
 
 /* Product and difference are rounded separately: the compiler must not fuse them. */
@@ -27909,10 +28473,13 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
     xd_update_array u;
     memset(&u, 0, sizeof u);
-    u.master = state->master ? state->master : (float *)p->value;
+    const bool rounds = xdi_optimizer_rounds(d, p);
+    u.master = state->master ? state->master : rounds ? NULL : (float *)p->value;
+    u.key = rounds ? o->keys[index] : 0;
+    u.origin = p->first;
     u.first = state->exp_avg;
     u.second = state->exp_avg_sq;
-    u.value = state->master ? p->value : NULL;
+    u.value = state->master || rounds ? p->value : NULL;
     u.value_dtype = p->dtype;
     u.gradient = p->gradient;
     u.gradient_dtype = xdi_train_gradient_dtype(p);
@@ -27941,6 +28508,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     args.momentum = (float)d->momentum;
     args.couple_decay = d->kind == XD_OPTIMIZER_ADAM_L2;
     args.maximize = d->maximize;
+    args.rounding_seed = d->seed;
     return args;
 }
 
@@ -29982,7 +30550,6 @@ XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf);
 
 /* The description of a model: blocks, weights, ties, their names and their order. */
 
-#include <math.h>
 #include <string.h>
 
 enum { XDI_MODEL_NAME = 1 << 16 /* bytes of a full name: what safetensors files hold */ };
@@ -30187,11 +30754,7 @@ static xd_result xdi_weight_check_layout(xd_ctx *ctx, const char *name, const xd
 }
 
 static xd_result xdi_weight_check_settings(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
-    XD_REQUIRE(ctx, (int)d->init.kind >= 0 && d->init.kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init %d is unknown", name, (int)d->init.kind);
-    XD_REQUIRE(ctx, isfinite(d->init.center) && isfinite(d->init.scale), XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)d->init.center,
-               (double)d->init.scale);
+    XD_TRY(xdi_init_check(ctx, name, d->dtype, &d->init));
     XD_REQUIRE(ctx, (int)d->traits.decay >= 0 && d->traits.decay <= XD_DECAY_NEVER, XD_ERROR_ARGUMENT,
                "weight \"%.80s\": decay %d is unknown", name, (int)d->traits.decay);
     XD_REQUIRE(ctx, !d->transient || d->buffer, XD_ERROR_ARGUMENT,
@@ -30328,6 +30891,18 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
                weight->name);
     XD_REQUIRE(ctx, !owner->gradient, XD_ERROR_STATE, "\"%.80s\" is frozen, but has a gradient", owner->name);
     owner->desc.traits.frozen = true;
+    return XD_OK;
+}
+
+XD_API xd_result xd_weight_thaw(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, owner->desc.buffer || xd_dtype_is_floating(owner->desc.dtype), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is thawed, but has integers (%s)", owner->name,
+               xd_dtype_name(owner->desc.dtype));
+    owner->desc.traits.frozen = false;
     return XD_OK;
 }
 
@@ -30617,6 +31192,15 @@ static bool xdi_weight_decays(const xd_weight *weight) {
     return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
 }
 
+/* Index of the first element of a weight's region in the whole. */
+static int64_t xdi_weight_first(const xd_weight *weight) {
+    int64_t stored[XD_DIMS_MAX], first = 0;
+    xdi_weight_stored_shape(&weight->desc, stored);
+    for (int d = 0; d < weight->desc.ndim && weight->count > 0; d++)
+        first = first * stored[d] + weight->region.interval[d][0].begin;
+    return first;
+}
+
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     xd_param p;
     memset(&p, 0, sizeof p);
@@ -30626,6 +31210,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     p.dtype = weight->desc.dtype;
     p.gradient_dtype = weight->desc.gradient_dtype;
     p.count = weight->count;
+    p.first = xdi_weight_first(weight);
     p.shape = weight->shape;
     p.dims = weight->desc.ndim;
     p.group = weight->desc.group;
@@ -30654,104 +31239,33 @@ XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_par
 
 #include <string.h>
 
-enum { XDI_INIT_BLOCK = 4096 /* elements formed at a time */ };
-
-/* A weight being filled: its values come in the order of a part of its region and leave in blocks. */
-typedef struct xdi_init_work {
-    const xd_weight *weight;
-    xd_philox random;
-    unsigned char *to; /* the place of the next value */
-    xd_region parts[XD_REGION_FLAT_MAX];
-    float values[XDI_INIT_BLOCK];
-    uint64_t stored[XDI_INIT_BLOCK]; /* in the weight's type, which has at most 8 bytes */
-} xdi_init_work;
-
-/* Values of the elements from `first` on of the whole weight. */
-static void xdi_init_values(xdi_init_work *w, int64_t first, int64_t n) {
-    const xd_init init = w->weight->desc.init;
-    if (init.kind == XD_INIT_NORMAL) xd_philox_fill_normal(&w->random, first, n, w->values);
-    if (init.kind == XD_INIT_UNIFORM) xd_philox_fill_uniform(&w->random, first, n, w->values);
-    for (int64_t i = 0; i < n; i++) {
-        float x = w->values[i];
-        if (init.kind == XD_INIT_UNIFORM) x = 2.0f * x - 1.0f; /* both exact */
-        if (init.kind == XD_INIT_ZERO) x = 0.0f;
-        if (init.kind == XD_INIT_CONSTANT) x = init.center;
-        if (init.kind == XD_INIT_NORMAL || init.kind == XD_INIT_UNIFORM)
-            x = xd_mulf(init.scale, x) + init.center;
-        w->values[i] = x;
-    }
-}
-
-/* The next n elements of the region to its storage. */
-static xd_result xdi_init_put(xdi_init_work *w, int64_t n) {
-    xd_ctx *ctx = w->weight->model->ctx;
-    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
-    const xd_dtype dtype = w->weight->desc.dtype;
-    const size_t size = xd_dtype_size(dtype);
-    const xd_launch launch = xd_ctx_launch(ctx);
-    for (int64_t i = 0; i < n; i++) xd_store_f64(w->stored, dtype, i, (double)w->values[i]);
-    XD_TRY(memory->copy(&launch, w->to, w->stored, (size_t)n * size, XD_COPY_TO_DEVICE));
-    w->to += (size_t)n * size;
-    return memory->synchronize(&launch); /* `stored` is used again */
-}
-
-/* A run of elements that are adjacent in the whole weight. Rows beyond shape[0] are padding. */
-static xd_result xdi_init_run(xdi_init_work *w, int64_t first, int64_t count) {
-    const xd_weight_desc *d = &w->weight->desc;
-    int64_t whole = 1;
-    for (int i = 0; i < d->ndim; i++) whole *= d->shape[i];
-    for (int64_t done = 0; done < count;) {
-        const int64_t left = count - done, n = left < XDI_INIT_BLOCK ? left : (int64_t)XDI_INIT_BLOCK;
-        const int64_t begin = first + done, inside = whole > begin ? whole - begin : 0;
-        xdi_init_values(w, begin, n < inside ? n : inside);
-        for (int64_t i = inside; i < n; i++) w->values[i] = 0.0f;
-        XD_TRY(xdi_init_put(w, n));
-        done += n;
-    }
-    return XD_OK;
-}
-
-/* All runs of a region from dimension `dim` on; `first` is the flat index of what comes before it. */
-static xd_result xdi_init_dimension(xdi_init_work *w, const xd_region *region, int dim, int64_t first) {
-    const xd_weight_desc *d = &w->weight->desc;
-    int64_t stored[XD_DIMS_MAX];
-    xdi_weight_stored_shape(d, stored);
-    if (d->ndim == 0) return xdi_init_run(w, 0, 1);
-    for (int i = 0; i < region->count[dim]; i++) {
-        const xd_interval part = region->interval[dim][i];
-        if (dim == d->ndim - 1) {
-            XD_TRY(xdi_init_run(w, first * stored[dim] + part.begin, part.end - part.begin));
-            continue;
-        }
-        for (int64_t j = part.begin; j < part.end; j++)
-            XD_TRY(xdi_init_dimension(w, region, dim + 1, first * stored[dim] + j));
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_init_parts(xdi_init_work *w, xd_interval range) {
-    const xd_weight *weight = w->weight;
+/* A sequence of random numbers for each name. */
+static xd_philox xdi_weight_random(const xd_weight *weight) {
     const uint64_t key = xd_hash(0, weight->name, strlen(weight->name));
-    int count = 0;
-    w->random.seed = weight->model->desc.seed;
-    w->random.stream = XD_STREAM_INIT;
-    w->random.sample = (uint32_t)(key & 0xffffffffu);
-    w->random.step = (uint32_t)(key >> 32);
-    XD_TRY(xd_region_flat_range(weight->model->ctx, &weight->region, range, w->parts, &count));
-    for (int i = 0; i < count; i++) XD_TRY(xdi_init_dimension(w, &w->parts[i], 0, 0));
-    return XD_OK;
+    xd_philox random;
+    memset(&random, 0, sizeof random);
+    random.seed = weight->model->desc.seed;
+    random.stream = XD_STREAM_INIT;
+    random.sample = (uint32_t)(key & 0xffffffffu);
+    random.step = (uint32_t)(key >> 32);
+    return random;
 }
 
 XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to) {
-    xd_ctx *ctx = weight->model->ctx;
-    if (range.begin == range.end) return XD_OK;
-    xdi_init_work *work = (xdi_init_work *)xd_allocate(ctx, sizeof *work);
-    XD_REQUIRE(ctx, work, XD_ERROR_MEMORY, "no room for %d values", (int)XDI_INIT_BLOCK);
-    work->weight = weight;
-    work->to = (unsigned char *)to;
-    const xd_result result = xdi_init_parts(work, range);
-    xd_release(ctx, work);
-    return result;
+    const xd_weight_desc *d = &weight->desc;
+    const xd_philox random = xdi_weight_random(weight);
+    int64_t inside = 1; /* rows beyond shape[0] are padding */
+    xd_tensor_part part;
+    memset(&part, 0, sizeof part);
+    for (int i = 0; i < d->ndim; i++) inside *= d->shape[i];
+    xdi_weight_stored_shape(d, part.shape);
+    part.name = weight->name;
+    part.dtype = d->dtype;
+    part.ndim = d->ndim;
+    part.region = &weight->region;
+    part.range = range;
+    part.data = to;
+    return xdi_part_fill(weight->model->ctx, &part, &d->init, &random, inside);
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
@@ -32345,6 +32859,7 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight 
     (void)xdi_flat_piece(p, w, piece);
     out.value = out.gradient = NULL;
     out.count = piece->param.end - piece->param.begin;
+    out.first += piece->param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;
@@ -34082,29 +34597,6 @@ XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first
 
 /* ---- checks ---- */
 
-static xd_result xdi_content_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
-    int64_t numel = 1;
-    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
-               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
-               p->region ? p->region->ndim : 0);
-    for (int d = 0; d < p->ndim; d++) {
-        const xd_region *r = p->region;
-        XD_REQUIRE(ctx,
-                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
-                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
-                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
-                   p->name, (long long)p->shape[d], d);
-        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
-    }
-    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
-               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
-               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
-    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
-               "tensor \"%.80s\": %lld elements at NULL", p->name,
-               (long long)(p->range.end - p->range.begin));
-    return XD_OK;
-}
-
 static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_network *n) {
     XD_REQUIRE(ctx, n->part_count >= 0 && (n->parts || n->part_count == 0), XD_ERROR_ARGUMENT,
                "%lld parts at %p", (long long)n->part_count, (const void *)n->parts);
@@ -34119,7 +34611,7 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
         XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                    "tensor %lld has %d dimensions, allowed are %d", (long long)i, p->ndim, (int)XD_DIMS_MAX);
         XD_TRY(xdi_safetensors_check_entry(ctx, &entry, i, &bytes));
-        XD_TRY(xdi_content_check_region(ctx, p));
+        XD_TRY(xdi_part_check_region(ctx, p));
     }
     return XD_OK;
 }
@@ -56536,4 +57028,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8768b5c620293e028520045b0a8d129adea423c0e0011c18c80bd7bc99a915a0 */
+/* xdistill sha256 5cba726cdc322fe88e8fc16729a49b2c86b0ecffee92e6ff6f310a9fbd47a348 */

@@ -616,7 +616,7 @@ struct xd_array_list {
 };
 
 enum {
-    XDI_CUDA_LIST_WORDS = 10,
+    XDI_CUDA_LIST_WORDS = 12,
     XDI_CUDA_PATCH_WORDS = 496
 }; /* words of the longest item and its first chunk */
 
@@ -938,6 +938,64 @@ static xd_result xdi_cuda_copies(const xd_launch *launch, const xd_copy *copies,
 
 static xd_result xdi_cuda_copy_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_move_kernel);
+}
+
+/* >>cuda/fill.cu */
+
+/* First values of boxes of tensors, with the CPU's bits: the formulas are in base/philox_scalar.h and kernel/fill.h. A thread forms
+ * four elements, which share a block of random numbers where their indices do. Writes each element once; ten rounds of two
+ * products for four elements. Runs when a model is made, so the places are computed from the index by divisions. */
+
+enum { XDI_CUDA_FILL_EACH = 4 };
+
+struct xdi_cuda_init_box {
+    xd_copy box;
+    xd_init init;
+    xd_philox random;
+    int64_t count, limit;
+    void *out;
+    xd_dtype dtype;
+};
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_init_kernel(const __grid_constant__ xdi_cuda_init_box f) {
+    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * XDI_CUDA_FILL_EACH;
+    const bool random = xd_init_is_random(&f.init);
+    int64_t block = -1;
+    float lanes[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    for (int64_t i = first; i < first + XDI_CUDA_FILL_EACH && i < f.count; i++) {
+        int64_t index, place;
+        xd_fill_places(&f.box, i, &index, &place);
+        if (random && index / 4 != block) {
+            block = index / 4;
+            xd_philox_lanes(&f.random, block, f.init.kind == XD_INIT_NORMAL, lanes);
+        }
+        const float value = index < f.limit ? xd_init_value(&f.init, lanes[index % 4]) : 0.0f;
+        xd_element_store(f.out, f.dtype, place, (double)value);
+    }
+}
+
+static xd_result xdi_cuda_init_run(const xd_launch *launch, const xd_fill_args *args) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    for (int64_t k = 0; k < args->box_count; k++) {
+        xdi_cuda_init_box f = {};
+        f.box = args->boxes[k];
+        f.init = args->init;
+        f.random = args->random;
+        f.limit = args->limit;
+        f.out = args->out;
+        f.dtype = args->dtype;
+        f.count = 1;
+        for (int d = 0; d < f.box.ndim; d++) f.count *= f.box.extent[d];
+        const int64_t each = (int64_t)XDI_CUDA_THREADS * XDI_CUDA_FILL_EACH, blocks = (f.count + each - 1) / each;
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_init_kernel, f));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_init_load(xd_ctx *ctx) {
+    return xdi_cuda_load(ctx, xdi_cuda_init_kernel);
 }
 
 /* >>cuda/reduce.cu */
@@ -1285,6 +1343,8 @@ struct xdi_cuda_update {
     int64_t *steps;
     void *average;
     int64_t count;
+    uint64_t key;
+    int64_t origin;
     uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
@@ -1293,6 +1353,7 @@ struct xdi_cuda_update_options {
     const xd_status *status;
     xdi_cuda_lerp_options average;
     double beta1, beta2;
+    uint64_t rounding_seed;
     xd_update_rules rules;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
@@ -1337,7 +1398,20 @@ struct xdi_cuda_sgd {
     }
 };
 
-template <typename Step, bool HAS_SECOND, typename List>
+/* Rounds elements from i on at random, to values that the narrow dtype holds. */
+template <int N>
+static __device__ inline void xdi_cuda_round(const xd_philox &random, int64_t element, float (&p)[N]) {
+    uint32_t words[4];
+    XD_UNROLL
+    for (int j = 0; j < N; j++) {
+        if (j == 0 || (element + j) % XD_ROUNDED_PER_BLOCK == 0)
+            xd_philox_words(&random, (element + j) / XD_ROUNDED_PER_BLOCK, words);
+        p[j] = xd_bits_from_bf16(xd_round_to_bf16(p[j], xd_round_bits(words, element + j)));
+    }
+}
+
+/* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
@@ -1345,17 +1419,26 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
         const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
+        const bool rounded = ROUNDED && !a.master;
+        const xd_philox random =
+            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
         xdi_cuda_walk(
             span, a.wide != 0,
             [&](int64_t i) {
                 float p[8], m[8], v[8], g[8];
                 xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                xdi_cuda_read8_as(a.master + i, p);
+                if (rounded)
+                    xdi_cuda_read8(a.value, XD_DTYPE_BF16, i, p);
+                else
+                    xdi_cuda_read8_as(a.master + i, p);
                 xdi_cuda_read8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
                 XD_UNROLL
                 for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                xdi_cuda_write8_as(a.master + i, p);
+                if (rounded)
+                    xdi_cuda_round(random, a.origin + i, p);
+                else
+                    xdi_cuda_write8_as(a.master + i, p);
                 xdi_cuda_write8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
                 if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
@@ -1367,9 +1450,16 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
-                float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+                float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
+                float m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
                 step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-                a.master[i] = p;
+                if (rounded) {
+                    float one[1] = { p };
+                    xdi_cuda_round(random, a.origin + i, one);
+                    p = one[0];
+                } else {
+                    a.master[i] = p;
+                }
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
@@ -1402,6 +1492,9 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
         XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
                     "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                    (long long)k, xd_dtype_name(a->value_dtype));
         XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
                     "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
     }
@@ -1454,6 +1547,8 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_o
     u->steps = a->steps;
     u->average = a->average;
     u->count = a->count;
+    u->key = a->key;
+    u->origin = a->origin;
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
@@ -1479,18 +1574,18 @@ static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_a
         });
 }
 
-template <typename Step, bool HAS_SECOND, typename List>
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
 static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
                                       const xdi_cuda_update_options &options) {
     static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
     xdi_cuda_grid grid;
     XD_TRY(
-        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
+        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
 }
 
 /* The step of `count` arrays whose rates are in the options. */
-template <typename Step, bool HAS_SECOND>
+template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_update_options &options, xd_array_list *keep) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
@@ -1502,15 +1597,21 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
     if (!kept.words) {
         XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
             count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-                return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
+                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
             }));
         return xdi_cuda_count_steps(launch, arrays, count);
     }
     const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
                            xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
                            (const xd_status *)launch->status);
+}
+
+static bool xdi_cuda_any_rounded(const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        if (!args->arrays[k].master && args->arrays[k].count > 0) return true;
+    return false;
 }
 
 template <typename Step, bool HAS_SECOND>
@@ -1531,11 +1632,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.momentum = args->momentum;
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
+    options.rounding_seed = args->rounding_seed;
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
-        XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
-                                                          whole ? args->list : nullptr)));
+        xd_array_list *keep = whole ? args->list : nullptr;
+        const xd_update_array *arrays = args->arrays + begin;
+        if (xdi_cuda_any_rounded(args))
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
+        else
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
     }
     return XD_OK;
 }
@@ -1710,8 +1816,10 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
 
 template <typename Updates, typename Pairs, typename Counts>
 static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true, Updates>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
     return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
 }
@@ -7714,6 +7822,7 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
     XD_TRY(xdi_cuda_copy_load(ctx));
+    XD_TRY(xdi_cuda_init_load(ctx));
     XD_TRY(xdi_cuda_reduce_load(ctx));
     XD_TRY(xdi_cuda_norm_load(ctx));
     XD_TRY(xdi_cuda_matmul_load(ctx));
@@ -7762,6 +7871,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
+    kernels.fill = xdi_cuda_init_run;
     return kernels;
 }
 
@@ -7850,4 +7960,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 63c5a34e79e62a3f2a5876347c8f4a25eefe5c4b511d04ec4060d4338a0bb86f */
+/* xdistill sha256 5a6de01c180b2dd0e862928ace4c6d13fe6e905629cc8e9abb88b32676533e1d */

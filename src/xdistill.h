@@ -50,6 +50,7 @@
 #include "base/parallel.h"
 #include "base/context.h"
 #include "base/fail.h"
+#include "base/philox.h"
 #include "kernel/types.h"
 #include "kernel/cuda.h"
 
@@ -65,6 +66,7 @@
 #include "tensor/layout.h"
 #include "tensor/tensor.h"
 #include "tensor/part.h"
+#include "tensor/fill.h"
 #include "tensor/redistribute.h"
 
 /* Losses. */
@@ -152,11 +154,12 @@
  * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
 #include "base/extend.h"
 #include "base/scalar.h"
-#include "base/philox.h"
+#include "base/philox_scalar.h"
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
 #include "kernel/copy.h"
+#include "kernel/fill.h"
 #include "kernel/fixed.h"
 #include "kernel/shard.h"
 #include "kernel/reduce.h"
@@ -214,6 +217,7 @@
 #include "kernel/cpu/exact.h"
 #include "kernel/cpu/exact.c"
 #include "kernel/cpu/copy.c"
+#include "kernel/cpu/fill.c"
 #include "kernel/cpu/reduce.c"
 #include "kernel/cpu/loss.c"
 #include "kernel/cpu/topk.c"
@@ -274,6 +278,7 @@
 #include "tensor/layout.c"
 #include "tensor/tensor.c"
 #include "tensor/redistribute.c"
+#include "tensor/fill.c"
 
 #include "train/internal.h"
 #include "train/param.c"

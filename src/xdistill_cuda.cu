@@ -18,6 +18,7 @@
 #include "cuda/device.cu"
 #include "cuda/list.cuh"
 #include "cuda/copy.cu"
+#include "cuda/fill.cu"
 #include "cuda/reduce.cu"
 #include "cuda/optimizer.cu"
 #include "cuda/norm.cu"

@@ -114,6 +114,17 @@ static xd_result run_optimizer(place *p) {
     xd_optimizer_destroy(optimizer);
     return result;
 }
+static xd_result run_fill(place *p) {
+    const xd_philox random = { .seed = 1, .stream = XD_STREAM_USER };
+    const xd_init init = { XD_INIT_NORMAL, 0.0f, 1.0f };
+    const xd_tensor_part part = { .name = "w",
+                                  .dtype = XD_DTYPE_F32,
+                                  .ndim = 2,
+                                  .shape = { 4, 6 },
+                                  .range = { 0, 24 },
+                                  .data = p->values[0] };
+    return xd_tensor_part_fill(p->ctx, &part, &init, &random);
+}
 static xd_result run_ema(place *p) {
     xd_ema *ema = NULL;
     xd_param copies[2] = { p->params[0], p->params[1] };
@@ -515,6 +526,7 @@ static const call calls[] = {
     { "xd_redistribution_create", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
+    { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to", run_ema, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },

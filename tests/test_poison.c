@@ -16,6 +16,7 @@
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
  *   xd_optimizer_bytes, xd_ema_bytes: read sizes; their numbers are checked as by the calls that create
  *   xd_weight_add: numbers of an init that are not finite are refused, tested in test_model.c
+ *   xd_tensor_part_fill: the same, tested in test_fill.c
  *   xd_model_params, xd_parallel_params: make structs of a list
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c

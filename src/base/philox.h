@@ -23,8 +23,9 @@ enum {
     XD_STREAM_TIME_REAL = 4,
     XD_STREAM_EPSILON_REAL = 5,
     XD_STREAM_R1 = 6,
-    XD_STREAM_ROLLOUT = 7, /* 8 + j: transition j */
-    XD_STREAM_EMA = 64,    /* rounding */
+    XD_STREAM_ROLLOUT = 7,    /* 8 + j: transition j */
+    XD_STREAM_EMA = 64,       /* rounding */
+    XD_STREAM_OPTIMIZER = 80, /* rounding of parameters */
     XD_STREAM_INIT = 96,
     XD_STREAM_USER = 128 /* to 255: the library uses none of these */
 };

@@ -4,36 +4,13 @@
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/topology.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 #include "train/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
 /* ---- checks ---- */
-
-static xd_result xdi_content_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
-    int64_t numel = 1;
-    XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
-               "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,
-               p->region ? p->region->ndim : 0);
-    for (int d = 0; d < p->ndim; d++) {
-        const xd_region *r = p->region;
-        XD_REQUIRE(ctx,
-                   !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
-                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
-                   XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
-                   p->name, (long long)p->shape[d], d);
-        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
-    }
-    XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
-               XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",
-               p->name, (long long)p->range.begin, (long long)p->range.end, (long long)numel);
-    XD_REQUIRE(ctx, p->data || p->range.begin == p->range.end, XD_ERROR_ARGUMENT,
-               "tensor \"%.80s\": %lld elements at NULL", p->name,
-               (long long)(p->range.end - p->range.begin));
-    return XD_OK;
-}
 
 static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_network *n) {
     XD_REQUIRE(ctx, n->part_count >= 0 && (n->parts || n->part_count == 0), XD_ERROR_ARGUMENT,
@@ -49,7 +26,7 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
         XD_REQUIRE(ctx, p->ndim >= 0 && p->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                    "tensor %lld has %d dimensions, allowed are %d", (long long)i, p->ndim, (int)XD_DIMS_MAX);
         XD_TRY(xdi_safetensors_check_entry(ctx, &entry, i, &bytes));
-        XD_TRY(xdi_content_check_region(ctx, p));
+        XD_TRY(xdi_part_check_region(ctx, p));
     }
     return XD_OK;
 }

@@ -110,7 +110,7 @@ struct xd_array_list {
 };
 
 enum {
-    XDI_CUDA_LIST_WORDS = 10,
+    XDI_CUDA_LIST_WORDS = 12,
     XDI_CUDA_PATCH_WORDS = 496
 }; /* words of the longest item and its first chunk */
 

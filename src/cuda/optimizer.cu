@@ -88,6 +88,8 @@ struct xdi_cuda_update {
     int64_t *steps;
     void *average;
     int64_t count;
+    uint64_t key;
+    int64_t origin;
     uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
@@ -96,6 +98,7 @@ struct xdi_cuda_update_options {
     const xd_status *status;
     xdi_cuda_lerp_options average;
     double beta1, beta2;
+    uint64_t rounding_seed;
     xd_update_rules rules;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
@@ -140,7 +143,20 @@ struct xdi_cuda_sgd {
     }
 };
 
-template <typename Step, bool HAS_SECOND, typename List>
+/* Rounds elements from i on at random, to values that the narrow dtype holds. */
+template <int N>
+static __device__ inline void xdi_cuda_round(const xd_philox &random, int64_t element, float (&p)[N]) {
+    uint32_t words[4];
+    XD_UNROLL
+    for (int j = 0; j < N; j++) {
+        if (j == 0 || (element + j) % XD_ROUNDED_PER_BLOCK == 0)
+            xd_philox_words(&random, (element + j) / XD_ROUNDED_PER_BLOCK, words);
+        p[j] = xd_bits_from_bf16(xd_round_to_bf16(p[j], xd_round_bits(words, element + j)));
+    }
+}
+
+/* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
@@ -148,17 +164,26 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
         const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
+        const bool rounded = ROUNDED && !a.master;
+        const xd_philox random =
+            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
         xdi_cuda_walk(
             span, a.wide != 0,
             [&](int64_t i) {
                 float p[8], m[8], v[8], g[8];
                 xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                xdi_cuda_read8_as(a.master + i, p);
+                if (rounded)
+                    xdi_cuda_read8(a.value, XD_DTYPE_BF16, i, p);
+                else
+                    xdi_cuda_read8_as(a.master + i, p);
                 xdi_cuda_read8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
                 XD_UNROLL
                 for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                xdi_cuda_write8_as(a.master + i, p);
+                if (rounded)
+                    xdi_cuda_round(random, a.origin + i, p);
+                else
+                    xdi_cuda_write8_as(a.master + i, p);
                 xdi_cuda_write8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
                 if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
@@ -170,9 +195,16 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                 xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
-                float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+                float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
+                float m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
                 step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-                a.master[i] = p;
+                if (rounded) {
+                    float one[1] = { p };
+                    xdi_cuda_round(random, a.origin + i, one);
+                    p = one[0];
+                } else {
+                    a.master[i] = p;
+                }
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
@@ -205,6 +237,9 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
         XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
                     "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                    (long long)k, xd_dtype_name(a->value_dtype));
         XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
                     "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
     }
@@ -257,6 +292,8 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_o
     u->steps = a->steps;
     u->average = a->average;
     u->count = a->count;
+    u->key = a->key;
+    u->origin = a->origin;
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
@@ -282,18 +319,18 @@ static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_a
         });
 }
 
-template <typename Step, bool HAS_SECOND, typename List>
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
 static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
                                       const xdi_cuda_update_options &options) {
     static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
     xdi_cuda_grid grid;
     XD_TRY(
-        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
+        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
 }
 
 /* The step of `count` arrays whose rates are in the options. */
-template <typename Step, bool HAS_SECOND>
+template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_update_options &options, xd_array_list *keep) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
@@ -305,15 +342,21 @@ static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update
     if (!kept.words) {
         XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
             count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-                return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
+                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
             }));
         return xdi_cuda_count_steps(launch, arrays, count);
     }
     const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
                            xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
                            (const xd_status *)launch->status);
+}
+
+static bool xdi_cuda_any_rounded(const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        if (!args->arrays[k].master && args->arrays[k].count > 0) return true;
+    return false;
 }
 
 template <typename Step, bool HAS_SECOND>
@@ -334,11 +377,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.momentum = args->momentum;
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
+    options.rounding_seed = args->rounding_seed;
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
         end = xdi_cuda_take_rates(args, begin, &options);
         const bool whole = begin == 0 && end == args->array_count;
-        XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
-                                                          whole ? args->list : nullptr)));
+        xd_array_list *keep = whole ? args->list : nullptr;
+        const xd_update_array *arrays = args->arrays + begin;
+        if (xdi_cuda_any_rounded(args))
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
+        else
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
     }
     return XD_OK;
 }
@@ -513,8 +561,10 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
 
 template <typename Updates, typename Pairs, typename Counts>
 static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false, Updates>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true, Updates>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
     return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
 }

@@ -13,6 +13,7 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
     XD_TRY(xdi_cuda_copy_load(ctx));
+    XD_TRY(xdi_cuda_init_load(ctx));
     XD_TRY(xdi_cuda_reduce_load(ctx));
     XD_TRY(xdi_cuda_norm_load(ctx));
     XD_TRY(xdi_cuda_matmul_load(ctx));
@@ -61,6 +62,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
+    kernels.fill = xdi_cuda_init_run;
     return kernels;
 }
 

@@ -112,6 +112,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->clip = xd_clip_cpu;
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
+    kernels->fill = xd_fill_cpu;
 }
 
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {

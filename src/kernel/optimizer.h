@@ -13,7 +13,8 @@
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
-    float *master; /* [count] parameter in f32 */
+    float *
+        master; /* [count] parameter in f32; NULL -> `value`, BF16, is the parameter and is rounded at random; needs `steps` */
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
     float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
     void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
@@ -34,6 +35,8 @@ typedef struct xd_update_array {
      * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
     int64_t *steps;
     double learning_rate; /* read only when steps is given */
+    uint64_t key;         /* of the random bits: of this array */
+    int64_t origin;       /* and the index of its first element in the whole parameter */
 } xd_update_array;
 
 /* Memory of a device in which an entry stores the list of arrays of its last call. A caller that passes the same arrays
@@ -56,6 +59,7 @@ typedef struct xd_update_args {
     bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
+    uint64_t rounding_seed;          /* of arrays without master */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */

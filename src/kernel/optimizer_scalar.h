@@ -1,7 +1,7 @@
 #ifndef XDI_KERNEL_OPTIMIZER_SCALAR_H
 #define XDI_KERNEL_OPTIMIZER_SCALAR_H
 
-#include "base/scalar.h"
+#include "base/philox_scalar.h"
 #include "kernel/optimizer.h"
 
 /* ---- steps ---- */
@@ -74,6 +74,34 @@ XD_SCALAR float xd_update_step_size(double learning_rate, double beta1, int64_t 
 
 XD_SCALAR float xd_update_root_correction(double beta2, int64_t t) {
     return (float)sqrt(xd_update_correction(beta2, t));
+}
+
+/* ---- rounding at random ---- */
+
+/* The sequence of random bits of an array's step t. */
+XD_SCALAR xd_philox xd_update_random(uint64_t seed, uint64_t key, int64_t t) {
+    xd_philox random;
+    random.seed = seed;
+    random.stream = XD_STREAM_OPTIMIZER;
+    random.micro = (uint16_t)(key >> 32 & 0xffffu);
+    random.sample = (uint32_t)(key & 0xffffffffu);
+    random.step = (uint32_t)((uint64_t)t & 0xffffffffu);
+    return random;
+}
+
+/* Elements that one block of random numbers serves: 16 bits each, in the order of the words, the lower half first. */
+#define XD_ROUNDED_PER_BLOCK 8
+
+XD_SCALAR uint32_t xd_round_bits(const uint32_t words[4], int64_t element) {
+    return words[element % XD_ROUNDED_PER_BLOCK / 2] >> (element % 2 * 16) & 0xffffu;
+}
+
+/* The BF16 below or above in magnitude: the random number carries into the kept bits as often as the dropped ones are large.
+ * Infinity and NaN as ever. */
+XD_SCALAR uint16_t xd_round_to_bf16(float value, uint32_t random) {
+    const uint32_t bits = xd_bits_of_float(value);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return xd_bits_to_bf16(value);
+    return (uint16_t)((bits + random) >> 16);
 }
 
 /* ---- averages ---- */

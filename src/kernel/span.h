@@ -46,6 +46,9 @@ typedef struct xdi_span_kernels {
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
     bool binned; /* collects the terms of exact norms by exponent; for speed only */
+
+    /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
+    void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -73,6 +76,12 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+
+/* span_avx2.c: round with eight blocks of random numbers at a time. */
+#if defined(XDI_X86)
+XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                               int64_t n);
+#endif
 
 /* cpu/optimizer.c: the plain spans and the plain table of entries. */
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);

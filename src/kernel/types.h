@@ -178,6 +178,20 @@ typedef struct xd_copy {
     int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
 } xd_copy;
 
+/* How first values are formed. */
+typedef enum xd_init_kind {
+    XD_INIT_ZERO = 0,
+    XD_INIT_CONSTANT, /* center */
+    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
+    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
+} xd_init_kind;
+
+/* First values, formed in f32 and rounded to the type of the elements. */
+typedef struct xd_init {
+    xd_init_kind kind;
+    float center, scale;
+} xd_init;
+
 /* How every kernel is called. */
 typedef struct xd_launch {
     xd_ctx *ctx;

@@ -4,7 +4,6 @@
 #include "comm/topology.h"
 #include "tensor/interval.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { XDI_MODEL_NAME = 1 << 16 /* bytes of a full name: what safetensors files hold */ };
@@ -209,11 +208,7 @@ static xd_result xdi_weight_check_layout(xd_ctx *ctx, const char *name, const xd
 }
 
 static xd_result xdi_weight_check_settings(xd_ctx *ctx, const char *name, const xd_weight_desc *d) {
-    XD_REQUIRE(ctx, (int)d->init.kind >= 0 && d->init.kind <= XD_INIT_UNIFORM, XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init %d is unknown", name, (int)d->init.kind);
-    XD_REQUIRE(ctx, isfinite(d->init.center) && isfinite(d->init.scale), XD_ERROR_ARGUMENT,
-               "weight \"%.80s\": init center %g or scale %g is not finite", name, (double)d->init.center,
-               (double)d->init.scale);
+    XD_TRY(xdi_init_check(ctx, name, d->dtype, &d->init));
     XD_REQUIRE(ctx, (int)d->traits.decay >= 0 && d->traits.decay <= XD_DECAY_NEVER, XD_ERROR_ARGUMENT,
                "weight \"%.80s\": decay %d is unknown", name, (int)d->traits.decay);
     XD_REQUIRE(ctx, !d->transient || d->buffer, XD_ERROR_ARGUMENT,
@@ -350,6 +345,18 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
                weight->name);
     XD_REQUIRE(ctx, !owner->gradient, XD_ERROR_STATE, "\"%.80s\" is frozen, but has a gradient", owner->name);
     owner->desc.traits.frozen = true;
+    return XD_OK;
+}
+
+XD_API xd_result xd_weight_thaw(xd_weight *weight) {
+    xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
+               weight->name);
+    XD_REQUIRE(ctx, owner->desc.buffer || xd_dtype_is_floating(owner->desc.dtype), XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is thawed, but has integers (%s)", owner->name,
+               xd_dtype_name(owner->desc.dtype));
+    owner->desc.traits.frozen = false;
     return XD_OK;
 }
 

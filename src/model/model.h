@@ -78,21 +78,6 @@ typedef struct xd_weight_traits {
     xd_decay decay;
 } xd_weight_traits;
 
-/* How a weight's first values are formed. */
-typedef enum xd_init_kind {
-    XD_INIT_ZERO = 0,
-    XD_INIT_CONSTANT, /* center */
-    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
-    XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
-} xd_init_kind;
-
-/* First values: a pure function of (seed of the model, full name, index in the whole weight), so the same bits on every
- * layout. Formed in f32 and rounded to the weight's type. */
-typedef struct xd_init {
-    xd_init_kind kind;
-    float center, scale;
-} xd_init;
-
 /* One weight or buffer. Copied, but for `layout` and the storage. */
 typedef struct xd_weight_desc {
     const char *name;           /* required; one component, or several joined with '.' */
@@ -105,7 +90,8 @@ typedef struct xd_weight_desc {
     const xd_layout
         *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
                                    * must outlive the model. NULL -> whole on this rank */
-    xd_init init;
+    xd_init
+        init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;
     bool buffer;    /* not trained: no gradient, never stepped */
     bool transient; /* a buffer that is not saved: it can be computed again */
@@ -148,8 +134,8 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
 /* Adds a weight, a buffer or a tie to a block; out may be NULL. Local. Errors: ARGUMENT (name as above, or "__metadata__";
  * dtype; dimensions; a tie with a setting that is its owner's; a weight of integers that trains; numbers of the init that are
  * not finite), SHAPE (sizes that overflow; stored_rows below shape[0]; a layout of another shape; room below what this rank
- * holds; a tie to a weight of another shape or type), MISSING (a tie to no weight), STATE (the model is sealed), MEMORY. The
- * model is unchanged then. */
+ * holds; a tie to a weight of another shape or type), DTYPE (an init other than zero in a type without arithmetic), MISSING (a tie
+ * to no weight), STATE (the model is sealed), MEMORY. The model is unchanged then. */
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
 /* Sets tensor_parallel, partition_dim and partition_stride of a weight, also of a sealed model. Local.
@@ -159,6 +145,12 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
 /* Sets `frozen` of a weight, or of the weight that it is tied to: it is not trained from then on. Local. Errors: STATE when
  * the model is sealed, or the weight has a gradient of the caller's. */
 XD_API xd_result xd_weight_freeze(xd_weight *weight);
+
+/* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
+ * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
+ * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
+ * wrapped model's frozen weights stay frozen. */
+XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
  * Local. Errors: ARGUMENT (a tie before its owner in this order; storage of the caller that two weights share), STATE (sealed

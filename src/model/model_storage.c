@@ -130,6 +130,15 @@ static bool xdi_weight_decays(const xd_weight *weight) {
     return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
 }
 
+/* Index of the first element of a weight's region in the whole. */
+static int64_t xdi_weight_first(const xd_weight *weight) {
+    int64_t stored[XD_DIMS_MAX], first = 0;
+    xdi_weight_stored_shape(&weight->desc, stored);
+    for (int d = 0; d < weight->desc.ndim && weight->count > 0; d++)
+        first = first * stored[d] + weight->region.interval[d][0].begin;
+    return first;
+}
+
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     xd_param p;
     memset(&p, 0, sizeof p);
@@ -139,6 +148,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
     p.dtype = weight->desc.dtype;
     p.gradient_dtype = weight->desc.gradient_dtype;
     p.count = weight->count;
+    p.first = xdi_weight_first(weight);
     p.shape = weight->shape;
     p.dims = weight->desc.ndim;
     p.group = weight->desc.group;

@@ -270,6 +270,7 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight 
     (void)xdi_flat_piece(p, w, piece);
     out.value = out.gradient = NULL;
     out.count = piece->param.end - piece->param.begin;
+    out.first += piece->param.begin;
     out.replica = xdi_parallel_is_replica(p, w);
     if (out.count != w->count) {
         out.shape = NULL;

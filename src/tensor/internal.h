@@ -2,10 +2,21 @@
 #define XDI_TENSOR_INTERNAL_H
 
 #include "base/internal.h"
+#include "tensor/fill.h"
 #include "tensor/interval.h"
 
 /* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
+
+/* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
+XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
+                                   const xd_philox *random, int64_t limit);
+
+/* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
+XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
+
+/* fill.c: the errors of first values that cannot be formed in a dtype. */
+XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
 
 #endif

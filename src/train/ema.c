@@ -430,6 +430,7 @@ XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
     if (index < 0 || index >= ema->shadow_count) return view;
     const xdi_ema_shadow *s = &ema->shadows[index];
     view = ema->created[s->source];
+    view.frozen = ema->params[s->source].frozen; /* it may have been thawed */
     view.name = s->name;
     view.value = s->value;
     view.dtype = s->dtype;

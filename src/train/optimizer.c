@@ -1,5 +1,6 @@
 /* AdamW and SGD over lists of parameters. */
 
+#include "comm/topology.h"
 #include "train/internal.h"
 #include "train/optimizer.h"
 
@@ -11,11 +12,14 @@ struct xd_optimizer {
     xd_optimizer_desc desc;
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
-    int64_t *steps;             /* [desc.param_count], in memory of the device */
-    void *device_memory;        /* memory of the states when it is not this block itself */
-    xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;   /* [desc.param_count]; filled in again in every step */
-    xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
+    xd_optimizer_state
+        *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
+    int64_t *steps;      /* [desc.param_count], in memory of the device */
+    void *device_memory; /* memory of the states when it is not this block itself */
+    uint64_t *keys;      /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
+    xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
+    xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
@@ -81,6 +85,16 @@ static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_
     return XD_OK;
 }
 
+/* Whether a value is the parameter itself, rounded at random, instead of a copy of a master. */
+static bool xdi_optimizer_rounds(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->stochastic_bf16 && p->dtype == XD_DTYPE_BF16;
+}
+
+/* Whether memory is set aside for a parameter that is frozen at creation. */
+static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p) {
+    return d->reserve_frozen && p->frozen && !p->buffer && xdi_train_takes(p->dtype);
+}
+
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
@@ -90,13 +104,17 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
-        if (!xdi_train_owns(p)) continue;
+        if (!xdi_train_owns(p) && !xdi_optimizer_reserves(d, p)) continue;
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
         XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
                    "%s: group %d, but there are %d", name, p->group, groups);
+        if (!xdi_optimizer_rounds(d, p)) continue;
+        XD_REQUIRE(ctx, p->name && p->first >= 0, XD_ERROR_ARGUMENT,
+                   "%s: its rounding at random needs a name and a first element, which is %lld", name,
+                   (long long)p->first);
     }
     return XD_OK;
 }
@@ -106,16 +124,26 @@ static float *xdi_optimizer_take(xd_arena *arena, int64_t n) {
     return (float *)xd_arena_take_pointer(arena, (size_t)n * sizeof(float));
 }
 
-static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d, const xd_param *p,
-                                     xd_optimizer_state *state) {
+static xd_optimizer_state xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d,
+                                                   const xd_param *p) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (xdi_train_owns(p)) {
-        if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
-        taken.exp_avg = xdi_optimizer_take(arena, p->count);
-        if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    if (p->dtype != XD_DTYPE_F32 && !xdi_optimizer_rounds(d, p))
+        taken.master = xdi_optimizer_take(arena, p->count);
+    taken.exp_avg = xdi_optimizer_take(arena, p->count);
+    if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
+    return taken;
+}
+
+/* The states of all parameters that have one, and of those to be thawed. */
+static void xdi_optimizer_take_states(xd_arena *arena, const xd_optimizer_desc *d, xd_optimizer *o) {
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        const bool reserves = xdi_optimizer_reserves(d, p);
+        if (!xdi_train_owns(p) && !reserves) continue;
+        const xd_optimizer_state taken = xdi_optimizer_take_state(arena, d, p);
+        if (o) *(reserves ? &o->reserved[i] : &o->states[i]) = taken;
     }
-    if (state) *state = taken;
 }
 
 /* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory to get the
@@ -126,7 +154,9 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
+    void *reserved = d->reserve_frozen ? xd_arena_take_pointer(arena, n * sizeof *o->reserved) : NULL;
     void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
+    void *keys = d->stochastic_bf16 ? xd_arena_take_pointer(arena, n * sizeof *o->keys) : NULL;
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -134,12 +164,13 @@ static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_op
         (void)self;
         o->groups = (xd_optimizer_group *)group;
         o->states = (xd_optimizer_state *)states;
+        o->reserved = (xd_optimizer_state *)reserved;
         o->steps = (int64_t *)steps;
+        o->keys = (uint64_t *)keys;
         o->created = (xd_param *)created;
         o->updates = (xd_update_array *)updates;
     }
-    for (int64_t i = 0; i < d->param_count; i++)
-        xdi_optimizer_take_state(memory, d, &d->params[i], o ? &o->states[i] : NULL);
+    xdi_optimizer_take_states(memory, d, o);
 }
 
 static void xdi_optimizer_fill(xd_optimizer *o) {
@@ -152,24 +183,21 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     for (int64_t i = 0; i < d->param_count; i++) {
         o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
+        const char *name = d->params[i].name;
+        if (o->keys && name) o->keys[i] = xd_hash(0, name, strlen(name));
     }
 }
 
-/* Copies the current values to the master copies. */
-static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
-    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
-    const xd_kernels *kernels = xd_ctx_kernels(o->ctx);
-    for (int64_t i = 0; i < o->desc.param_count; i++) {
-        const xd_param *p = &o->desc.params[i];
-        xd_cast_array cast;
-        cast.target = o->states[i].master;
-        cast.target_dtype = XD_DTYPE_F32;
-        cast.source = p->value;
-        cast.source_dtype = p->dtype;
-        cast.count = p->count;
-        if (cast.target) XD_TRY(kernels->optimizer.cast(&launch, &cast, 1));
-    }
-    return XD_OK;
+/* Copies the current value of a parameter to its master copy, if it has one. */
+static xd_result xdi_optimizer_copy_value(xd_ctx *ctx, const xd_param *p, float *master) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_cast_array cast;
+    cast.target = master;
+    cast.target_dtype = XD_DTYPE_F32;
+    cast.source = p->value;
+    cast.source_dtype = p->dtype;
+    cast.count = p->count;
+    return master ? xd_ctx_kernels(ctx)->optimizer.cast(&launch, &cast, 1) : XD_OK;
 }
 
 /* The state on a device: all zero. */
@@ -191,7 +219,9 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
     if (kernels->list_create) XD_TRY(kernels->list_create(o->ctx, o->desc.param_count, &o->list));
-    return xdi_optimizer_copy_values(o);
+    for (int64_t i = 0; i < o->desc.param_count; i++)
+        XD_TRY(xdi_optimizer_copy_value(o->ctx, &o->desc.params[i], o->states[i].master));
+    return XD_OK;
 }
 
 /* Fills in the defaults of a desc, checks it, and finds the size of the object itself. */
@@ -258,7 +288,39 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
 
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
-           now->frozen == created->frozen && now->buffer == created->buffer && now->group == created->group;
+           now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&
+           now->group == created->group;
+}
+
+static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
+    const xd_optimizer_desc *d = &o->desc;
+    XD_REQUIRE(o->ctx, index >= 0 && index < d->param_count, XD_ERROR_ARGUMENT,
+               "parameter %lld of %lld cannot be thawed", (long long)index, (long long)d->param_count);
+    const xd_param *p = &d->params[index];
+    const char *name = p->name ? p->name : "(unnamed)";
+    xd_param thawed = o->created[index];
+    XD_REQUIRE(o->ctx, d->reserve_frozen, XD_ERROR_STATE,
+               "%s: no memory was set aside to thaw it; reserve_frozen was not set at creation", name);
+    XD_REQUIRE(o->ctx, !thawed.buffer, XD_ERROR_STATE, "%s: a buffer cannot be thawed", name);
+    XD_REQUIRE(o->ctx, thawed.frozen, XD_ERROR_STATE, "%s: has a state already", name);
+    XD_REQUIRE(o->ctx, xdi_train_takes(thawed.dtype), XD_ERROR_DTYPE,
+               "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(thawed.dtype));
+    XD_REQUIRE(o->ctx, !p->frozen, XD_ERROR_STATE, "%s: still frozen in the caller's list", name);
+    thawed.frozen = false;
+    XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &thawed), XD_ERROR_STATE,
+               "%s: value, dtype, count or flags changed since creation", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
+    XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
+    xd_optimizer_state state =
+        optimizer->reserved[index]; /* zero since creation: nobody had a pointer to it */
+    XD_TRY(xdi_optimizer_copy_value(optimizer->ctx, &optimizer->desc.params[index], state.master));
+    state.step = optimizer->states[index].step;
+    optimizer->states[index] = state;
+    optimizer->created[index].frozen = false;
+    return XD_OK;
 }
 
 /* Product and difference are rounded separately: the compiler must not fuse them. */
@@ -277,10 +339,13 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
     xd_update_array u;
     memset(&u, 0, sizeof u);
-    u.master = state->master ? state->master : (float *)p->value;
+    const bool rounds = xdi_optimizer_rounds(d, p);
+    u.master = state->master ? state->master : rounds ? NULL : (float *)p->value;
+    u.key = rounds ? o->keys[index] : 0;
+    u.origin = p->first;
     u.first = state->exp_avg;
     u.second = state->exp_avg_sq;
-    u.value = state->master ? p->value : NULL;
+    u.value = state->master || rounds ? p->value : NULL;
     u.value_dtype = p->dtype;
     u.gradient = p->gradient;
     u.gradient_dtype = xdi_train_gradient_dtype(p);
@@ -309,6 +374,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     args.momentum = (float)d->momentum;
     args.couple_decay = d->kind == XD_OPTIMIZER_ADAM_L2;
     args.maximize = d->maximize;
+    args.rounding_seed = d->seed;
     return args;
 }
 

@@ -36,12 +36,28 @@ typedef struct xd_optimizer_desc {
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
+    bool
+        reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
+    bool
+        stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see below */
+    uint64_t seed;       /* of that rounding */
 } xd_optimizer_desc;
 
+/* stochastic_bf16: a step computes in f32 as always, from the BF16 value, and stores the neighbour above or below with the
+ * probabilities that make the mean exact: x between neighbours a < b becomes b with probability (x - a) / (b - a), a multiple of
+ * 2^-16. What BF16 can hold does not change; above its largest number the neighbour is infinity. It costs 4 bytes an element
+ * less than a master copy, and steps below half a unit in the last place still move the weights, on average.
+ *
+ * The random bits are a function of (seed, name, step count of the parameter, index in the whole parameter): the same on every
+ * device and CPU level, after a resumed run, and for every cut into adjacent elements (rows, flat shards), which say by
+ * xd_param.first where they begin. A part that is cut along another dimension has bits of its own. */
+
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
- * context's device. */
+ * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *
+        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the parameter:
+                        * f32, and bf16 with stochastic_bf16 */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
@@ -75,12 +91,13 @@ XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_c
 /* What xd_optimizer_create takes with this desc. Local, allocates nothing. Errors: as xd_optimizer_create, but MEMORY. */
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
 
-/* Creates an optimizer; master copies start as the current values. One allocation holds everything.
+/* Creates an optimizer; master copies start as the current values. One allocation holds everything, the states of
+ * parameters to be thawed too.
  *
  *   desc   read during the call, except desc->params
  *
  * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
@@ -104,6 +121,19 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  * changed in more than gradients, DTYPE. Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
+
+/* Begins the state of parameter `index`, which was frozen when the optimizer was created with reserve_frozen: moments zero,
+ * no step, the master copy from the value of now, whatever it was before. From then on the parameter is stepped as one that
+ * was never frozen, and saves have its state.
+ *
+ * The caller sets `frozen` of the entry in his list to false, and to true again when this fails; until both have happened
+ * xd_optimizer_step returns STATE. Averages and norms over the list take the change as it is. Every rank thaws
+ * alike; a parameter that shall rest again gets no gradient.
+ *
+ * Local, allocates nothing. Errors, with the name; nothing has changed then: ARGUMENT (index out of range), STATE
+ * (reserve_frozen was not set; a buffer; still frozen in the list; has a state already; changed otherwise since creation), DTYPE
+ * (frozen values of other dtypes have no memory set aside). */
+XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
 XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index);

@@ -4,9 +4,9 @@
 #include "base/dtype.h"
 
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
- * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps,
- * nothing else. All ranks list the same names in the same order; where a rank holds no element of a parameter,
- * its count is 0. */
+ * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
+ * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank
+ * holds no element of a parameter, its count is 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -22,6 +22,8 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
+    int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; for
+                    * xd_optimizer_desc.stochastic_bf16 alone */
 } xd_param;
 
 #endif

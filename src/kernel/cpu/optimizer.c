@@ -92,10 +92,21 @@ static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type
     return sum;
 }
 
-static const xdi_span_kernels xdi_plain_spans = {
-    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,      xdi_plain_sgd, xdi_plain_lerp,
-    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
-};
+static void xdi_plain_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,
+                            int64_t n) {
+    for (int64_t i = 0; i < n;) {
+        uint32_t words[4];
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        xd_philox_words(random, block, words);
+        for (; i < n && (element + i) / XD_ROUNDED_PER_BLOCK == block; i++)
+            to[i] = xd_round_to_bf16(from[i], xd_round_bits(words, element + i));
+    }
+}
+
+static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
+                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
+                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
+                                                  false,           xdi_plain_round };
 
 /* ---- loops over arrays ---- */
 
@@ -262,6 +273,9 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
         XD_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
                    xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                   XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                   (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
     }
     return XD_OK;
@@ -288,6 +302,21 @@ static int64_t xdi_update_count(const void *job, int64_t k) {
     return ((const xdi_update_job *)job)->args->arrays[k].count;
 }
 
+/* Updates a span whose value is the parameter: in a buffer of f32. */
+static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a, const float *gradient,
+                               int64_t at, int64_t n) {
+    const xd_philox random = xd_update_random(j->args->rounding_seed, a->key, *a->steps + 1);
+    float values[XDI_SPAN];
+    xd_update_array span = *a;
+    j->spans->widen((const uint16_t *)a->value + at, XD_DTYPE_BF16, values, n);
+    span.master = values;
+    span.first = a->first + at;
+    if (a->second) span.second = a->second + at;
+    j->update(j->args, &span, gradient, 0, n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->value + at, n);
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -302,8 +331,12 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
     average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
     for (int64_t at = begin; at < end; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(end, at);
-        j->update(args, a, xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
-        if (a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
+        const float *gradient = xdi_span_widen(j->spans, a->gradient, a->gradient_dtype, at, n, widened);
+        if (a->master)
+            j->update(args, a, gradient, at, n);
+        else
+            xdi_update_rounded(j, a, gradient, at, n);
+        if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
     }
 }

@@ -209,9 +209,79 @@ XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_n
     return sum + xdi_avx2_rest(data, dtype, type, i, n);
 }
 
+/* Low and high halves of the products of eight lanes with a constant. */
+XDI_AVX2 static inline void xdi_avx2_product(__m256i x, uint32_t factor, __m256i *low, __m256i *high) {
+    const __m256i m = _mm256_set1_epi64x((int64_t)factor);
+    const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+}
+
+/* The words of eight blocks from `block` on, which have the same upper bits; those of blocks k and k + 4 in out[k]. */
+XDI_AVX2 static inline void xdi_avx2_blocks(const xd_philox *p, int64_t block, __m256i out[4]) {
+    uint32_t counter[4], k0 = (uint32_t)p->seed, k1 = (uint32_t)(p->seed >> 32);
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    __m256i c0 =
+        _mm256_add_epi32(_mm256_set1_epi32((int32_t)counter[0]), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i c1 = _mm256_set1_epi32((int32_t)counter[1]), c2 = _mm256_set1_epi32((int32_t)counter[2]);
+    __m256i c3 = _mm256_set1_epi32((int32_t)counter[3]);
+    for (int round = 0; round < 10; round++) { /* see xd_philox_rounds */
+        __m256i a_low, a_high, b_low, b_high;
+        xdi_avx2_product(c0, 0xd2511f53u, &a_low, &a_high);
+        xdi_avx2_product(c2, 0xcd9e8d57u, &b_low, &b_high);
+        c0 = _mm256_xor_si256(_mm256_xor_si256(b_high, c1), _mm256_set1_epi32((int32_t)k0));
+        c1 = b_low;
+        c2 = _mm256_xor_si256(_mm256_xor_si256(a_high, c3), _mm256_set1_epi32((int32_t)k1));
+        c3 = a_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const __m256i low01 = _mm256_unpacklo_epi32(c0, c1), high01 = _mm256_unpackhi_epi32(c0, c1);
+    const __m256i low23 = _mm256_unpacklo_epi32(c2, c3), high23 = _mm256_unpackhi_epi32(c2, c3);
+    out[0] = _mm256_unpacklo_epi64(low01, low23);
+    out[1] = _mm256_unpackhi_epi64(low01, low23);
+    out[2] = _mm256_unpacklo_epi64(high01, high23);
+    out[3] = _mm256_unpackhi_epi64(high01, high23);
+}
+
+/* xd_round_to_bf16 of eight elements, with the eight halves of the words of a block. */
+XDI_AVX2 static inline void xdi_avx2_round8(const float *from, __m128i block, uint16_t *to) {
+    const __m256 x = _mm256_loadu_ps(from);
+    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    const __m256i infinite = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), exponent);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i kept = _mm256_or_si256(top, _mm256_and_si256(nan, _mm256_set1_epi32(0x40)));
+    const __m256i drawn = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_cvtepu16_epi32(block)), 16);
+    const __m256i half = _mm256_blendv_epi8(drawn, kept, infinite);
+    _mm_storeu_si128((__m128i *)(void *)to,
+                     _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+/* Elements before the first whole block and after the last eight go one by one. */
+XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from,
+                                        uint16_t *to, int64_t n) {
+    const int64_t past = element % XD_ROUNDED_PER_BLOCK;
+    int64_t i = past ? XD_ROUNDED_PER_BLOCK - past : 0;
+    if (i > n) i = n;
+    xdi_span_kernels_plain()->round(random, element, from, to, i);
+    for (; i + 64 <= n; i += 64) {
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        __m256i words[4];
+        if (((block + 7) ^ block) >> 32) break; /* once in 2^35 elements */
+        xdi_avx2_blocks(random, block, words);
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + 8 * k;
+            xdi_avx2_round8(from + at, _mm256_castsi256_si128(words[k]), to + at);
+            xdi_avx2_round8(from + at + 32, _mm256_extracti128_si256(words[k], 1), to + at + 32);
+        }
+    }
+    xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL,         true,
+    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

@@ -120,6 +120,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     xdi_portable_power_sum,
     NULL,
     true,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)

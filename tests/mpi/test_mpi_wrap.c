@@ -1,0 +1,69 @@
+/* Wrapped models over MPI, without queues and with workers: the bits of one rank. Four ranks or more. */
+#define XDISTILL_IMPLEMENTATION
+#define MPI_RUNNER_THREADS MPI_THREAD_MULTIPLE
+#include "xdistill.h"
+#include "xdistill_mpi.h"
+
+#include "mpi_runner.h"
+#include "wrap_train.h"
+
+/* What this rank has counted and written, compared with one rank's; returns how many numbers that were. */
+static int compare_written(const wrap_run *one, const wrap_run *run) {
+    const float *wanted[] = { one->values, one->averages, one->moments, one->squares };
+    const float *got[] = { run->values, run->averages, run->moments, run->squares };
+    int written = 0, differ = 0;
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < WRAP_ROOM; i++) {
+            uint32_t bits;
+            memcpy(&bits, &got[k][i], sizeof bits);
+            if (bits == UINT32_MAX) continue;
+            written++;
+            differ += memcmp(&got[k][i], &wanted[k][i], sizeof bits) != 0;
+        }
+    CHECK_EQ_INT(differ, 0);
+    return written;
+}
+
+static void over_mpi(const wrap_run *one, wrap_kind kind, int queues) {
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
+    wrap_run *run = wrap_new(kind, xd_comm_size(world), one->leaves, one->reduction);
+    run->queues = queues;
+    run->prefetch = queues && kind >= WRAP_FSDP;
+    run->nested = queues == 0;
+    memset(run->values, 0xff, sizeof run->values);
+    memset(run->averages, 0xff, sizeof run->averages);
+    memset(run->moments, 0xff, sizeof run->moments);
+    memset(run->squares, 0xff, sizeof run->squares);
+    const xd_result result = wrap_rank_run(world, run);
+    if (result != XD_OK) printf("%s\n", xd_last_error(ctx)->message);
+    CHECK(result == XD_OK);
+    int64_t written = compare_written(one, run);
+    CHECK(xd_all_reduce(world, &written, &written, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);
+    CHECK(written > 1000);
+    free(run);
+    xd_comm_destroy(world);
+    xd_ctx_destroy(ctx);
+}
+
+static void all_kinds(int queues) {
+    wrap_run *one = wrap_new(WRAP_DDP, 1, 8, XD_REDUCTION_INVARIANT);
+    CHECK(wrap_execute(one) == XD_OK);
+    for (int kind = WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++) over_mpi(one, (wrap_kind)kind, queues);
+    free(one);
+}
+
+XD_TEST(every_wrapper_over_processes_trains_to_the_bits_of_one_rank) {
+    all_kinds(0);
+}
+
+XD_TEST(workers_beside_the_passes_change_no_bit_over_processes) {
+    all_kinds(2); /* inline where this MPI has no MPI_THREAD_MULTIPLE */
+}
+
+int main(int argc, char **argv) {
+    return mpi_run_tests(argc, argv, 4, 64);
+}

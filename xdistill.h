@@ -30426,6 +30426,7 @@ typedef struct xdi_gradient_slot {
     int64_t count;
     float *memory;         /* [count] */
     struct xdi_unit *unit; /* whose it is; NULL -> nobody's */
+    uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
 struct xd_parallel {
@@ -30463,7 +30464,7 @@ struct xd_parallel {
     void *memory;
     xd_parallel_bytes bytes;
     uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far */
+    uint64_t opened;    /* units so far, and pieces of memory that they took */
     int64_t open;       /* brackets */
     uint64_t signature; /* of the brackets of this step */
     bool reduced;       /* between reduce and publish */
@@ -32392,12 +32393,14 @@ static xd_result xdi_unit_land_sums(xd_parallel *p, const struct xdi_unit *unit)
     return XD_OK;
 }
 
-/* Memory for a unit's whole gradient: what is free, or else what a queue has to sum first. */
+/* Memory for a unit's whole gradient: what is free, or else the sum that a queue has had for longest. */
 static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
     xdi_gradient_slot *slot = unit->sums;
-    for (int i = 0; i < unit->sum_count && slot->unit; i++)
-        if (!unit->sums[i].unit || (slot->unit->forming > 0 && unit->sums[i].unit->forming == 0))
-            slot = &unit->sums[i];
+    for (int i = 0; i < unit->sum_count && slot->unit; i++) {
+        xdi_gradient_slot *at = &unit->sums[i];
+        const bool older = slot->unit->forming > 0 || at->taken < slot->taken;
+        if (!at->unit || (at->unit->forming == 0 && older)) slot = at;
+    }
     const struct xdi_unit *other = slot->unit;
     XD_REQUIRE(p->ctx, !other || other->forming == 0, XD_ERROR_STATE,
                "backward of unit \"%.80s\" while a leaf of unit \"%.80s\" is not complete: %d of a level are "
@@ -32405,6 +32408,7 @@ static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
                unit->block->name, other->block->name, unit->sum_count);
     if (other) XD_TRY(xdi_unit_land_sums(p, other));
     slot->unit = unit;
+    slot->taken = ++p->opened;
     unit->sum = slot;
     return XD_OK;
 }
@@ -57028,4 +57032,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5cba726cdc322fe88e8fc16729a49b2c86b0ecffee92e6ff6f310a9fbd47a348 */
+/* xdistill sha256 7b585ab3f24f935b8ec52d3f70f5c97902b2e865552875d0cd306aaffcab5307 */

@@ -203,6 +203,7 @@ typedef struct xdi_gradient_slot {
     int64_t count;
     float *memory;         /* [count] */
     struct xdi_unit *unit; /* whose it is; NULL -> nobody's */
+    uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
 struct xd_parallel {
@@ -240,7 +241,7 @@ struct xd_parallel {
     void *memory;
     xd_parallel_bytes bytes;
     uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far */
+    uint64_t opened;    /* units so far, and pieces of memory that they took */
     int64_t open;       /* brackets */
     uint64_t signature; /* of the brackets of this step */
     bool reduced;       /* between reduce and publish */

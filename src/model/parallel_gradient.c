@@ -39,12 +39,14 @@ static xd_result xdi_unit_land_sums(xd_parallel *p, const struct xdi_unit *unit)
     return XD_OK;
 }
 
-/* Memory for a unit's whole gradient: what is free, or else what a queue has to sum first. */
+/* Memory for a unit's whole gradient: what is free, or else the sum that a queue has had for longest. */
 static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
     xdi_gradient_slot *slot = unit->sums;
-    for (int i = 0; i < unit->sum_count && slot->unit; i++)
-        if (!unit->sums[i].unit || (slot->unit->forming > 0 && unit->sums[i].unit->forming == 0))
-            slot = &unit->sums[i];
+    for (int i = 0; i < unit->sum_count && slot->unit; i++) {
+        xdi_gradient_slot *at = &unit->sums[i];
+        const bool older = slot->unit->forming > 0 || at->taken < slot->taken;
+        if (!at->unit || (at->unit->forming == 0 && older)) slot = at;
+    }
     const struct xdi_unit *other = slot->unit;
     XD_REQUIRE(p->ctx, !other || other->forming == 0, XD_ERROR_STATE,
                "backward of unit \"%.80s\" while a leaf of unit \"%.80s\" is not complete: %d of a level are "
@@ -52,6 +54,7 @@ static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
                unit->block->name, other->block->name, unit->sum_count);
     if (other) XD_TRY(xdi_unit_land_sums(p, other));
     slot->unit = unit;
+    slot->taken = ++p->opened;
     unit->sum = slot;
     return XD_OK;
 }

@@ -1286,7 +1286,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
  * xd_collective_run, so that checks, counters, traces, errors and bits are those of a direct call.
  *
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
- *   no order; but start them all in one order on all ranks, because a queue may be INLINE, and then its starts are calls on
+ *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
  * - The record and its arrays of counts and displacements are copied by xd_queue_start. The buffers they point to are the
  *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
@@ -1298,13 +1298,18 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
  *   logger and clock are therefore called from a second thread and must allow it. */
 typedef struct xd_queue xd_queue;
 
-/* Who runs the records. */
+/* Who runs the records.
+ *   AUTO     STREAM on a GPU; WORKER between processes where MPI allows several threads; INLINE for threads and a single
+ *            rank, which have no wire to wait for
+ *   INLINE   xd_queue_start itself, on the caller's communicator
+ *   WORKER   a thread, on a communicator of its own; it sleeps while there is no record
+ *   STREAM   as INLINE, but memory of a GPU is moved on a stream of the queue, behind what the record's stream, or the
+ *            context's, holds at the start; the wait is one of the context's stream, not of the host */
 typedef enum xd_queue_form {
-    XD_QUEUE_AUTO =
-        0, /* WORKER between processes where MPI allows several threads; INLINE for threads and a single rank,
-                          which have no wire to wait for */
-    XD_QUEUE_INLINE, /* xd_queue_start itself, on the caller's communicator */
-    XD_QUEUE_WORKER  /* a thread, on a communicator of its own; it sleeps while there is no record */
+    XD_QUEUE_AUTO = 0, /* the default */
+    XD_QUEUE_INLINE,
+    XD_QUEUE_WORKER,
+    XD_QUEUE_STREAM
 } xd_queue_form;
 
 /* Zero is the default of every field. */
@@ -1318,14 +1323,13 @@ typedef struct xd_ticket {
     uint64_t number;
 } xd_ticket;
 
-/* What a queue is and has done. */
+/* What a queue is and has done. `traffic` is that of the records that have been run; the communicator's own counters have it
+ * too, but not that of a WORKER. */
 typedef struct xd_queue_facts {
-    xd_queue_form form; /* INLINE or WORKER */
+    xd_queue_form form; /* all but AUTO */
     int capacity;
     int open; /* records between start and wait */
-    xd_comm_counters
-        traffic; /* of the records that have been run; the communicator's own counters have those of an INLINE
-                                 queue too, and not those of a worker */
+    xd_comm_counters traffic;
 } xd_queue_facts;
 
 /* Creates a queue over the ranks of comm.
@@ -1333,14 +1337,15 @@ typedef struct xd_queue_facts {
  *   desc   read during the call only, the same on all ranks; NULL -> all defaults
  *   out    destroy it with xd_queue_destroy before comm
  *
- * Where the transport cannot make a second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL, contexts on
- * a GPU) a WORKER is INLINE too; xd_queue_info tells. Collective over comm. Memory: capacity records with 4 counts a rank
- * each, and for a worker a context and a handle on the group; nothing later.
- * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start; as for
- * every collective, one rank's error is PEER on the others. */
+ * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
+ * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
+ * host memory only. Collective over comm. Memory: capacity records with 4 counts a rank each, for a worker a context and a
+ * handle on the group, for a stream an event a record; nothing later.
+ * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
+ * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
 
-/* Appends a record to the queue. A worker's start never waits; an INLINE queue runs the record now. Either way what the record
+/* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
  * itself does wrong is told by its wait.
  *
  *   record   any kind that xd_collective_run takes; copied, with its arrays
@@ -1350,7 +1355,7 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
  * Errors, without a record: STATE (`capacity` records are open), PEER (the world is broken). */
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket);
 
-/* Whether xd_queue_wait would return at once: the record has been run, or no record has this ticket. Local, never waits. */
+/* Whether xd_queue_wait would return at once: the record has been run (a GPU may still move it), or no record has this ticket. Local, never waits. */
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket);
 
 /* Waits for a record and the ones started before it and returns the record's result, once: its place in the queue is free
@@ -1368,7 +1373,7 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
- * ends with its deadline, and breaks the world. Results nobody has waited for are lost. */
+ * ends with its deadline, and breaks the world. A STREAM orders the context's stream behind its own. Results nobody has waited for are lost. */
 XD_API void xd_queue_destroy(xd_queue *queue);
 
 
@@ -7948,6 +7953,10 @@ typedef struct xd_device_ops {
     void (*share_destroy)(xd_ctx *ctx, void *memory); /* no work on it may be pending; NULL is fine */
     void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
     void (*share_close)(xd_ctx *ctx, void *memory);
+    /* A stream beside the caller's, for launch->stream: nothing orders it but events. NULL on failure and on the CPU, which
+     * needs none. What has been launched on it is completed even when it is destroyed; NULL is fine. */
+    void *(*stream_create)(xd_ctx *ctx);
+    void (*stream_destroy)(xd_ctx *ctx, void *stream);
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
@@ -21684,6 +21693,11 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
     (void)ctx, (void)memory;
 }
 
+static void *xdi_cpu_stream_create(xd_ctx *ctx) {
+    (void)ctx;
+    return NULL;
+}
+
 /* A level overrides some entries and has the others from the level below. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
@@ -21705,6 +21719,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_destroy = xdi_cpu_share_end;
     kernels->memory.share_open = xdi_cpu_share_open;
     kernels->memory.share_close = xdi_cpu_share_end;
+    kernels->memory.stream_create = xdi_cpu_stream_create;
+    kernels->memory.stream_destroy = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
     kernels->xtoken = *xd_xtoken_kernels_cpu();
@@ -25469,7 +25485,7 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 /* >>comm/queue.c */
 
 /* Queues of collectives. A record has a slot from start to wait; slots are given out again in any order, and `line` keeps the
- * order in which they were started. The runner of the records is the caller, or a thread with a twin of the communicator. */
+ * order in which they were started. The runner of the records is the caller, who may do it on a stream of the queue, or a thread with a twin of the communicator. */
 
 #include <pthread.h>
 #include <string.h>
@@ -25481,13 +25497,16 @@ typedef struct xdi_queue_slot {
     bool done;
     xd_collective record; /* its arrays lie in `counts` */
     int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
+    void *moved;          /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;       /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
 
 struct xd_queue {
     xd_comm *comm;   /* the caller's */
     xd_comm *runner; /* which runs the records: comm, or its twin */
-    xd_ctx *ctx;     /* of the twin; NULL: inline */
+    xd_ctx *ctx;     /* of the twin; NULL: the caller runs the records */
+    void *stream;    /* on which they move data; NULL: on the caller's */
+    void *ready;     /* event: the caller's stream has come to a start */
     int capacity;
     uint64_t started; /* records so far; what follows is under lock when there is a worker */
     uint64_t begun;   /* of them, taken from the line */
@@ -25507,12 +25526,39 @@ struct xd_queue {
 
 /* ---- running ---- */
 
+static xd_launch xdi_queue_launch(const xd_queue *queue, void *stream) {
+    xd_launch launch = xd_ctx_launch(xd_comm_ctx(queue->comm));
+    if (stream) launch.stream = stream;
+    return launch;
+}
+
+/* Runs a record, on the queue's stream if it has one. Peers count on the record, whatever becomes of the events. */
+static xd_result xdi_queue_execute(xd_queue *queue, xdi_queue_slot *slot) {
+    if (!queue->stream) return xd_collective_run(queue->runner, &slot->record);
+    const xd_device_ops *device = &xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory;
+    const xd_launch from = xdi_queue_launch(queue, slot->record.stream),
+                    own = xdi_queue_launch(queue, queue->stream);
+    xd_result order = device->event_record(&from, queue->ready);
+    if (order == XD_OK) order = device->event_wait(&own, queue->ready);
+    slot->record.stream = queue->stream;
+    XD_TRY(xd_collective_run(queue->runner, &slot->record));
+    XD_TRY(order);
+    return device->event_record(&own, slot->moved);
+}
+
+/* Makes the context's stream wait for a record that has been run. */
+static xd_result xdi_queue_order(const xd_queue *queue, const xdi_queue_slot *slot) {
+    const xd_launch launch = xdi_queue_launch(queue, NULL);
+    if (!queue->stream) return XD_OK;
+    return xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory.event_wait(&launch, slot->moved);
+}
+
 /* Runs the next record of the line. Called and left with the lock held. */
 static void xdi_queue_run(xd_queue *queue) {
     xdi_queue_slot *slot = &queue->slots[queue->line[queue->begun++ % (uint64_t)queue->capacity]];
     pthread_mutex_unlock(&queue->lock);
     const xd_comm_counters before = xd_comm_traffic(queue->runner);
-    const xd_result result = xd_collective_run(queue->runner, &slot->record);
+    const xd_result result = xdi_queue_execute(queue, slot);
     const xd_comm_counters after = xd_comm_traffic(queue->runner);
     pthread_mutex_lock(&queue->lock);
     slot->error.result = XD_OK;
@@ -25628,7 +25674,8 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
     pthread_mutex_unlock(&queue->lock);
     XD_REQUIRE(ctx, slot, XD_ERROR_STATE, "queue: ticket %llu belongs to none of the %d open records",
                (unsigned long long)ticket.number, queue->open);
-    return result == XD_OK ? XD_OK : xdi_ctx_adopt(ctx, &slot->error); /* the slot is this thread's */
+    return result == XD_OK ? xdi_queue_order(queue, slot)
+                           : xdi_ctx_adopt(ctx, &slot->error); /* this thread's */
 }
 
 /* The open record that was started first; NULL without any. */
@@ -25643,17 +25690,21 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
     const xdi_queue_slot *failed = NULL;
+    xd_result order = XD_OK;
     pthread_mutex_lock(&queue->lock);
-    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;)
-        if (xdi_queue_take(queue, slot) != XD_OK && !failed) failed = slot;
+    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;) {
+        const bool fine = xdi_queue_take(queue, slot) == XD_OK;
+        if (fine && order == XD_OK) order = xdi_queue_order(queue, slot);
+        if (!fine && !failed) failed = slot;
+    }
     pthread_mutex_unlock(&queue->lock);
-    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : XD_OK;
+    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : order;
 }
 
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
     xd_queue_facts facts;
     pthread_mutex_lock(&queue->lock);
-    facts.form = queue->ctx ? XD_QUEUE_WORKER : XD_QUEUE_INLINE;
+    facts.form = queue->ctx ? XD_QUEUE_WORKER : queue->stream ? XD_QUEUE_STREAM : XD_QUEUE_INLINE;
     facts.capacity = queue->capacity;
     facts.open = queue->open;
     facts.traffic = queue->traffic;
@@ -25668,17 +25719,26 @@ XD_PRIVATE xd_comm *xdi_queue_comm(const xd_queue *queue) {
 /* ---- life ---- */
 
 static xd_result xdi_queue_validate(xd_ctx *ctx, const xd_queue_desc *d) {
-    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_WORKER, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_STREAM, XD_ERROR_ARGUMENT,
                "queue: form %d does not exist", (int)d->form);
     XD_REQUIRE(ctx, d->capacity >= 1 && d->capacity <= XDI_QUEUE_CAPACITY_MOST, XD_ERROR_ARGUMENT,
                "queue: capacity %d is outside [1, %d]", d->capacity, (int)XDI_QUEUE_CAPACITY_MOST);
     return XD_OK;
 }
 
+static bool xdi_queue_has_device(const xd_comm *comm) {
+    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
+    return kernels && kernels->device != XD_DEVICE_CPU;
+}
+
+static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
+    return (form == XD_QUEUE_AUTO || form == XD_QUEUE_STREAM) && xdi_queue_has_device(comm) &&
+           xdi_comm_moves_device(comm);
+}
+
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
-    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
-    if (kernels && kernels->device != XD_DEVICE_CPU) return false;
+    if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
     if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
@@ -25702,6 +25762,35 @@ static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
                "no room for a queue of %d records", capacity);
     for (size_t i = 0; i < slots; i++) queue->slots[i].counts = queue->counts + i * arrays;
     return XD_OK;
+}
+
+/* The stream and all events that starts need. */
+static xd_result xdi_queue_lay_stream(xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const xd_device_ops *device = &xd_ctx_kernels(ctx)->memory;
+    queue->stream = device->stream_create(ctx);
+    queue->ready = queue->stream ? device->event_create(ctx) : NULL;
+    bool fine = queue->ready != NULL;
+    for (int i = 0; fine && i < queue->capacity; i++) {
+        queue->slots[i].moved = device->event_create(ctx);
+        fine = queue->slots[i].moved != NULL;
+    }
+    XD_REQUIRE(ctx, fine, XD_ERROR_DEVICE,
+               "the device has no stream, or no events, for a queue of %d records", queue->capacity);
+    return XD_OK;
+}
+
+/* The context's stream follows the queue's: buffers of records that nobody has waited for are then in order too. */
+static void xdi_queue_take_up_stream(xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const xd_device_ops *device = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch own = xdi_queue_launch(queue, queue->stream), theirs = xdi_queue_launch(queue, NULL);
+    if (!queue->stream) return;
+    if (queue->ready && device->event_record(&own, queue->ready) == XD_OK)
+        device->event_wait(&theirs, queue->ready);
+    for (int i = 0; i < queue->capacity; i++) device->event_destroy(queue->slots[i].moved);
+    device->event_destroy(queue->ready);
+    device->stream_destroy(ctx, queue->stream);
 }
 
 /* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
@@ -25746,7 +25835,9 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
     XD_TRY(xdi_comm_agree_number(comm, XD_OK, "queue", "capacity", d.capacity));
     bool worker = false;
     XD_TRY(xdi_comm_all_can(comm, xdi_queue_wants_worker(comm, d.form), &worker));
-    xd_result result = xd_agree(comm, xdi_queue_make(comm, d.capacity, &queue));
+    xd_result result = xdi_queue_make(comm, d.capacity, &queue);
+    if (result == XD_OK && xdi_queue_wants_stream(comm, d.form)) result = xdi_queue_lay_stream(queue);
+    result = xd_agree(comm, result);
     if (result == XD_OK && worker) result = xdi_queue_hire(queue);
     if (result != XD_OK) {
         xd_queue_destroy(queue);
@@ -25764,6 +25855,7 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
     pthread_cond_signal(&queue->wake);
     pthread_mutex_unlock(&queue->lock);
     if (queue->has_thread) pthread_join(queue->thread, NULL);
+    xdi_queue_take_up_stream(queue);
     if (queue->ctx) xd_comm_destroy(queue->runner);
     xd_ctx_destroy(queue->ctx);
     pthread_cond_destroy(&queue->done);
@@ -57032,4 +57124,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7b585ab3f24f935b8ec52d3f70f5c97902b2e865552875d0cd306aaffcab5307 */
+/* xdistill sha256 1d966996fdf720f3d99c965f9c3208ca4b4a97dad2bc6dc4ec0039178d9530ba */

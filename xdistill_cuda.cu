@@ -482,6 +482,19 @@ static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
     if (scope.result == XD_OK) cudaIpcCloseMemHandle(memory);
 }
 
+static void *xdi_cuda_stream_create(xd_ctx *ctx) {
+    cudaStream_t stream = NULL;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    if (XDI_CUDA_CHECK(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) != XD_OK) return NULL;
+    return stream;
+}
+
+static void xdi_cuda_stream_destroy(xd_ctx *ctx, void *stream) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (stream && scope.result == XD_OK) cudaStreamDestroy((cudaStream_t)stream);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
@@ -499,6 +512,8 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.share_destroy = xdi_cuda_share_destroy;
     memory.share_open = xdi_cuda_share_open;
     memory.share_close = xdi_cuda_share_close;
+    memory.stream_create = xdi_cuda_stream_create;
+    memory.stream_destroy = xdi_cuda_stream_destroy;
     return memory;
 }
 
@@ -7960,4 +7975,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 5a6de01c180b2dd0e862928ace4c6d13fe6e905629cc8e9abb88b32676533e1d */
+/* xdistill sha256 ff601a73c38545dfe64cdccbd616edaeb6da315a5acf79a524fb4b2e7e2b25ae */

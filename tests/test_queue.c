@@ -269,9 +269,9 @@ static xd_result refused_rank(xd_comm *world, void *argument) {
     d.form = odd ? XD_QUEUE_WORKER : XD_QUEUE_INLINE;
     CHECK_EQ_INT(xd_queue_create(world, &d, &queue), XD_ERROR_MISMATCH);
     CHECK(says(world, "queue: rank 2 passed form 2, rank 0 passed 1"));
-    d.form = (xd_queue_form)3;
+    d.form = (xd_queue_form)4;
     CHECK_EQ_INT(xd_queue_create(world, &d, &queue), XD_ERROR_ARGUMENT);
-    CHECK(says(world, "queue: form 3 does not exist"));
+    CHECK(says(world, "queue: form 4 does not exist"));
     CHECK(queue == NULL);
     d.form = form;
     CHECK_EQ_INT(xd_queue_create(world, &d, &queue), XD_OK);
@@ -333,6 +333,9 @@ static xd_result auto_rank(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
     xd_queue_destroy(queue);
     xd_queue_destroy(NULL);
+    CHECK_EQ_INT(xd_queue_create(world, &(xd_queue_desc){ XD_QUEUE_STREAM, 0 }, &queue), XD_OK);
+    CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE); /* nor a device */
+    xd_queue_destroy(queue);
     return xd_barrier(world);
 }
 

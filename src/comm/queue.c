@@ -1,5 +1,5 @@
 /* Queues of collectives. A record has a slot from start to wait; slots are given out again in any order, and `line` keeps the
- * order in which they were started. The runner of the records is the caller, or a thread with a twin of the communicator. */
+ * order in which they were started. The runner of the records is the caller, who may do it on a stream of the queue, or a thread with a twin of the communicator. */
 
 #include "comm/queue.h"
 #include "comm/internal.h"
@@ -15,13 +15,16 @@ typedef struct xdi_queue_slot {
     bool done;
     xd_collective record; /* its arrays lie in `counts` */
     int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
+    void *moved;          /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;       /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
 
 struct xd_queue {
     xd_comm *comm;   /* the caller's */
     xd_comm *runner; /* which runs the records: comm, or its twin */
-    xd_ctx *ctx;     /* of the twin; NULL: inline */
+    xd_ctx *ctx;     /* of the twin; NULL: the caller runs the records */
+    void *stream;    /* on which they move data; NULL: on the caller's */
+    void *ready;     /* event: the caller's stream has come to a start */
     int capacity;
     uint64_t started; /* records so far; what follows is under lock when there is a worker */
     uint64_t begun;   /* of them, taken from the line */
@@ -41,12 +44,39 @@ struct xd_queue {
 
 /* ---- running ---- */
 
+static xd_launch xdi_queue_launch(const xd_queue *queue, void *stream) {
+    xd_launch launch = xd_ctx_launch(xd_comm_ctx(queue->comm));
+    if (stream) launch.stream = stream;
+    return launch;
+}
+
+/* Runs a record, on the queue's stream if it has one. Peers count on the record, whatever becomes of the events. */
+static xd_result xdi_queue_execute(xd_queue *queue, xdi_queue_slot *slot) {
+    if (!queue->stream) return xd_collective_run(queue->runner, &slot->record);
+    const xd_device_ops *device = &xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory;
+    const xd_launch from = xdi_queue_launch(queue, slot->record.stream),
+                    own = xdi_queue_launch(queue, queue->stream);
+    xd_result order = device->event_record(&from, queue->ready);
+    if (order == XD_OK) order = device->event_wait(&own, queue->ready);
+    slot->record.stream = queue->stream;
+    XD_TRY(xd_collective_run(queue->runner, &slot->record));
+    XD_TRY(order);
+    return device->event_record(&own, slot->moved);
+}
+
+/* Makes the context's stream wait for a record that has been run. */
+static xd_result xdi_queue_order(const xd_queue *queue, const xdi_queue_slot *slot) {
+    const xd_launch launch = xdi_queue_launch(queue, NULL);
+    if (!queue->stream) return XD_OK;
+    return xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory.event_wait(&launch, slot->moved);
+}
+
 /* Runs the next record of the line. Called and left with the lock held. */
 static void xdi_queue_run(xd_queue *queue) {
     xdi_queue_slot *slot = &queue->slots[queue->line[queue->begun++ % (uint64_t)queue->capacity]];
     pthread_mutex_unlock(&queue->lock);
     const xd_comm_counters before = xd_comm_traffic(queue->runner);
-    const xd_result result = xd_collective_run(queue->runner, &slot->record);
+    const xd_result result = xdi_queue_execute(queue, slot);
     const xd_comm_counters after = xd_comm_traffic(queue->runner);
     pthread_mutex_lock(&queue->lock);
     slot->error.result = XD_OK;
@@ -162,7 +192,8 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
     pthread_mutex_unlock(&queue->lock);
     XD_REQUIRE(ctx, slot, XD_ERROR_STATE, "queue: ticket %llu belongs to none of the %d open records",
                (unsigned long long)ticket.number, queue->open);
-    return result == XD_OK ? XD_OK : xdi_ctx_adopt(ctx, &slot->error); /* the slot is this thread's */
+    return result == XD_OK ? xdi_queue_order(queue, slot)
+                           : xdi_ctx_adopt(ctx, &slot->error); /* this thread's */
 }
 
 /* The open record that was started first; NULL without any. */
@@ -177,17 +208,21 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
     const xdi_queue_slot *failed = NULL;
+    xd_result order = XD_OK;
     pthread_mutex_lock(&queue->lock);
-    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;)
-        if (xdi_queue_take(queue, slot) != XD_OK && !failed) failed = slot;
+    for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;) {
+        const bool fine = xdi_queue_take(queue, slot) == XD_OK;
+        if (fine && order == XD_OK) order = xdi_queue_order(queue, slot);
+        if (!fine && !failed) failed = slot;
+    }
     pthread_mutex_unlock(&queue->lock);
-    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : XD_OK;
+    return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : order;
 }
 
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
     xd_queue_facts facts;
     pthread_mutex_lock(&queue->lock);
-    facts.form = queue->ctx ? XD_QUEUE_WORKER : XD_QUEUE_INLINE;
+    facts.form = queue->ctx ? XD_QUEUE_WORKER : queue->stream ? XD_QUEUE_STREAM : XD_QUEUE_INLINE;
     facts.capacity = queue->capacity;
     facts.open = queue->open;
     facts.traffic = queue->traffic;
@@ -202,17 +237,26 @@ XD_PRIVATE xd_comm *xdi_queue_comm(const xd_queue *queue) {
 /* ---- life ---- */
 
 static xd_result xdi_queue_validate(xd_ctx *ctx, const xd_queue_desc *d) {
-    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_WORKER, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_QUEUE_STREAM, XD_ERROR_ARGUMENT,
                "queue: form %d does not exist", (int)d->form);
     XD_REQUIRE(ctx, d->capacity >= 1 && d->capacity <= XDI_QUEUE_CAPACITY_MOST, XD_ERROR_ARGUMENT,
                "queue: capacity %d is outside [1, %d]", d->capacity, (int)XDI_QUEUE_CAPACITY_MOST);
     return XD_OK;
 }
 
+static bool xdi_queue_has_device(const xd_comm *comm) {
+    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
+    return kernels && kernels->device != XD_DEVICE_CPU;
+}
+
+static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
+    return (form == XD_QUEUE_AUTO || form == XD_QUEUE_STREAM) && xdi_queue_has_device(comm) &&
+           xdi_comm_moves_device(comm);
+}
+
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
-    const xd_kernels *kernels = xd_ctx_settings(xd_comm_ctx(comm))->kernels; /* NULL: the CPU's */
-    if (kernels && kernels->device != XD_DEVICE_CPU) return false;
+    if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
     if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
@@ -236,6 +280,35 @@ static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
                "no room for a queue of %d records", capacity);
     for (size_t i = 0; i < slots; i++) queue->slots[i].counts = queue->counts + i * arrays;
     return XD_OK;
+}
+
+/* The stream and all events that starts need. */
+static xd_result xdi_queue_lay_stream(xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const xd_device_ops *device = &xd_ctx_kernels(ctx)->memory;
+    queue->stream = device->stream_create(ctx);
+    queue->ready = queue->stream ? device->event_create(ctx) : NULL;
+    bool fine = queue->ready != NULL;
+    for (int i = 0; fine && i < queue->capacity; i++) {
+        queue->slots[i].moved = device->event_create(ctx);
+        fine = queue->slots[i].moved != NULL;
+    }
+    XD_REQUIRE(ctx, fine, XD_ERROR_DEVICE,
+               "the device has no stream, or no events, for a queue of %d records", queue->capacity);
+    return XD_OK;
+}
+
+/* The context's stream follows the queue's: buffers of records that nobody has waited for are then in order too. */
+static void xdi_queue_take_up_stream(xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    const xd_device_ops *device = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch own = xdi_queue_launch(queue, queue->stream), theirs = xdi_queue_launch(queue, NULL);
+    if (!queue->stream) return;
+    if (queue->ready && device->event_record(&own, queue->ready) == XD_OK)
+        device->event_wait(&theirs, queue->ready);
+    for (int i = 0; i < queue->capacity; i++) device->event_destroy(queue->slots[i].moved);
+    device->event_destroy(queue->ready);
+    device->stream_destroy(ctx, queue->stream);
 }
 
 /* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
@@ -280,7 +353,9 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
     XD_TRY(xdi_comm_agree_number(comm, XD_OK, "queue", "capacity", d.capacity));
     bool worker = false;
     XD_TRY(xdi_comm_all_can(comm, xdi_queue_wants_worker(comm, d.form), &worker));
-    xd_result result = xd_agree(comm, xdi_queue_make(comm, d.capacity, &queue));
+    xd_result result = xdi_queue_make(comm, d.capacity, &queue);
+    if (result == XD_OK && xdi_queue_wants_stream(comm, d.form)) result = xdi_queue_lay_stream(queue);
+    result = xd_agree(comm, result);
     if (result == XD_OK && worker) result = xdi_queue_hire(queue);
     if (result != XD_OK) {
         xd_queue_destroy(queue);
@@ -298,6 +373,7 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
     pthread_cond_signal(&queue->wake);
     pthread_mutex_unlock(&queue->lock);
     if (queue->has_thread) pthread_join(queue->thread, NULL);
+    xdi_queue_take_up_stream(queue);
     if (queue->ctx) xd_comm_destroy(queue->runner);
     xd_ctx_destroy(queue->ctx);
     pthread_cond_destroy(&queue->done);

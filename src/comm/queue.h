@@ -7,7 +7,7 @@
  * xd_collective_run, so that checks, counters, traces, errors and bits are those of a direct call.
  *
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
- *   no order; but start them all in one order on all ranks, because a queue may be INLINE, and then its starts are calls on
+ *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
  * - The record and its arrays of counts and displacements are copied by xd_queue_start. The buffers they point to are the
  *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
@@ -19,13 +19,18 @@
  *   logger and clock are therefore called from a second thread and must allow it. */
 typedef struct xd_queue xd_queue;
 
-/* Who runs the records. */
+/* Who runs the records.
+ *   AUTO     STREAM on a GPU; WORKER between processes where MPI allows several threads; INLINE for threads and a single
+ *            rank, which have no wire to wait for
+ *   INLINE   xd_queue_start itself, on the caller's communicator
+ *   WORKER   a thread, on a communicator of its own; it sleeps while there is no record
+ *   STREAM   as INLINE, but memory of a GPU is moved on a stream of the queue, behind what the record's stream, or the
+ *            context's, holds at the start; the wait is one of the context's stream, not of the host */
 typedef enum xd_queue_form {
-    XD_QUEUE_AUTO =
-        0, /* WORKER between processes where MPI allows several threads; INLINE for threads and a single rank,
-                          which have no wire to wait for */
-    XD_QUEUE_INLINE, /* xd_queue_start itself, on the caller's communicator */
-    XD_QUEUE_WORKER  /* a thread, on a communicator of its own; it sleeps while there is no record */
+    XD_QUEUE_AUTO = 0, /* the default */
+    XD_QUEUE_INLINE,
+    XD_QUEUE_WORKER,
+    XD_QUEUE_STREAM
 } xd_queue_form;
 
 /* Zero is the default of every field. */
@@ -39,14 +44,13 @@ typedef struct xd_ticket {
     uint64_t number;
 } xd_ticket;
 
-/* What a queue is and has done. */
+/* What a queue is and has done. `traffic` is that of the records that have been run; the communicator's own counters have it
+ * too, but not that of a WORKER. */
 typedef struct xd_queue_facts {
-    xd_queue_form form; /* INLINE or WORKER */
+    xd_queue_form form; /* all but AUTO */
     int capacity;
     int open; /* records between start and wait */
-    xd_comm_counters
-        traffic; /* of the records that have been run; the communicator's own counters have those of an INLINE
-                                 queue too, and not those of a worker */
+    xd_comm_counters traffic;
 } xd_queue_facts;
 
 /* Creates a queue over the ranks of comm.
@@ -54,14 +58,15 @@ typedef struct xd_queue_facts {
  *   desc   read during the call only, the same on all ranks; NULL -> all defaults
  *   out    destroy it with xd_queue_destroy before comm
  *
- * Where the transport cannot make a second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL, contexts on
- * a GPU) a WORKER is INLINE too; xd_queue_info tells. Collective over comm. Memory: capacity records with 4 counts a rank
- * each, and for a worker a context and a handle on the group; nothing later.
- * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start; as for
- * every collective, one rank's error is PEER on the others. */
+ * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
+ * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
+ * host memory only. Collective over comm. Memory: capacity records with 4 counts a rank each, for a worker a context and a
+ * handle on the group, for a stream an event a record; nothing later.
+ * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
+ * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
 
-/* Appends a record to the queue. A worker's start never waits; an INLINE queue runs the record now. Either way what the record
+/* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
  * itself does wrong is told by its wait.
  *
  *   record   any kind that xd_collective_run takes; copied, with its arrays
@@ -71,7 +76,7 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
  * Errors, without a record: STATE (`capacity` records are open), PEER (the world is broken). */
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket);
 
-/* Whether xd_queue_wait would return at once: the record has been run, or no record has this ticket. Local, never waits. */
+/* Whether xd_queue_wait would return at once: the record has been run (a GPU may still move it), or no record has this ticket. Local, never waits. */
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket);
 
 /* Waits for a record and the ones started before it and returns the record's result, once: its place in the queue is free
@@ -89,7 +94,7 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
- * ends with its deadline, and breaks the world. Results nobody has waited for are lost. */
+ * ends with its deadline, and breaks the world. A STREAM orders the context's stream behind its own. Results nobody has waited for are lost. */
 XD_API void xd_queue_destroy(xd_queue *queue);
 
 #endif

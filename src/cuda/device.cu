@@ -153,6 +153,19 @@ static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
     if (scope.result == XD_OK) cudaIpcCloseMemHandle(memory);
 }
 
+static void *xdi_cuda_stream_create(xd_ctx *ctx) {
+    cudaStream_t stream = NULL;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    if (XDI_CUDA_CHECK(ctx, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) != XD_OK) return NULL;
+    return stream;
+}
+
+static void xdi_cuda_stream_destroy(xd_ctx *ctx, void *stream) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (stream && scope.result == XD_OK) cudaStreamDestroy((cudaStream_t)stream);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
@@ -170,5 +183,7 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.share_destroy = xdi_cuda_share_destroy;
     memory.share_open = xdi_cuda_share_open;
     memory.share_close = xdi_cuda_share_close;
+    memory.stream_create = xdi_cuda_stream_create;
+    memory.stream_destroy = xdi_cuda_stream_destroy;
     return memory;
 }

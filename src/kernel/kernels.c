@@ -68,6 +68,11 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
     (void)ctx, (void)memory;
 }
 
+static void *xdi_cpu_stream_create(xd_ctx *ctx) {
+    (void)ctx;
+    return NULL;
+}
+
 /* A level overrides some entries and has the others from the level below. */
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
@@ -89,6 +94,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_destroy = xdi_cpu_share_end;
     kernels->memory.share_open = xdi_cpu_share_open;
     kernels->memory.share_close = xdi_cpu_share_end;
+    kernels->memory.stream_create = xdi_cpu_stream_create;
+    kernels->memory.stream_destroy = xdi_cpu_share_end;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
     kernels->xtoken = *xd_xtoken_kernels_cpu();

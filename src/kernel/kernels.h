@@ -51,6 +51,10 @@ typedef struct xd_device_ops {
     void (*share_destroy)(xd_ctx *ctx, void *memory); /* no work on it may be pending; NULL is fine */
     void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
     void (*share_close)(xd_ctx *ctx, void *memory);
+    /* A stream beside the caller's, for launch->stream: nothing orders it but events. NULL on failure and on the CPU, which
+     * needs none. What has been launched on it is completed even when it is destroyed; NULL is fine. */
+    void *(*stream_create)(xd_ctx *ctx);
+    void (*stream_destroy)(xd_ctx *ctx, void *stream);
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another

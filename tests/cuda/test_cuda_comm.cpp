@@ -257,6 +257,58 @@ XD_TEST(redistributions_on_device_memory_give_the_bits_of_the_host) {
     run_worlds(&host, &gpu, run_redistribution);
 }
 
+/* Records on queues with streams of their own, several open at a time and waited for in another order; what the caller's stream
+ * writes before a start is sent, and what it reads after the wait has arrived. */
+static xd_result run_queues(xd_comm *comm, void *argument) {
+    enum { OPEN = 4, COUNT = 500 };
+    Member m(comm, (World *)argument);
+    xd_queue *queues[2] = {};
+    xd_queue_desc desc = {};
+    desc.capacity = OPEN;
+    for (xd_queue *&queue : queues) {
+        CHECK(xd_queue_create(comm, &desc, &queue) == XD_OK);
+        CHECK_EQ_INT(xd_queue_info(queue).form, m.on_device ? XD_QUEUE_STREAM : XD_QUEUE_INLINE);
+    }
+    std::vector<Buffer> in, out;
+    in.reserve(2 * OPEN);
+    out.reserve(2 * OPEN);
+    for (int i = 0; i < 2 * OPEN; i++) {
+        in.emplace_back(&m, elements(XD_DTYPE_F32, COUNT, &m.random, false));
+        out.emplace_back(&m, elements(XD_DTYPE_F32, COUNT, &m.random, false));
+    }
+    const xd_device_ops *device = &xd_ctx_kernels(m.ctx)->memory;
+    for (int round = 0; round < 3; round++) {
+        xd_ticket tickets[2 * OPEN] = {};
+        if (m.on_device && round) seal(); /* the first round makes events of the group */
+        for (int i = 0; i < 2 * OPEN; i++) {
+            const xd_launch launch = xd_ctx_launch(m.ctx);
+            if (round == 1)
+                CHECK(device->fill(&launch, in[(size_t)i].at(), (uint8_t)(i + xd_comm_rank(comm)),
+                                   COUNT * sizeof(float)) == XD_OK);
+            xd_collective c = {};
+            c.kind = i % 3 ? XD_COLLECTIVE_ALL_REDUCE : XD_COLLECTIVE_BROADCAST;
+            c.send = in[(size_t)i].at();
+            c.recv = i % 3 ? out[(size_t)i].at() : in[(size_t)i].at();
+            c.count = COUNT;
+            c.dtype = XD_DTYPE_F32;
+            c.root = i % RANKS;
+            CHECK(xd_queue_start(queues[i % 2], &c, &tickets[i]) == XD_OK);
+        }
+        for (int i = 2 * OPEN - 1; i >= 0; i--)
+            CHECK(round == 2 ? xd_queue_wait_all(queues[i % 2]) == XD_OK
+                             : xd_queue_wait(queues[i % 2], tickets[i]) == XD_OK);
+        unseal();
+        for (int i = 0; i < 2 * OPEN; i++) in[(size_t)i].keep(), out[(size_t)i].keep();
+    }
+    for (xd_queue *queue : queues) xd_queue_destroy(queue);
+    return XD_OK;
+}
+
+XD_TEST(queues_on_streams_of_their_own_give_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    run_worlds(&host, &gpu, run_queues);
+}
+
 /* A transport as MPI's: it moves memory of the host only, and says so. */
 static xd_result host_control(xd_transport *, const xd_control *mine, const xd_collective *, xd_control *all,
                               double) {

@@ -129,6 +129,7 @@
 /* Checkpoints. */
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/full.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -319,6 +320,7 @@
 #include "checkpoint/save.c"
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
+#include "checkpoint/full.c"
 #include "checkpoint/verify.c"
 #endif
 

@@ -35859,7 +35859,7 @@ static xd_result xdi_full_compare(xdi_full *f, const xd_state_scatter_desc *desc
     XD_TRY(xdi_full_sort(f, desc, order));
     for (int64_t i = 0; i < f->content.tensor_count; i++) {
         const xdi_stored *t = &f->content.tensors[i];
-        f->match[i] = xdi_full_asks(f, t) ? xdi_full_find(f, desc, order, t) : XDI_FULL_ABSENT;
+        f->match[i] = xdi_full_asks(f, t) ? xdi_full_find(f, desc, order, t) : (int64_t)XDI_FULL_ABSENT;
         if (f->match[i] >= 0) used[f->match[i]] = true;
     }
     xdi_full_mark_unformed(f);
@@ -55836,4 +55836,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b9d525719e792ff9f5f6d5820cc64ea5e9fb7fe906d53b1b20edd46cc967b11b */
+/* xdistill sha256 1b27fcf10e49112ecefd991d6809160c6cd0c0f54f4a85d64163b116c18ea2c0 */

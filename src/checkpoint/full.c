@@ -437,7 +437,7 @@ static xd_result xdi_full_compare(xdi_full *f, const xd_state_scatter_desc *desc
     XD_TRY(xdi_full_sort(f, desc, order));
     for (int64_t i = 0; i < f->content.tensor_count; i++) {
         const xdi_stored *t = &f->content.tensors[i];
-        f->match[i] = xdi_full_asks(f, t) ? xdi_full_find(f, desc, order, t) : XDI_FULL_ABSENT;
+        f->match[i] = xdi_full_asks(f, t) ? xdi_full_find(f, desc, order, t) : (int64_t)XDI_FULL_ABSENT;
         if (f->match[i] >= 0) used[f->match[i]] = true;
     }
     xdi_full_mark_unformed(f);

@@ -5082,6 +5082,112 @@ XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpo
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *checkpoint, const char *group,
                                          const char *name);
 
+/* >>checkpoint/full */
+
+/* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
+ * Tensors have the groups and names that they have in a checkpoint: NAME in "model", optim.exp_avg.NAME and the like in "optim",
+ * NAME in "ema-AVERAGE". No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
+
+/* A whole tensor of the state. */
+typedef struct xd_state_tensor {
+    const char *group, *name;
+    xd_dtype dtype; /* counts of steps are I64 scalars, moments and masters F32 */
+    int ndim;
+    const int64_t *shape; /* [ndim] */
+    const void
+        *data; /* of the host, dense, in ascending order of the indices; NULL where pieces are handed out */
+} xd_state_tensor;
+
+/* Takes a piece of a tensor: the elements whose numbers are in `elements`, in ascending order, [elements.end - elements.begin] at
+ * `data`. Pieces of a tensor follow one another from 0 to its end; an empty tensor has one of no elements. Whatever is not XD_OK
+ * ends the call. */
+typedef xd_result (*xd_state_take)(void *user, const xd_state_tensor *tensor, xd_interval elements,
+                                   const void *data);
+
+/* What to gather. Zero is the default of the fields that are not required. */
+typedef struct xd_state_gather_desc {
+    const xd_checkpoint_network
+        *networks; /* [network_count] required; all ranks have the same list, as for a save */
+    int network_count;
+    const char *group;    /* only the tensors of this one; NULL -> all */
+    size_t staging_bytes; /* of a tensor on rank 0 at once, the same on all ranks; 0 -> 16 MiB */
+    xd_state_take take;   /* required on rank 0, called on no other */
+    void *user;
+} xd_state_gather_desc;
+
+/* Hands the state to rank 0, tensor by tensor in the order of the networks and, within each, of its parts: weights, states of
+ * the optimizer, averages.
+ *
+ * Collective. Memory: about 10 KiB for each rank and 16 bytes for each parameter; on rank 0 twice staging_bytes, or three times
+ * on a device; others send from where the elements lie. Bits are kept. Elements cross once.
+ * Errors, on every rank: ARGUMENT; MISMATCH when ranks pass other lists, naming the tensor, when an element is held by no
+ * rank or by two that are no replicas, or when ranks count other steps; all of these before the first piece. What `take`
+ * returned, on rank 0, and PEER on the others; MISSING for an unknown group; MEMORY. */
+XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc);
+
+/* What to scatter. Zero is the default of the fields that are not required. */
+typedef struct xd_state_scatter_desc {
+    const xd_checkpoint_network
+        *networks; /* [network_count] required; where everything goes, as for a load */
+    int network_count;
+    const char *group;              /* only the tensors of this one; NULL -> all */
+    const xd_state_tensor *tensors; /* [tensor_count], of rank 0 alone, in any order */
+    int64_t tensor_count;
+    bool
+        lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is here of them stays
+                   * as it is; false -> they are errors */
+    bool
+        convert; /* floating-point tensors of another type are converted, and counts of steps in f32 or f64 taken; false ->
+                   * DTYPE */
+    size_t staging_bytes; /* of elements on rank 0 at once, the same on all ranks; 0 -> 16 MiB */
+} xd_state_scatter_desc;
+
+/* What a scatter found; the same on every rank. */
+typedef struct xd_state_report {
+    int64_t loaded;      /* tensors of the list that were taken */
+    int64_t missing;     /* asked for, but not in the list */
+    int64_t unexpected;  /* in the list, but not asked for */
+    int64_t wrong_shape; /* in both, with other shapes */
+    int64_t wrong_type;  /* in both, with types that are not converted */
+    int64_t converted;   /* of those loaded */
+    int64_t synthesised; /* states of an optimizer that nobody has formed yet: see xd_state_scatter */
+    char names
+        [200]; /* the first five that are missing, unexpected or of a wrong shape or type, ", " between */
+    char converted_names[200]; /* the first five that were converted */
+} xd_state_report;
+
+/* Fills weights, states and averages from a list that only rank 0 has. Each element goes to the ranks that hold it and to no
+ * other. A parameter of which the list has no state at all gets one that has never stepped: zero moments, step 0. A master
+ * copy that is not in the list is formed from the weight.
+ *
+ *   report   filled in also when the list is refused for what it counts; may be NULL
+ *
+ * Collective. Memory: about 10 KiB for each rank and 8 bytes for each tensor; on rank 0 staging_bytes, twice on a device;
+ * others receive where the elements lie. Nothing is changed before all ranks have agreed on all of the metadata.
+ * Settings and learning rates stay as they are, and so do the counters of averages (see xd_ema_import).
+ * Errors, on every rank: ARGUMENT (also a tensor twice in the list), MISMATCH when ranks pass other networks or settings; MISSING,
+ * UNEXPECTED, SHAPE (all three when not lenient), DTYPE; STATE for a tensor that has elements but no data; DATA for a count of
+ * steps that is none; MEMORY. What rank 0 alone can see is PEER on the others. */
+XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report);
+
+/* Hands one average to rank 0.
+ *
+ *   desc     of one network with one average; `group` is NULL
+ *   record   out, on every rank: the state to keep beside the shadows
+ *
+ * Collective. As xd_state_gather. */
+XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, xd_ema_record *record);
+
+/* Fills one average from a list of rank 0, whose tensors are in the group "ema-AVERAGE".
+ *
+ *   desc     of one network with one average; `group` is NULL
+ *   record   of rank 0: sets the counters; NULL -> the iteration does not change, and the average is initialized afterwards
+ *            when every shadow was filled
+ *
+ * Collective. As xd_state_scatter. Further errors: FORMAT for a record of another version. */
+XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
+                               xd_state_report *report);
+
 #endif
 
 /* What reproduces other trainers. */
@@ -8174,6 +8280,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_info
 #    define xd_checkpoint_file_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_info
 #    define xd_checkpoint_tensor_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_info
+#    define xd_state_tensor XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_tensor
+#    define xd_state_gather_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather_desc
+#    define xd_state_scatter_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter_desc
+#    define xd_state_report XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_report
 #    define xd_checkpoint_save (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save)
 #    define xd_checkpoint_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_find)
 #    define xd_checkpoint_load (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_load)
@@ -8185,6 +8295,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_file_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_at)
 #    define xd_checkpoint_tensor_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_at)
 #    define xd_checkpoint_tensor_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_find)
+#    define xd_state_gather (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather)
+#    define xd_state_scatter (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter)
+#    define xd_ema_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_export)
+#    define xd_ema_import (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_import)
 #endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
@@ -34457,6 +34571,15 @@ XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, voi
 /* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
 XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
 
+/* cover.c: appends a box to a message, for each dimension the length of its list and the list, and returns the new length; `to`
+ * NULL: only that. */
+XD_PRIVATE int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at);
+
+/* load.c: whether a type can be converted to others; and one more name after ", " where
+ * there is room. */
+XD_PRIVATE bool xdi_load_converts(xd_dtype dtype);
+XD_PRIVATE void xdi_load_append(char *names, size_t room, const char *name);
+
 /* cover.c: MISMATCH unless the ranks that hold elements of a parameter have counted the same steps, which all get. Collective. */
 XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *content, xd_comm *comm);
 
@@ -35035,7 +35158,7 @@ static int64_t xdi_cover_put(int64_t *to, int64_t at, int64_t value) {
     return at + 1;
 }
 
-static int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at) {
+XD_PRIVATE int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at) {
     for (int d = 0; d < box->ndim; d++) {
         at = xdi_cover_put(to, at, box->count[d]);
         for (int i = 0; i < box->count[d]; i++) {
@@ -37044,13 +37167,16 @@ static xd_result xdi_load_share(xdi_load *l) {
 
 /* ---- which tensors ---- */
 
+XD_PRIVATE void xdi_load_append(char *names, size_t room, const char *name) {
+    const size_t used = strlen(names), length = strlen(name), comma = used ? 2 : 0;
+    if (used + comma + length + 1 > room) return;
+    memcpy(names + used, ", ", comma);
+    memcpy(names + used + comma, name, length + 1);
+}
+
 static void xdi_load_note(xdi_load *l, const char *name) {
     xd_checkpoint_report *r = &l->report;
-    const size_t used = strlen(r->names), length = strlen(name), comma = used ? 2 : 0;
-    if (r->missing + r->unexpected + r->wrong_shape > 5 || used + comma + length + 1 > sizeof r->names)
-        return;
-    memcpy(r->names + used, ", ", comma);
-    memcpy(r->names + used + comma, name, length + 1);
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
 }
 
 static bool xdi_load_same_shape(const xdi_stored *t, const xd_checkpoint_tensor_info *saved) {
@@ -37059,7 +37185,7 @@ static bool xdi_load_same_shape(const xdi_stored *t, const xd_checkpoint_tensor_
            memcmp(t->part->shape, saved->shape, (size_t)ndim * sizeof *saved->shape) == 0;
 }
 
-static bool xdi_load_converts(xd_dtype dtype) {
+XD_PRIVATE bool xdi_load_converts(xd_dtype dtype) {
     return dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64;
 }
 
@@ -37356,6 +37482,649 @@ XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc
         xd_release(l.ctx, own);
     xdi_load_end(&l);
     return result;
+}
+
+/* >>checkpoint/full.c */
+
+/* The whole state on rank 0, and from there: a window of one tensor at a time. */
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    XDI_FULL_MESSAGE =
+        3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX), /* numbers about a part, at most */
+    XDI_FULL_ABSENT = -1,  /* the list has no such tensor: it stays as it is */
+    XDI_FULL_UNFORMED = -2 /* a state of an optimizer that has never stepped */
+};
+
+/* What the ranks have of the tensor that is moved; every rank knows it of all, so none asks before it sends. */
+typedef struct xdi_full_rank {
+    xd_region region;
+    xd_tensor_part part;
+    int64_t begin, end; /* positions in this window */
+} xdi_full_rank;
+
+typedef struct xdi_full {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    int rank, size;
+    const char *group;
+    size_t staging_bytes;
+    xdi_content content;
+    bool gathers;         /* replicas neither send nor count */
+    xdi_full_rank *ranks; /* [size] */
+    int64_t *lengths, *counts, *sent, *messages;
+    unsigned char *host, *window; /* rank 0: elements in the order of the ranks, and in that of the tensor */
+    unsigned char *wire;          /* the former in memory of the device */
+    int64_t *match;               /* scatter: [content.tensor_count] entries of the list, or XDI_FULL_... */
+} xdi_full;
+
+/* ---- both ways ---- */
+
+static xdi_full xdi_full_begin(xd_comm *comm, const char *group, size_t staging_bytes) {
+    xdi_full f;
+    memset(&f, 0, sizeof f);
+    f.comm = comm;
+    f.ctx = xd_comm_ctx(comm);
+    f.rank = xd_comm_rank(comm);
+    f.size = xd_comm_size(comm);
+    f.group = group;
+    f.staging_bytes = staging_bytes ? staging_bytes : (size_t)XDI_STAGING;
+    /* an element for each rank must fit, as each may hold the same one */
+    if (f.staging_bytes < (size_t)f.size * 8) f.staging_bytes = (size_t)f.size * 8;
+    return f;
+}
+
+static bool xdi_full_on_device(const xdi_full *f) {
+    return xd_ctx_kernels(f->ctx)->device != XD_DEVICE_CPU;
+}
+
+static void xdi_full_end(xdi_full *f) {
+    if (xdi_full_on_device(f)) xd_ctx_kernels(f->ctx)->memory.release(f->ctx, f->wire);
+    xd_release(f->ctx, f->match);
+    xd_release(f->ctx, f->host);
+    xd_release(f->ctx, f->window);
+    xd_release(f->ctx, f->lengths);
+    xd_release(f->ctx, f->ranks);
+    xdi_content_destroy(&f->content);
+}
+
+static bool xdi_full_asks(const xdi_full *f, const xdi_stored *t) {
+    return !f->group || strcmp(f->content.groups[t->group].name, f->group) == 0;
+}
+
+static xd_result xdi_full_check_group(const xdi_full *f) {
+    bool found = !f->group;
+    for (int64_t g = 0; g < f->content.group_count; g++)
+        found = found || strcmp(f->content.groups[g].name, f->group) == 0;
+    XD_REQUIRE(f->ctx, found, XD_ERROR_MISSING, "there is no group \"%.80s\" among %lld", f->group,
+               (long long)f->content.group_count);
+    return XD_OK;
+}
+
+/* Bytes of staging that are of use: those of the largest tensor, on each rank that holds all of it. */
+static size_t xdi_full_room(const xdi_full *f) {
+    const uint64_t copies = f->gathers ? 1 : (uint64_t)f->size;
+    uint64_t most = 0;
+    for (int64_t i = 0; i < f->content.tensor_count; i++) {
+        const xdi_stored *t = &f->content.tensors[i];
+        const uint64_t bytes = (uint64_t)xdi_stored_numel(t) * xd_dtype_size(t->dtype);
+        if (xdi_full_asks(f, t) && bytes > most) most = bytes;
+    }
+    if (most > f->staging_bytes / copies) return f->staging_bytes;
+    return (size_t)(most * copies);
+}
+
+static xd_result xdi_full_reserve(xdi_full *f) {
+    const size_t size = (size_t)f->size, room = xdi_full_room(f);
+    const size_t numbers = (size_t)XDI_FULL_MESSAGE * (size + 1) + 2 * size;
+    f->ranks = (xdi_full_rank *)xd_allocate(f->ctx, size * sizeof *f->ranks);
+    f->lengths = (int64_t *)xd_allocate(f->ctx, numbers * sizeof *f->lengths);
+    XD_REQUIRE(f->ctx, f->ranks && f->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", f->size);
+    f->counts = f->lengths + size;
+    f->sent = f->counts + size;
+    f->messages = f->sent + XDI_FULL_MESSAGE;
+    if (f->rank != 0) return XD_OK;
+    f->host = (unsigned char *)xd_allocate(f->ctx, room);
+    f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
+    f->wire = xdi_full_on_device(f)
+                  ? (unsigned char *)xd_ctx_kernels(f->ctx)->memory.allocate(f->ctx, room ? room : 1)
+                  : f->host;
+    XD_REQUIRE(f->ctx, f->host && f->window && f->wire, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
+               (unsigned long long)room);
+    return XD_OK;
+}
+
+/* What this rank has of a tensor, as numbers; returns how many. */
+static int64_t xdi_full_write(const xdi_full *f, const xd_tensor_part *p) {
+    const bool holds = !(f->gathers && p->replica) && p->range.begin < p->range.end;
+    f->sent[0] = holds ? p->range.begin : 0;
+    f->sent[1] = holds ? p->range.end : 0;
+    f->sent[2] = holds && p->region != NULL;
+    return f->sent[2] ? xdi_cover_put_box(p->region, f->sent, 3) : 3;
+}
+
+static void xdi_full_read(const xd_tensor_part *own, const int64_t *message, xdi_full_rank *r) {
+    r->part = *own;
+    r->part.range.begin = message[0];
+    r->part.range.end = message[1];
+    r->part.region = message[2] ? &r->region : NULL;
+    r->begin = r->end = message[0];
+    if (!message[2]) return;
+    message += 3;
+    memset(&r->region, 0, sizeof r->region);
+    r->region.ndim = own->ndim;
+    for (int d = 0; d < own->ndim; d++) {
+        r->region.count[d] = (int)*message++;
+        for (int i = 0; i < r->region.count[d]; i++) {
+            r->region.interval[d][i].begin = *message++;
+            r->region.interval[d][i].end = *message++;
+        }
+    }
+}
+
+/* Who has what of a tensor. Collective. */
+static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t) {
+    const int64_t length = xdi_full_write(f, t->part);
+    const int64_t *at = f->messages;
+    for (int r = 0; r < f->size; r++) f->counts[r] = 1;
+    XD_TRY(xd_all_gather(f->comm, &length, f->lengths, f->counts, XD_DTYPE_I64));
+    XD_TRY(xd_all_gather(f->comm, f->sent, f->messages, f->lengths, XD_DTYPE_I64));
+    for (int r = 0; r < f->size; at += f->lengths[r++]) xdi_full_read(t->part, at, &f->ranks[r]);
+    return XD_OK;
+}
+
+/* The first position of a part whose element has at least this index: indices ascend with positions. */
+static int64_t xdi_full_position(const xd_tensor_part *p, int64_t index) {
+    int64_t low = p->range.begin, high = p->range.end, at;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        (void)xdi_part_run(p, middle, &at);
+        if (at < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The end of the window that begins at `first`: as far as all that its ranks hold of it has room. */
+static int64_t xdi_full_plan(xdi_full *f, const xdi_stored *t, int64_t first) {
+    const int64_t room = (int64_t)(f->staging_bytes / xd_dtype_size(t->dtype));
+    const int64_t numel = xdi_stored_numel(t);
+    int64_t length = numel - first < room ? numel - first : room, total = 0;
+    for (;; length /= 2, total = 0) {
+        for (int r = 0; r < f->size; r++) {
+            xdi_full_rank *rank = &f->ranks[r];
+            rank->end = xdi_full_position(&rank->part, first + length);
+            f->counts[r] = rank->end - rank->begin;
+            total += f->counts[r];
+        }
+        if (total <= room || length <= 1) return first + length;
+    }
+}
+
+static void xdi_full_next(xdi_full *f) {
+    for (int r = 0; r < f->size; r++) f->ranks[r].begin = f->ranks[r].end;
+}
+
+/* Where this rank's elements of the window lie. */
+static void *xdi_full_own(const xdi_full *f, const xdi_stored *t) {
+    const int64_t position = f->ranks[f->rank].begin - t->part->range.begin;
+    return f->counts[f->rank] ? (char *)t->data + (size_t)position * xd_dtype_size(t->dtype) : NULL;
+}
+
+/* Elements between host and wire, on a device. */
+static xd_result xdi_full_copy(const xdi_full *f, size_t size, xd_copy_kind kind) {
+    const xd_launch launch = xd_ctx_launch(f->ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(f->ctx)->memory;
+    const size_t bytes = (size_t)xdi_comm_total(f->counts, f->size) * size;
+    const bool out = kind == XD_COPY_TO_HOST;
+    if (!xdi_full_on_device(f) || bytes == 0) return XD_OK;
+    XD_TRY(memory->copy(&launch, out ? f->host : f->wire, out ? f->wire : f->host, bytes, kind));
+    return memory->synchronize(&launch);
+}
+
+/* ---- gather ---- */
+
+/* Puts what has arrived into the order of the tensor. */
+static void xdi_full_unpack(xdi_full *f, size_t size, int64_t first) {
+    const unsigned char *from = f->host;
+    for (int r = 0; r < f->size; r++) {
+        const xdi_full_rank *rank = &f->ranks[r];
+        for (int64_t at = rank->begin, run, index; at < rank->end; at += run) {
+            run = xdi_part_run(&rank->part, at, &index);
+            if (run > rank->end - at) run = rank->end - at;
+            memcpy(f->window + (size_t)(index - first) * size, from, (size_t)run * size);
+            from += (size_t)run * size;
+        }
+    }
+}
+
+static xd_result xdi_full_take(const xdi_full *f, const xd_state_gather_desc *desc, const xdi_stored *t,
+                               xd_interval elements, const void *data) {
+    xd_state_tensor whole;
+    memset(&whole, 0, sizeof whole);
+    whole.group = f->content.groups[t->group].name;
+    whole.name = t->name;
+    whole.dtype = t->dtype;
+    whole.ndim = t->step ? 0 : t->part->ndim;
+    whole.shape = t->part->shape;
+    const xd_result result = desc->take(desc->user, &whole, elements, data);
+    XD_REQUIRE(f->ctx, result == XD_OK, result, "tensor \"%.80s\": elements [%lld, %lld) were refused",
+               t->name, (long long)elements.begin, (long long)elements.end);
+    return XD_OK;
+}
+
+static xd_result xdi_full_gather_window(xdi_full *f, const xd_state_gather_desc *desc, const xdi_stored *t,
+                                        xd_interval elements) {
+    const size_t size = xd_dtype_size(t->dtype);
+    xd_result mine = XD_OK;
+    XD_TRY(xd_gather(f->comm, xdi_full_own(f, t), f->wire, f->counts, t->dtype, 0));
+    if (f->rank == 0) {
+        mine = xdi_full_copy(f, size, XD_COPY_TO_HOST);
+        if (mine == XD_OK) {
+            xdi_full_unpack(f, size, elements.begin);
+            mine = xdi_full_take(f, desc, t, elements, f->window);
+        }
+    }
+    return xd_agree(f->comm, mine);
+}
+
+static xd_result xdi_full_gather_tensor(xdi_full *f, const xd_state_gather_desc *desc, const xdi_stored *t) {
+    xd_interval elements = { 0, 1 };
+    if (t->step)
+        return xd_agree(f->comm, f->rank == 0 ? xdi_full_take(f, desc, t, elements, t->step) : XD_OK);
+    const int64_t numel = xdi_stored_numel(t);
+    XD_TRY(xdi_full_learn(f, t));
+    elements.end = 0;
+    do {
+        elements.begin = elements.end;
+        elements.end = xdi_full_plan(f, t, elements.begin);
+        XD_TRY(xdi_full_gather_window(f, desc, t, elements));
+        xdi_full_next(f);
+    } while (elements.end < numel);
+    return XD_OK;
+}
+
+static xd_result xdi_full_gather_list(xdi_full *f, const xd_state_gather_desc *desc) {
+    XD_REQUIRE(f->ctx, f->rank != 0 || desc->take, XD_ERROR_ARGUMENT, "rank 0 of %d has nothing that takes",
+               f->size);
+    XD_TRY(xdi_content_create(f->ctx, desc->networks, desc->network_count, &f->content));
+    XD_TRY(xdi_full_check_group(f));
+    return xdi_content_get_steps(&f->content);
+}
+
+/* Group and staging decide what each rank takes part in. */
+static uint64_t xdi_full_hash(const xdi_full *f, int flags) {
+    const uint64_t numbers[2] = { (uint64_t)f->staging_bytes, (uint64_t)flags };
+    return xd_hash(xd_hash(0, numbers, sizeof numbers), f->group ? f->group : "",
+                   f->group ? strlen(f->group) : 0);
+}
+
+static xd_result xdi_full_gather_run(xdi_full *f, const xd_state_gather_desc *desc) {
+    XD_TRY(xd_agree(f->comm, xdi_full_gather_list(f, desc)));
+    XD_TRY(xd_agree_same(f->comm, xdi_full_hash(f, 0), "group and staging_bytes"));
+    XD_TRY(xdi_content_agree(&f->content, f->comm));
+    XD_TRY(xdi_cover_check(&f->content, f->comm));
+    XD_TRY(xdi_cover_steps(&f->content, f->comm));
+    XD_TRY(xd_agree(f->comm, xdi_full_reserve(f)));
+    for (int64_t i = 0; i < f->content.tensor_count; i++)
+        if (xdi_full_asks(f, &f->content.tensors[i]))
+            XD_TRY(xdi_full_gather_tensor(f, desc, &f->content.tensors[i]));
+    return XD_OK;
+}
+
+XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc) {
+    xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
+    f.gathers = true;
+    const xd_result result = xdi_full_gather_run(&f, desc);
+    xdi_full_end(&f);
+    return result;
+}
+
+/* ---- scatter: which tensors, found by rank 0 ---- */
+
+static int xdi_full_by_name(const void *a, const void *b) {
+    const xd_state_tensor *s = (const xd_state_tensor *)a, *t = (const xd_state_tensor *)b;
+    const int order = strcmp(s->group, t->group);
+    return order ? order : strcmp(s->name, t->name);
+}
+
+static xd_result xdi_full_sort(const xdi_full *f, const xd_state_scatter_desc *desc, const void **order) {
+    for (int64_t i = 0; i < desc->tensor_count; i++) {
+        const xd_state_tensor *t = &desc->tensors[i];
+        XD_REQUIRE(f->ctx,
+                   t->group && t->name && t->ndim >= 0 && t->ndim <= XD_DIMS_MAX &&
+                       (t->ndim == 0 || t->shape),
+                   XD_ERROR_ARGUMENT, "tensor %lld of the list: \"%.80s\" of %d dimensions at %p",
+                   (long long)i, t->name ? t->name : "", t->ndim, (const void *)t->shape);
+        order[i] = t;
+    }
+    xdi_sort(order, (size_t)desc->tensor_count, xdi_full_by_name);
+    for (int64_t i = 1; i < desc->tensor_count; i++)
+        XD_REQUIRE(f->ctx, xdi_full_by_name(order[i - 1], order[i]) != 0, XD_ERROR_ARGUMENT,
+                   "two tensors of %.80s are named \"%.80s\"", ((const xd_state_tensor *)order[i])->group,
+                   ((const xd_state_tensor *)order[i])->name);
+    return XD_OK;
+}
+
+/* The entry of the list that is a tensor of the content. */
+static int64_t xdi_full_find(const xdi_full *f, const xd_state_scatter_desc *desc, const void **order,
+                             const xdi_stored *t) {
+    xd_state_tensor key;
+    int64_t low = 0, high = desc->tensor_count;
+    memset(&key, 0, sizeof key);
+    key.group = f->content.groups[t->group].name;
+    key.name = t->name;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (xdi_full_by_name(order[middle], &key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == desc->tensor_count || xdi_full_by_name(order[low], &key) != 0) return XDI_FULL_ABSENT;
+    return (const xd_state_tensor *)order[low] - desc->tensors;
+}
+
+static bool xdi_full_is_state(const xdi_full *f, const xdi_stored *t) {
+    return strncmp(f->content.groups[t->group].name, "optim", 5) == 0;
+}
+
+static bool xdi_full_is_master(const xdi_full *f, const xdi_stored *t) {
+    return xdi_full_is_state(f, t) && strncmp(t->name, "optim.master.", 13) == 0;
+}
+
+/* Marks states that nobody has formed. Those of a parameter follow one another. */
+static void xdi_full_mark_unformed(xdi_full *f) {
+    const xdi_content *c = &f->content;
+    for (int64_t first = 0, end; first < c->tensor_count; first = end) {
+        const xdi_stored *t = &c->tensors[first];
+        bool any = false;
+        for (end = first;
+             end < c->tensor_count && c->tensors[end].part == t->part && c->tensors[end].group == t->group;
+             end++)
+            any = any || f->match[end] >= 0;
+        for (int64_t i = first; i < end && xdi_full_is_state(f, t) && xdi_full_asks(f, t); i++)
+            if (f->match[i] < 0 && (!any || xdi_full_is_master(f, &c->tensors[i])))
+                f->match[i] = XDI_FULL_UNFORMED;
+    }
+}
+
+static bool xdi_full_fits_type(const xdi_stored *t, xd_dtype dtype, bool convert) {
+    if (t->dtype == dtype) return true;
+    return convert && xdi_load_converts(dtype) && (t->step || xdi_load_converts(t->dtype));
+}
+
+/* The name of what was counted last. */
+static void xdi_full_note(xd_state_report *r, const char *name) {
+    if (r->missing + r->unexpected + r->wrong_shape + r->wrong_type <= 5)
+        xdi_load_append(r->names, sizeof r->names, name);
+}
+
+/* Counts one tensor of the content, and forgets its entry when that does not fit. */
+static xd_result xdi_full_judge(xdi_full *f, const xd_state_scatter_desc *desc, int64_t i,
+                                xd_state_report *report) {
+    const xdi_stored *t = &f->content.tensors[i];
+    const xd_state_tensor *given = f->match[i] >= 0 ? &desc->tensors[f->match[i]] : NULL;
+    const int ndim = t->step ? 0 : t->part->ndim;
+    if (f->match[i] == XDI_FULL_UNFORMED) {
+        report->synthesised++;
+        return XD_OK;
+    }
+    const bool shape = given && given->ndim == ndim &&
+                       memcmp(given->shape ? given->shape : t->part->shape, t->part->shape,
+                              (size_t)ndim * sizeof *t->part->shape) == 0;
+    const bool type = given && xdi_full_fits_type(t, given->dtype, desc->convert);
+    if (!shape || !type) {
+        report->missing += !given;
+        report->wrong_shape += given && !shape;
+        report->wrong_type += given && shape;
+        xdi_full_note(report, t->name);
+        f->match[i] = XDI_FULL_ABSENT;
+        return XD_OK;
+    }
+    XD_REQUIRE(f->ctx, given->data || xdi_stored_numel(t) == 0, XD_ERROR_STATE,
+               "tensor \"%.80s\": %lld elements at NULL", t->name, (long long)xdi_stored_numel(t));
+    report->loaded++;
+    if (given->dtype == t->dtype) return XD_OK;
+    if (report->converted++ < 5)
+        xdi_load_append(report->converted_names, sizeof report->converted_names, t->name);
+    return XD_OK;
+}
+
+/* A count of steps as an entry of the list has it. */
+static xd_result xdi_full_take_step(const xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
+    if (given->dtype == XD_DTYPE_I64) {
+        memcpy(t->step, given->data, sizeof *t->step);
+    } else {
+        const double value = xd_load_f64(given->data, given->dtype, 0);
+        XD_REQUIRE(f->ctx, value >= 0.0 && value < 9007199254740992.0 && value == (double)(int64_t)value,
+                   XD_ERROR_DATA, "tensor \"%.80s\" is %g, no count of steps", t->name, value);
+        *t->step = (int64_t)value;
+    }
+    XD_REQUIRE(f->ctx, *t->step >= 0, XD_ERROR_DATA, "tensor \"%.80s\" is %lld, no count of steps", t->name,
+               (long long)*t->step);
+    return XD_OK;
+}
+
+static xd_result xdi_full_compare(xdi_full *f, const xd_state_scatter_desc *desc, const void **order,
+                                  xd_state_report *report) {
+    bool *used = (bool *)(void *)(order + desc->tensor_count);
+    XD_TRY(xdi_full_sort(f, desc, order));
+    for (int64_t i = 0; i < f->content.tensor_count; i++) {
+        const xdi_stored *t = &f->content.tensors[i];
+        f->match[i] = xdi_full_asks(f, t) ? xdi_full_find(f, desc, order, t) : (int64_t)XDI_FULL_ABSENT;
+        if (f->match[i] >= 0) used[f->match[i]] = true;
+    }
+    xdi_full_mark_unformed(f);
+    for (int64_t i = 0; i < f->content.tensor_count; i++) {
+        const xdi_stored *t = &f->content.tensors[i];
+        if (!xdi_full_asks(f, t)) continue;
+        XD_TRY(xdi_full_judge(f, desc, i, report));
+        if (t->step && f->match[i] >= 0) XD_TRY(xdi_full_take_step(f, t, &desc->tensors[f->match[i]]));
+        if (t->step && f->match[i] == XDI_FULL_UNFORMED) *t->step = 0;
+    }
+    for (int64_t i = 0; i < desc->tensor_count; i++) {
+        if (used[i]) continue;
+        report->unexpected++;
+        xdi_full_note(report, desc->tensors[i].name);
+    }
+    return XD_OK;
+}
+
+/* Rank 0. */
+static xd_result xdi_full_match(xdi_full *f, const xd_state_scatter_desc *desc, xd_state_report *report) {
+    const size_t count = desc->tensor_count > 0 ? (size_t)desc->tensor_count : 0;
+    if (f->rank != 0) return XD_OK;
+    XD_REQUIRE(f->ctx, desc->tensor_count >= 0 && (desc->tensors || count == 0), XD_ERROR_ARGUMENT,
+               "%lld tensors at %p", (long long)desc->tensor_count, (const void *)desc->tensors);
+    const void **order = (const void **)xd_allocate(f->ctx, count * (sizeof *order + sizeof(bool)));
+    XD_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "no room to sort %lld tensors", (long long)count);
+    memset((void *)order, 0, count * (sizeof *order + sizeof(bool)));
+    const xd_result result = xdi_full_compare(f, desc, order, report);
+    xd_release(f->ctx, (void *)order);
+    return result;
+}
+
+/* The same on every rank, as it follows from what all of them have. */
+static xd_result xdi_full_accept(const xdi_full *f, const xd_state_report *r, bool lenient) {
+    XD_REQUIRE(f->ctx, r->wrong_type == 0, XD_ERROR_DTYPE,
+               "%lld tensors have types that are not converted: %s", (long long)r->wrong_type, r->names);
+    if (lenient) return XD_OK;
+    XD_REQUIRE(f->ctx, r->missing == 0, XD_ERROR_MISSING, "%lld tensors are not in the list of rank 0: %s",
+               (long long)r->missing, r->names);
+    XD_REQUIRE(f->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED,
+               "the list of rank 0 has %lld tensors more: %s", (long long)r->unexpected, r->names);
+    XD_REQUIRE(f->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape: %s",
+               (long long)r->wrong_shape, r->names);
+    return XD_OK;
+}
+
+/* ---- scatter: elements ---- */
+
+/* Puts the window into the order of the ranks, in the type that they have. */
+static xd_result xdi_full_pack(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
+    const xd_launch launch = xd_ctx_launch(f->ctx);
+    const size_t size = xd_dtype_size(t->dtype);
+    unsigned char *to = f->host;
+    for (int r = 0; r < f->size; r++) {
+        const xdi_full_rank *rank = &f->ranks[r];
+        for (int64_t at = rank->begin, run, index; at < rank->end; at += run) {
+            xd_cast_array cast;
+            run = xdi_part_run(&rank->part, at, &index);
+            if (run > rank->end - at) run = rank->end - at;
+            cast.target = to;
+            cast.target_dtype = t->dtype;
+            cast.source_dtype = given->dtype;
+            cast.source = (const char *)given->data + (size_t)index * xd_dtype_size(given->dtype);
+            cast.count = run;
+            if (t->dtype == given->dtype)
+                memcpy(to, cast.source, (size_t)run * size);
+            else
+                XD_TRY(xd_ctx_host_kernels(f->ctx)->optimizer.cast(&launch, &cast, 1));
+            to += (size_t)run * size;
+        }
+    }
+    return xdi_full_copy(f, size, XD_COPY_TO_DEVICE);
+}
+
+static xd_result xdi_full_scatter_tensor(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
+    const int64_t numel = xdi_stored_numel(t);
+    XD_TRY(xdi_full_learn(f, t));
+    for (int64_t first = 0, end; first < numel; first = end) {
+        end = xdi_full_plan(f, t, first);
+        XD_TRY(xd_agree(f->comm, f->rank == 0 ? xdi_full_pack(f, t, given) : XD_OK));
+        XD_TRY(xd_scatter(f->comm, f->wire, xdi_full_own(f, t), f->counts, t->dtype, 0));
+        xdi_full_next(f);
+    }
+    return XD_OK;
+}
+
+/* A state that has never stepped. */
+static xd_result xdi_full_form(const xdi_full *f, const xdi_stored *t) {
+    const xd_launch launch = xd_ctx_launch(f->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(f->ctx);
+    const int64_t count = t->part->range.end - t->part->range.begin;
+    xd_cast_array cast;
+    if (t->step || count == 0) return XD_OK;
+    if (!xdi_full_is_master(f, t))
+        return kernels->memory.fill(&launch, t->data, 0, (size_t)count * xd_dtype_size(t->dtype));
+    cast.target = t->data;
+    cast.target_dtype = t->dtype;
+    cast.source = t->part->data;
+    cast.source_dtype = t->part->dtype;
+    cast.count = count;
+    return kernels->optimizer.cast(&launch, &cast, 1);
+}
+
+static xd_result xdi_full_finish(xdi_full *f) {
+    for (int64_t i = 0; i < f->content.tensor_count; i++)
+        if (f->match[i] == XDI_FULL_UNFORMED) XD_TRY(xdi_full_form(f, &f->content.tensors[i]));
+    return xdi_content_put_steps(&f->content);
+}
+
+static xd_result xdi_full_scatter_list(xdi_full *f, const xd_state_scatter_desc *desc) {
+    XD_TRY(xdi_content_create(f->ctx, desc->networks, desc->network_count, &f->content));
+    XD_TRY(xdi_full_check_group(f));
+    f->match = (int64_t *)xd_allocate(f->ctx, (size_t)f->content.tensor_count * sizeof *f->match);
+    XD_REQUIRE(f->ctx, f->match, XD_ERROR_MEMORY, "no room to match %lld tensors",
+               (long long)f->content.tensor_count);
+    XD_TRY(xdi_full_reserve(f));
+    return xdi_content_get_steps(&f->content); /* those that are not loaded stay as they are */
+}
+
+static xd_result xdi_full_scatter_run(xdi_full *f, const xd_state_scatter_desc *desc,
+                                      xd_state_report *report) {
+    XD_TRY(xd_agree(f->comm, xdi_full_scatter_list(f, desc)));
+    XD_TRY(xd_agree_same(f->comm, xdi_full_hash(f, 1 + desc->lenient + 2 * desc->convert),
+                         "group, staging_bytes, lenient and convert"));
+    XD_TRY(xdi_content_agree(&f->content, f->comm));
+    XD_TRY(xd_agree(f->comm, xdi_full_match(f, desc, report)));
+    XD_TRY(xd_broadcast(f->comm, report, (int64_t)sizeof *report, XD_DTYPE_U8, 0));
+    XD_TRY(xd_broadcast(f->comm, f->match, f->content.tensor_count, XD_DTYPE_I64, 0));
+    XD_TRY(xd_broadcast(f->comm, f->content.steps, f->content.step_count, XD_DTYPE_I64, 0));
+    XD_TRY(xdi_full_accept(f, report, desc->lenient));
+    for (int64_t i = 0; i < f->content.tensor_count; i++) {
+        const xdi_stored *t = &f->content.tensors[i];
+        if (f->match[i] < 0 || t->step) continue;
+        XD_TRY(xdi_full_scatter_tensor(f, t, f->rank == 0 ? &desc->tensors[f->match[i]] : NULL));
+    }
+    return xd_agree(f->comm, xdi_full_finish(f));
+}
+
+XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report) {
+    xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
+    xd_state_report own;
+    memset(&own, 0, sizeof own);
+    const xd_result result = xdi_full_scatter_run(&f, desc, &own);
+    if (report) *report = own;
+    xdi_full_end(&f);
+    return result;
+}
+
+/* ---- averages ---- */
+
+/* The group of the one average there is. */
+static xd_result xdi_full_average(xd_ctx *ctx, const xd_checkpoint_network *n, int count, const char *group,
+                                  char name[XDI_GROUP_ROOM]) {
+    XD_REQUIRE(ctx, n && count == 1 && n->average_count == 1 && n->averages && !group, XD_ERROR_ARGUMENT,
+               "%d networks, %d averages in the first and the group \"%.40s\"; needed are one, one and none",
+               count, n && count > 0 ? n->average_count : 0, group ? group : "");
+    XD_REQUIRE(ctx,
+               n->averages[0].name && (!n->name || strlen(n->name) < 32) && strlen(n->averages[0].name) < 32,
+               XD_ERROR_ARGUMENT, "the average has no name, or one that is too long: \"%.40s\"",
+               n->averages[0].name ? n->averages[0].name : "");
+    snprintf(name, XDI_GROUP_ROOM, "ema-%s%s%s", n->name ? n->name : "", n->name ? "-" : "",
+             n->averages[0].name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, xd_ema_record *record) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_state_gather_desc d = *desc;
+    char group[XDI_GROUP_ROOM];
+    XD_TRY(xd_agree(comm, xdi_full_average(ctx, d.networks, d.network_count, d.group, group)));
+    d.group = group;
+    XD_TRY(xd_state_gather(comm, &d));
+    *record = xd_ema_describe(d.networks->averages[0].ema);
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
+                               xd_state_report *report) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_state_scatter_desc d = *desc;
+    xd_state_report own;
+    char group[XDI_GROUP_ROOM];
+    int64_t counters[3] = { 0, 0, 0 }; /* whether there are any, iteration, initialized */
+    xd_result mine = xdi_full_average(ctx, d.networks, d.network_count, d.group, group);
+    if (mine == XD_OK && record && xd_comm_rank(comm) == 0) {
+        if (record->format_version != 1 || record->iteration < 0)
+            mine =
+                XD_FAIL(ctx, XD_ERROR_FORMAT, "a record of version %d and iteration %lld, known is version 1",
+                        record->format_version, (long long)record->iteration);
+        counters[0] = 1;
+        counters[1] = record->iteration;
+        counters[2] = record->initialized;
+    }
+    XD_TRY(xd_agree(comm, mine));
+    XD_TRY(xd_broadcast(comm, counters, 3, XD_DTYPE_I64, 0));
+    d.group = group;
+    memset(&own, 0, sizeof own);
+    const xd_result result = xd_state_scatter(comm, &d, &own);
+    if (report) *report = own;
+    XD_TRY(result);
+    xd_ema *ema = d.networks->averages[0].ema;
+    const xd_ema_record now = xd_ema_describe(ema);
+    const bool filled = own.missing + own.wrong_shape == 0;
+    if (counters[0])
+        xdi_ema_restore(ema, counters[1], counters[2] != 0);
+    else
+        xdi_ema_restore(ema, now.iteration, now.initialized || filled);
+    return XD_OK;
 }
 
 /* >>checkpoint/verify.c */
@@ -57124,4 +57893,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1d966996fdf720f3d99c965f9c3208ca4b4a97dad2bc6dc4ec0039178d9530ba */
+/* xdistill sha256 d430fe7941cb3c67bdb40b237986e546dbcb7cbde39835f06038a5718c2599c2 */

@@ -133,6 +133,7 @@
 /* Checkpoints. */
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/full.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -330,6 +331,7 @@
 #include "checkpoint/save.c"
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
+#include "checkpoint/full.c"
 #include "checkpoint/verify.c"
 #endif
 

@@ -424,6 +424,60 @@ static xd_result run_checkpoint_load(part *p) {
     return result;
 }
 
+static xd_result drop_piece(void *user, const xd_state_tensor *tensor, xd_interval elements,
+                            const void *data) {
+    (void)user;
+    (void)tensor;
+    (void)elements;
+    return data ? XD_OK : XD_ERROR_DATA;
+}
+
+static xd_result run_state_gather(part *p) {
+    xd_tensor_part tensor;
+    const xd_checkpoint_network network = checkpoint_network(p, &tensor);
+    const xd_state_gather_desc d = { .networks = &network, .network_count = 1, .take = drop_piece };
+    return xd_state_gather(p->world, &d);
+}
+
+static xd_result run_state_scatter(part *p) {
+    static const float whole[12] = { 0 };
+    static const int64_t shape[2] = { 4, 3 };
+    const xd_state_tensor given = { "model", "w", XD_DTYPE_F32, 2, shape, whole };
+    xd_tensor_part tensor;
+    const xd_checkpoint_network network = checkpoint_network(p, &tensor);
+    const xd_state_scatter_desc d = {
+        .networks = &network, .network_count = 1, .tensors = &given, .tensor_count = 1
+    };
+    return xd_state_scatter(p->world, &d, NULL);
+}
+
+/* There and back. */
+static xd_result run_average(part *p) {
+    static const float whole[12] = { 0 };
+    static const int64_t shape[2] = { 4, 3 };
+    const xd_state_tensor given = { "ema-slow", "w", XD_DTYPE_F32, 2, shape, whole };
+    const xd_param param = { .name = "w", .value = p->memory.student, .dtype = XD_DTYPE_F32, .count = 12 };
+    const xd_ema_desc constant = xd_ema_defaults(XD_EMA_CONSTANT);
+    xd_tensor_part tensor;
+    xd_checkpoint_network network = checkpoint_network(p, &tensor);
+    xd_checkpoint_average average = { "slow", NULL };
+    const xd_state_gather_desc out = { .networks = &network, .network_count = 1, .take = drop_piece };
+    const xd_state_scatter_desc in = {
+        .networks = &network, .network_count = 1, .tensors = &given, .tensor_count = 1
+    };
+    xd_ema_record record;
+    const int64_t fails = fails_in;
+    fails_in = 0;
+    CHECK_EQ_INT(xd_ema_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
+    fails_in = fails;
+    network.averages = &average;
+    network.average_count = 1;
+    xd_result result = xd_ema_export(p->world, &out, &record);
+    if (result == XD_OK) result = xd_ema_import(p->world, &in, &record, NULL);
+    xd_ema_destroy(average.ema);
+    return result;
+}
+
 /* A split of 12 rows over the ranks. */
 static void open_split(part *p) {
     const xd_axis axis = { "dp", xd_comm_size(p->world) };
@@ -492,7 +546,10 @@ static const call calls[] = {
     { "xd_tensor_full", run_full, false },
     { "xd_weights_gather", run_weights, false },
     { "xd_checkpoint_save", run_checkpoint_save, false },
-    { "xd_checkpoint_load", run_checkpoint_load, false }
+    { "xd_checkpoint_load", run_checkpoint_load, false },
+    { "xd_state_gather", run_state_gather, false },
+    { "xd_state_scatter", run_state_scatter, false },
+    { "xd_ema_export, xd_ema_import", run_average, false }
 };
 
 /* What all ranks of a run share: a world of its own for each call, because contexts retain memory. */

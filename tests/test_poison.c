@@ -22,6 +22,7 @@
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
+ *   xd_ema_import: reads the counters of a record, none of its settings
  *   xd_status_check, xd_read_status: print a number
  *   xd_votes_read: the sums of what xd_votes_add let in
  *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c

@@ -25,7 +25,7 @@ static int64_t xdi_cover_put(int64_t *to, int64_t at, int64_t value) {
     return at + 1;
 }
 
-static int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at) {
+XD_PRIVATE int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at) {
     for (int d = 0; d < box->ndim; d++) {
         at = xdi_cover_put(to, at, box->count[d]);
         for (int i = 0; i < box->count[d]; i++) {

@@ -87,6 +87,15 @@ XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, voi
 /* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
 XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
 
+/* cover.c: appends a box to a message, for each dimension the length of its list and the list, and returns the new length; `to`
+ * NULL: only that. */
+XD_PRIVATE int64_t xdi_cover_put_box(const xd_region *box, int64_t *to, int64_t at);
+
+/* load.c: whether a type can be converted to others; and one more name after ", " where
+ * there is room. */
+XD_PRIVATE bool xdi_load_converts(xd_dtype dtype);
+XD_PRIVATE void xdi_load_append(char *names, size_t room, const char *name);
+
 /* cover.c: MISMATCH unless the ranks that hold elements of a parameter have counted the same steps, which all get. Collective. */
 XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *content, xd_comm *comm);
 

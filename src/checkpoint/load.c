@@ -142,13 +142,16 @@ static xd_result xdi_load_share(xdi_load *l) {
 
 /* ---- which tensors ---- */
 
+XD_PRIVATE void xdi_load_append(char *names, size_t room, const char *name) {
+    const size_t used = strlen(names), length = strlen(name), comma = used ? 2 : 0;
+    if (used + comma + length + 1 > room) return;
+    memcpy(names + used, ", ", comma);
+    memcpy(names + used + comma, name, length + 1);
+}
+
 static void xdi_load_note(xdi_load *l, const char *name) {
     xd_checkpoint_report *r = &l->report;
-    const size_t used = strlen(r->names), length = strlen(name), comma = used ? 2 : 0;
-    if (r->missing + r->unexpected + r->wrong_shape > 5 || used + comma + length + 1 > sizeof r->names)
-        return;
-    memcpy(r->names + used, ", ", comma);
-    memcpy(r->names + used + comma, name, length + 1);
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
 }
 
 static bool xdi_load_same_shape(const xdi_stored *t, const xd_checkpoint_tensor_info *saved) {
@@ -157,7 +160,7 @@ static bool xdi_load_same_shape(const xdi_stored *t, const xd_checkpoint_tensor_
            memcmp(t->part->shape, saved->shape, (size_t)ndim * sizeof *saved->shape) == 0;
 }
 
-static bool xdi_load_converts(xd_dtype dtype) {
+XD_PRIVATE bool xdi_load_converts(xd_dtype dtype) {
     return dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64;
 }
 

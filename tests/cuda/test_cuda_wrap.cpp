@@ -1,6 +1,10 @@
 /* Wrapped models whose storage is on GPUs: what blocks show, and sums of leaves, have the bits of the host. */
 #include "cuda_test.h"
 
+#include <string>
+#include <utility>
+#include <vector>
+
 enum { LEAVES = 6, ROWS = 13, COLUMNS = 5, SIZE = ROWS * COLUMNS };
 enum Kind { DDP, SHARDED, FSDP, FSDP_WHOLE, KINDS };
 
@@ -128,6 +132,96 @@ XD_TEST(wrapped_models_on_gpus_show_the_values_and_sum_to_the_bits_of_the_host) 
             desc.timeout_seconds = 60;
             xd_error error;
             const xd_result result = xd_run_threads(n, &desc, train_once, &kind, &error);
+            if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, kind, error.message);
+            CHECK(result == XD_OK);
+        }
+}
+
+/* The state by name, as rank 0 has it; counts of steps as one number. */
+typedef std::vector<std::pair<std::string, std::vector<float>>> State;
+
+static xd_result keep(void *user, const xd_state_tensor *tensor, xd_interval elements, const void *data) {
+    State &state = *(State *)user;
+    if (elements.begin == 0) state.push_back({ tensor->name, {} });
+    for (int64_t i = 0; i < elements.end - elements.begin; i++)
+        state.back().second.push_back((float)(tensor->dtype == XD_DTYPE_I64 ? (double)((const int64_t *)data)[i]
+                                                                           : (double)((const float *)data)[i]));
+    return XD_OK;
+}
+
+/* Scatters the values of a rule and gathers them again, with an optimizer whose state the list lacks for the root's weight. */
+static xd_result there_and_back(xd_comm *world, void *argument) {
+    const RankGpu p(world);
+    xd_block *blocks[2];
+    xd_parallel *parallel = nullptr;
+    xd_optimizer *adamw = nullptr;
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    int64_t count = 0;
+    const int64_t shape[2] = { ROWS, COLUMNS }, steps = 7;
+    std::vector<float> values[4];
+    xd_model *model = two_blocks(p.ctx, blocks);
+    xd_fsdp_desc fsdp = {};
+    const xd_ddp_desc ddp = {};
+    CHECK((*(const int *)argument == FSDP ? xd_fsdp_create(model, world, &fsdp, &parallel)
+                                          : xd_ddp_create(model, world, &ddp, &parallel)) == XD_OK);
+    CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK);
+    CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
+    const xd_optimizer_desc o = xd_adamw_defaults(params, count);
+    CHECK(xd_optimizer_create(p.ctx, &o, &adamw) == XD_OK);
+    for (int b = 0; b < 4; b++)
+        for (int64_t i = 0; i < SIZE; i++) values[b].push_back(leaf_gradient(9, b, i));
+    const xd_state_tensor list[] = {
+        { "model", "w", XD_DTYPE_F32, 2, shape, values[0].data() },
+        { "model", "layer.w", XD_DTYPE_F32, 2, shape, values[1].data() },
+        { "optim", "optim.exp_avg.layer.w", XD_DTYPE_F32, 2, shape, values[2].data() },
+        { "optim", "optim.exp_avg_sq.layer.w", XD_DTYPE_F32, 2, shape, values[3].data() },
+        { "optim", "optim.step.layer.w", XD_DTYPE_I64, 0, nullptr, &steps },
+    };
+    xd_checkpoint_network network = {};
+    network.parts = parts;
+    network.part_count = count;
+    network.optimizer = adamw;
+    xd_state_scatter_desc in = {};
+    in.networks = &network;
+    in.network_count = 1;
+    in.tensors = list;
+    in.tensor_count = 5;
+    in.staging_bytes = 100; /* several windows */
+    State state;
+    xd_state_gather_desc out = {};
+    out.networks = &network;
+    out.network_count = 1;
+    out.staging_bytes = 100;
+    out.take = keep;
+    out.user = &state;
+    xd_state_report report;
+    CHECK(xd_state_scatter(world, &in, &report) == XD_OK);
+    CHECK(report.loaded == 5 && report.synthesised == 3);
+    CHECK(xd_state_gather(world, &out) == XD_OK);
+    CHECK(state.size() == (xd_comm_rank(world) == 0 ? 8u : 0u));
+    const std::vector<float> zeros(SIZE), none(1), seven(1, 7.0f);
+    for (const auto &t : state) {
+        const std::string &n = t.first;
+        const bool layer = n.find("layer.") != std::string::npos;
+        if (n.find("optim.exp_avg_sq.") == 0) CHECK(t.second == (layer ? values[3] : zeros));
+        else if (n.find("optim.exp_avg.") == 0) CHECK(t.second == (layer ? values[2] : zeros));
+        else if (n.find("optim.step.") == 0) CHECK(t.second == (layer ? seven : none));
+        else CHECK(t.second == values[layer]);
+    }
+    xd_optimizer_destroy(adamw);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(a_state_on_gpus_goes_to_rank_0_and_comes_from_it) {
+    for (int n = 1; n <= 3; n++)
+        for (int kind : { (int)DDP, (int)FSDP }) {
+            xd_ctx_desc desc = {};
+            desc.timeout_seconds = 60;
+            xd_error error;
+            const xd_result result = xd_run_threads(n, &desc, there_and_back, &kind, &error);
             if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, kind, error.message);
             CHECK(result == XD_OK);
         }

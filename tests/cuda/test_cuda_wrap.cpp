@@ -98,18 +98,33 @@ static void check_sums(xd_ctx *ctx, const xd_parallel *parallel) {
     }
 }
 
+struct Setting {
+    int kind;
+    bool queues; /* of streams: gathers ahead, sums beside the passes */
+};
+
 static xd_result train_once(xd_comm *world, void *argument) {
-    const int kind = *(const int *)argument;
+    const Setting &setting = *(const Setting *)argument;
+    const int kind = setting.kind;
     const RankGpu p(world);
+    xd_queue *gathers = nullptr, *reductions = nullptr;
+    if (setting.queues) CHECK(xd_queue_create(world, nullptr, &gathers) == XD_OK);
+    if (setting.queues) CHECK(xd_queue_create(world, nullptr, &reductions) == XD_OK);
     xd_block *blocks[2];
     xd_parallel *parallel = nullptr;
     xd_model *model = two_blocks(p.ctx, blocks);
     xd_ddp_desc ddp = {};
     ddp.leaves = LEAVES;
     ddp.sharded_optimizer = kind == SHARDED;
+    ddp.gathers = gathers;
+    ddp.reductions = reductions;
+    ddp.bucket_size = SIZE;
     xd_fsdp_desc fsdp = {};
     fsdp.leaves = LEAVES;
     fsdp.accumulate_whole = kind == FSDP_WHOLE;
+    fsdp.gathers = gathers;
+    fsdp.reductions = reductions;
+    fsdp.prefetch = setting.queues;
     CHECK((kind <= SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
                            : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
     for (int step = 0; step < 2; step++) {
@@ -119,6 +134,8 @@ static xd_result train_once(xd_comm *world, void *argument) {
         CHECK(xd_parallel_publish(parallel) == XD_OK);
     }
     xd_parallel_destroy(parallel);
+    xd_queue_destroy(gathers);
+    xd_queue_destroy(reductions);
     xd_model_destroy(model);
     return XD_OK;
 }
@@ -126,13 +143,14 @@ static xd_result train_once(xd_comm *world, void *argument) {
 XD_TEST(wrapped_models_on_gpus_show_the_values_and_sum_to_the_bits_of_the_host) {
     static const int ranks[] = { 1, 2, 3 };
     for (int n : ranks)
-        for (int kind = DDP; kind < KINDS; kind++) {
+        for (int i = 0; i < 2 * KINDS; i++) {
+            Setting setting = { i % KINDS, i >= KINDS };
             xd_ctx_desc desc = {};
             desc.reduction = XD_REDUCTION_INVARIANT;
             desc.timeout_seconds = 60;
             xd_error error;
-            const xd_result result = xd_run_threads(n, &desc, train_once, &kind, &error);
-            if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, kind, error.message);
+            const xd_result result = xd_run_threads(n, &desc, train_once, &setting, &error);
+            if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, setting.kind, error.message);
             CHECK(result == XD_OK);
         }
 }

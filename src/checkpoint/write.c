@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+enum { XDI_WRITER_PIECE = 1 << 20 /* bytes */ };
+
 static size_t xdi_writer_size(const xdi_stored *t) {
     return xd_dtype_size(t->dtype);
 }
@@ -63,14 +65,25 @@ static xd_result xdi_writer_open(xdi_writer *w) {
     return result;
 }
 
-/* Elements in memory of the host, from `index` of the whole tensor on. */
-static xd_result xdi_writer_put(xdi_writer *w, const void *data, int64_t index, int64_t count) {
+/* Elements in memory of the host, from `index` of the whole tensor on, few enough to be in the cache still when they are looked
+ * at after writing. Between two writes of a rank comes one of another's to the same file. */
+static xd_result xdi_writer_put_some(xdi_writer *w, const void *data, int64_t index, int64_t count) {
     const xdi_planned_file *f = &w->plan->files[w->file];
     const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
     const uint64_t offset = f->layout->begin[w->tensor - f->first] + (uint64_t)index * size;
     XD_TRY(xd_publish_write(w->open, data, (size_t)count * size, offset));
     xdi_writer_note(w, w->file, offset, data, (size_t)count * size);
     w->fingerprints[w->tensor] += xdi_fingerprint(data, size, index, count);
+    return XD_OK;
+}
+
+static xd_result xdi_writer_put(xdi_writer *w, const void *data, int64_t index, int64_t count) {
+    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
+    const int64_t most = (int64_t)((size_t)XDI_WRITER_PIECE / size);
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < most ? count - done : most;
+        XD_TRY(xdi_writer_put_some(w, (const unsigned char *)data + (size_t)done * size, index + done, n));
+    }
     return XD_OK;
 }
 

@@ -4718,7 +4718,7 @@ typedef struct xd_checkpoint_save_desc {
 
 /* Saves a checkpoint. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
  * and gives the directory its name when everything is on disk. Then root/latest is written, and checkpoints beyond `keep` are
- * removed.
+ * removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk.
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
@@ -33872,7 +33872,8 @@ XD_PRIVATE void xdi_plan_destroy(xdi_plan *plan) {
 
 #include <string.h>
 
-enum { XDI_WRITER_PIECE = 1 << 20 /* bytes */ };
+/* Bytes of a write, and from how many on it goes past the page cache, through which disks take a fraction of what they can. */
+enum { XDI_WRITER_PIECE = 4 << 20, XDI_WRITER_DIRECT = 1 << 20 };
 
 static size_t xdi_writer_size(const xdi_stored *t) {
     return xd_dtype_size(t->dtype);
@@ -33931,13 +33932,15 @@ static xd_result xdi_writer_open(xdi_writer *w) {
 }
 
 /* Elements in memory of the host, from `index` of the whole tensor on, few enough to be in the cache still when they are looked
- * at after writing. Between two writes of a rank comes one of another's to the same file. */
+ * at after writing. */
 static xd_result xdi_writer_put_some(xdi_writer *w, const void *data, int64_t index, int64_t count) {
     const xdi_planned_file *f = &w->plan->files[w->file];
     const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
     const uint64_t offset = f->layout->begin[w->tensor - f->first] + (uint64_t)index * size;
-    XD_TRY(xd_publish_write(w->open, data, (size_t)count * size, offset));
-    xdi_writer_note(w, w->file, offset, data, (size_t)count * size);
+    const size_t bytes = (size_t)count * size;
+    XD_TRY(bytes < (size_t)XDI_WRITER_DIRECT ? xd_publish_write(w->open, data, bytes, offset)
+                                             : xd_publish_write_direct(w->open, data, bytes, offset, NULL));
+    xdi_writer_note(w, w->file, offset, data, bytes);
     w->fingerprints[w->tensor] += xdi_fingerprint(data, size, index, count);
     return XD_OK;
 }
@@ -55677,4 +55680,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e110d99bf62b1a12be52b4fac0dce02632a068b53a9dd14c180d8ecaae3e7a78 */
+/* xdistill sha256 0796d2f52a64b21e03fd7e24c76a4d0ecfa6018c2c2e5848b3b755d0cd6911f3 */

@@ -25,6 +25,7 @@ typedef struct team {
     pthread_cond_t told;
     team_order order; /* the last one */
     int number;       /* of orders so far */
+    int taken;        /* of these, by the other rank: the next one waits for it */
 #endif
     void (*work)(void *rank, void *argument);
     void *argument;
@@ -51,6 +52,7 @@ static void team_tell(team_rank *me, team_order order) {
     MPI_Send(&order, 2, MPI_INT, 1, 0, MPI_COMM_WORLD);
 #else
     pthread_mutex_lock(&me->team->mutex);
+    while (me->team->taken != me->team->number) pthread_cond_wait(&me->team->told, &me->team->mutex);
     me->team->order = order;
     me->team->number++;
     pthread_cond_signal(&me->team->told);
@@ -73,8 +75,9 @@ static team_order team_listen(team_rank *me) {
     team *t = me->team;
     pthread_mutex_lock(&t->mutex);
     while (me->heard == t->number) pthread_cond_wait(&t->told, &t->mutex);
-    me->heard = t->number;
+    me->heard = t->taken = t->number;
     order = t->order;
+    pthread_cond_signal(&t->told);
     pthread_mutex_unlock(&t->mutex);
 #endif
     return order;

@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -169,10 +169,12 @@ build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
 	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
+wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
+two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
 bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
-	@for program in $(bench); do $$program || exit 1; done
-	@[ -z "$(bench_mpi)" ] || mpirun --oversubscribe --allow-run-as-root -n 2 $(bench_mpi)
+	@for program in $(filter-out build/bench/wrap build/bench/files,$(bench)); do $$program || exit 1; done
+	@[ -z "$(bench_mpi)" ] || $(two_processes) $(bench_mpi)
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
 	$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
@@ -184,6 +186,23 @@ $(patsubst bench/%.c,build/bench/%,$(filter bench/%.c,$(private_names))): build/
 
 build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill_mpi.h build/bench/xdistill.o
 	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+
+# Minutes each: apart from the others. MACHINE=NAME appends the rows to bench/results/NAME-wrap.jsonl and NAME-files.jsonl.
+results = $(if $(MACHINE),-J bench/results/$(MACHINE)-$1.jsonl)
+
+bench-wrap: build/bench/wrap $(wrap_mpi) ## wrapped models on two ranks, and PyTorch's DDP, FSDP2 and AdamW in turn; TORCH_PYTHON, MACHINE, ARGS
+	build/bench/wrap $(call results,wrap)
+	$(TORCH_PYTHON) bench/torch/wrap.py build/bench/wrap $(if $(wrap_mpi),--mpi "$(two_processes) $(wrap_mpi)") $(call results,wrap) $(ARGS)
+
+bench-files: build/bench/files ## checkpoints by two ranks, on a disk and in memory, and PyTorch's in turn; TORCH_PYTHON, MACHINE, ARGS
+	build/bench/files $(call results,files)
+	$(TORCH_PYTHON) bench/torch/files.py build/bench/files $(call results,files) $(ARGS)
+
+build/bench/wrap: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) build/bench/xdistill.o
+	$(CC) -std=c99 -O3 $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
+
+build/bench/wrap_mpi: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) xdistill_mpi.h build/bench/xdistill.o
+	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/xdistill.o: tests/build/implementation.c xdistill.h | build/bench
 	$(CC) -std=c99 -O3 -I. -c $< -o $@

@@ -71,7 +71,7 @@ typedef struct xd_checkpoint_save_desc {
 
 /* Saves a checkpoint. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
  * and gives the directory its name when everything is on disk. Then root/latest is written, and checkpoints beyond `keep` are
- * removed.
+ * removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk.
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.

@@ -104,6 +104,10 @@ XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *content, xd_comm *comm);
 /* The sum over elements whose indices begin at `first`. */
 XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first, int64_t count);
 
+/* The same by the code of one level, for tests; BEST is xdi_fingerprint. A level that the machine lacks is computed as PLAIN. */
+XD_PRIVATE uint64_t xdi_fingerprint_level(xd_cpu_level level, const void *data, size_t size, int64_t first,
+                                          int64_t count);
+
 /* ---- plan.c: the files of a save ---- */
 
 typedef struct xdi_planned_file {

@@ -6,7 +6,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { XDI_VERIFY_PIECE = 1 << 20 /* bytes; a multiple of every element's size, so that none is cut */ };
+/* Bytes: they stay in a core's cache between the checksum and the fingerprint; a multiple of every element's size, so that
+ * none is cut. */
+enum { XDI_VERIFY_PIECE = 256 << 10 };
 
 typedef struct xdi_verify {
     xd_ctx *ctx;
@@ -16,20 +18,21 @@ typedef struct xdi_verify {
     unsigned char *piece;
     int64_t place; /* of the tensor that the next byte belongs to */
     uint64_t sum;  /* fingerprint of the elements of it that have been seen */
+    int64_t wrong; /* the file's first tensor that has another fingerprint, -1: none; and that */
+    uint64_t wrong_sum;
 } xdi_verify;
 
-static xd_result xdi_verify_end_tensor(xdi_verify *v) {
-    const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
-    XD_REQUIRE(v->ctx, v->sum == t->fingerprint, XD_ERROR_CORRUPT,
-               "%s: tensor \"%.80s\" of %s has fingerprint %016" PRIx64 ", not %016" PRIx64, v->directory,
-               t->name, t->group, v->sum, t->fingerprint);
+static void xdi_verify_end_tensor(xdi_verify *v) {
+    if (v->wrong < 0 && v->sum != v->c->by_place[v->place]->fingerprint) {
+        v->wrong = v->place;
+        v->wrong_sum = v->sum;
+    }
     v->place++;
     v->sum = 0;
-    return XD_OK;
 }
 
 /* Adds the elements of a piece to the fingerprints of their tensors. */
-static xd_result xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes) {
+static void xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes) {
     const uint64_t end = offset + bytes;
     while (v->place < v->c->first_tensor[file + 1]) {
         const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
@@ -38,34 +41,47 @@ static xd_result xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, si
         if (from < to)
             v->sum += xdi_fingerprint(v->piece + (from - offset), (size_t)size,
                                       (int64_t)((from - t->begin) / size), (int64_t)((to - from) / size));
-        if (t->end > end) return XD_OK;
-        XD_TRY(xdi_verify_end_tensor(v));
+        if (t->end > end) return;
+        xdi_verify_end_tensor(v);
     }
-    return XD_OK;
 }
 
-/* The blocks first, whose checksums say best where the damage is; their bytes again for the tensors. */
+static xd_result xdi_verify_block(xdi_verify *v, int64_t file, int64_t block) {
+    uint64_t offset;
+    uint32_t crc = 0;
+    size_t left = xdi_manifest_block(v->c, file, block, &offset);
+    for (size_t n; left > 0; left -= n, offset += n) {
+        n = left < (size_t)XDI_VERIFY_PIECE ? left : (size_t)XDI_VERIFY_PIECE;
+        XD_TRY(xdi_reader_read(&v->reader, file, offset, n, v->piece));
+        crc = xd_crc32c(crc, v->piece, n);
+        if (v->c->files[file].group) xdi_verify_add(v, file, offset, n);
+    }
+    return crc == v->c->blocks[v->c->first_block[file] + block]
+               ? XD_OK
+               : xdi_manifest_damage(v->c, v->directory, file, block, crc);
+}
+
+/* What is said first are the blocks, whose checksums tell best where the damage is; then the tensors. */
 static xd_result xdi_verify_file(xdi_verify *v, int64_t file) {
     const xd_checkpoint_file_info *f = &v->c->files[file];
     const int64_t blocks = v->c->first_block[file + 1] - v->c->first_block[file];
     uint32_t whole = 0;
+    v->place = v->c->first_tensor[file];
+    v->sum = 0;
+    v->wrong = -1;
     for (int64_t i = 0; i < blocks; i++) {
         uint64_t offset;
-        const uint32_t crc = v->c->blocks[v->c->first_block[file] + i];
-        XD_TRY(xdi_reader_block(&v->reader, file, i, v->piece, XDI_VERIFY_PIECE));
-        whole = xd_crc32c_combine(whole, crc, xdi_manifest_block(v->c, file, i, &offset));
+        XD_TRY(xdi_verify_block(v, file, i));
+        whole = xd_crc32c_combine(whole, v->c->blocks[v->c->first_block[file] + i],
+                                  xdi_manifest_block(v->c, file, i, &offset));
     }
     XD_REQUIRE(v->ctx, whole == f->crc32c, XD_ERROR_CORRUPT,
                "%s/%s has checksum %08" PRIx32 ", not %08" PRIx32, v->directory, f->name, whole, f->crc32c);
-    v->place = v->c->first_tensor[file];
-    v->sum = 0;
-    for (uint64_t at = 0; f->group && at < f->bytes; at += XDI_VERIFY_PIECE) {
-        const uint64_t left = f->bytes - at;
-        const size_t n = left < XDI_VERIFY_PIECE ? (size_t)left : (size_t)XDI_VERIFY_PIECE;
-        XD_TRY(xdi_reader_read(&v->reader, file, at, n, v->piece));
-        XD_TRY(xdi_verify_add(v, file, at, n));
-    }
-    return XD_OK;
+    if (v->wrong < 0) return XD_OK;
+    const xd_checkpoint_tensor_info *t = v->c->by_place[v->wrong];
+    return XD_FAIL(v->ctx, XD_ERROR_CORRUPT,
+                   "%s: tensor \"%.80s\" of %s has fingerprint %016" PRIx64 ", not %016" PRIx64, v->directory,
+                   t->name, t->group, v->wrong_sum, t->fingerprint);
 }
 
 /* A file's own header puts the tensors where the manifest does. Both cover the file up to its end. */

@@ -7,6 +7,9 @@
 
 #include <string.h>
 
+/* Bytes of a write, and from how many on it goes past the page cache, through which disks take a fraction of what they can. */
+enum { XDI_WRITER_PIECE = 4 << 20, XDI_WRITER_DIRECT = 1 << 20 };
+
 static size_t xdi_writer_size(const xdi_stored *t) {
     return xd_dtype_size(t->dtype);
 }
@@ -63,14 +66,27 @@ static xd_result xdi_writer_open(xdi_writer *w) {
     return result;
 }
 
-/* Elements in memory of the host, from `index` of the whole tensor on. */
-static xd_result xdi_writer_put(xdi_writer *w, const void *data, int64_t index, int64_t count) {
+/* Elements in memory of the host, from `index` of the whole tensor on, few enough to be in the cache still when they are looked
+ * at after writing. */
+static xd_result xdi_writer_put_some(xdi_writer *w, const void *data, int64_t index, int64_t count) {
     const xdi_planned_file *f = &w->plan->files[w->file];
     const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
     const uint64_t offset = f->layout->begin[w->tensor - f->first] + (uint64_t)index * size;
-    XD_TRY(xd_publish_write(w->open, data, (size_t)count * size, offset));
-    xdi_writer_note(w, w->file, offset, data, (size_t)count * size);
+    const size_t bytes = (size_t)count * size;
+    XD_TRY(bytes < (size_t)XDI_WRITER_DIRECT ? xd_publish_write(w->open, data, bytes, offset)
+                                             : xd_publish_write_direct(w->open, data, bytes, offset, NULL));
+    xdi_writer_note(w, w->file, offset, data, bytes);
     w->fingerprints[w->tensor] += xdi_fingerprint(data, size, index, count);
+    return XD_OK;
+}
+
+static xd_result xdi_writer_put(xdi_writer *w, const void *data, int64_t index, int64_t count) {
+    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
+    const int64_t most = (int64_t)((size_t)XDI_WRITER_PIECE / size);
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < most ? count - done : most;
+        XD_TRY(xdi_writer_put_some(w, (const unsigned char *)data + (size_t)done * size, index + done, n));
+    }
     return XD_OK;
 }
 

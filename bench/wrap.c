@@ -1,0 +1,475 @@
+/* Wrapped models: what the wrappers and the sharded optimizer cost two ranks.
+ *
+ *     make bench-wrap         or      build/bench/wrap [-J FILE]      mpirun -n 2 build/bench/wrap_mpi [-J FILE]
+ *
+ * Ranks are threads, or processes with -DBENCH_MPI. `build/bench/wrap serve` instead carries out orders from its standard
+ * input, for bench/torch/wrap.py, which interleaves them with PyTorch's: "open ARM", "step ARM", "close ARM" (the names are
+ * printed first), each answered with a line of seconds and bytes that a rank has sent.
+ *
+ * A step of communication opens and closes every unit for both passes and computes nothing: all of it is the wrapper's. */
+#define BENCH_ROUNDS 5
+#define BENCH_WARMUP 1
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+
+#include "bench.h"
+#include "team.h"
+
+#include "wrap_toy.h"
+
+enum { UNITS = 12, WIDTH = 2048 }; /* 12 matrices: 50.3 M weights */
+
+typedef enum arm_kind { COMMUNICATION, OPTIMIZER, IN_PLACE, TOY } arm_kind;
+
+typedef struct arm {
+    const char *name;
+    arm_kind kind;
+    bool sharded;
+    team_mode mode;
+    int64_t leaves; /* of a step, both ranks together */
+} arm;
+
+/* Names are those of orders. Four leaves a rank are an aligned block of the canonical tree. */
+static const arm arms[] = {
+    { "ddp", COMMUNICATION, false, TEAM_DETERMINISTIC, 2 },
+    { "ddp-invariant", COMMUNICATION, false, TEAM_INVARIANT, 2 },
+    { "fsdp", COMMUNICATION, true, TEAM_DETERMINISTIC, 2 },
+    { "fsdp-invariant", COMMUNICATION, true, TEAM_INVARIANT, 2 },
+    { "ddp-8", COMMUNICATION, false, TEAM_DETERMINISTIC, 8 },
+    { "ddp-8-invariant", COMMUNICATION, false, TEAM_INVARIANT, 8 },
+    { "fsdp-8", COMMUNICATION, true, TEAM_DETERMINISTIC, 8 },
+    { "fsdp-8-invariant", COMMUNICATION, true, TEAM_INVARIANT, 8 },
+    { "optimizer", OPTIMIZER, true, TEAM_DETERMINISTIC, 2 },
+    { "in-place", IN_PLACE, false, TEAM_DETERMINISTIC, 0 },
+    { "toy-ddp", TOY, false, TEAM_DETERMINISTIC, 16 },
+    { "toy-ddp-invariant", TOY, false, TEAM_INVARIANT, 16 },
+    { "toy-fsdp", TOY, true, TEAM_DETERMINISTIC, 16 },
+    { "toy-fsdp-invariant", TOY, true, TEAM_INVARIANT, 16 },
+};
+enum { ARMS = sizeof arms / sizeof arms[0] };
+enum { ORDER_OPEN, ORDER_STEP, ORDER_CLOSE };
+
+/* What an open arm has on this rank. */
+typedef struct scene {
+    const arm *arm;
+    xd_ctx *ctx;
+    xd_comm *comm;
+    xd_model *model;
+    xd_block *blocks[UNITS];
+    xd_parallel *parallel;
+    xd_param params[UNITS];
+    xd_optimizer *optimizer;
+    xd_ema *average;
+    float *memory; /* IN_PLACE */
+    toy *toy;
+    double seconds, bytes; /* of the last step: between barriers; sent by this rank */
+} scene;
+
+typedef struct stage {
+    team_rank *me;
+    scene scenes[ARMS];
+} stage;
+
+/* ---- a step of communication ---- */
+
+static void describe(scene *s) {
+    xd_weight_desc w;
+    xd_block_desc b;
+    char name[16];
+    memset(&w, 0, sizeof w);
+    memset(&b, 0, sizeof b);
+    w.name = "weight";
+    w.dtype = XD_DTYPE_F32;
+    w.ndim = 2;
+    w.shape[0] = w.shape[1] = WIDTH;
+    w.init.kind = XD_INIT_CONSTANT;
+    w.init.center = 0.5f;
+    b.name = name;
+    b.unit = XD_UNIT_ALWAYS;
+    team_require(s->ctx, xd_model_create(s->ctx, NULL, &s->model));
+    for (int i = 0; i < UNITS; i++) {
+        snprintf(name, sizeof name, "unit%d", i);
+        team_require(s->ctx, xd_block_add(xd_model_root(s->model), &b, &s->blocks[i]));
+        team_require(s->ctx, xd_weight_add(s->blocks[i], &w, NULL));
+    }
+    team_require(s->ctx, xd_model_seal(s->model));
+}
+
+static void wrap(scene *s) {
+    int64_t count;
+    describe(s);
+    if (s->arm->sharded) {
+        xd_fsdp_desc d;
+        memset(&d, 0, sizeof d);
+        d.leaves = s->arm->leaves;
+        team_require(s->ctx, xd_fsdp_create(s->model, s->comm, &d, &s->parallel));
+    } else {
+        xd_ddp_desc d;
+        memset(&d, 0, sizeof d);
+        d.leaves = s->arm->leaves;
+        team_require(s->ctx, xd_ddp_create(s->model, s->comm, &d, &s->parallel));
+    }
+    team_require(s->ctx, xd_parallel_params(s->parallel, UNITS, s->params, &count));
+}
+
+/* One pass over all units; with `gradient` every element of it is increased by that. */
+static void pass_over(scene *s, xd_pass pass, float gradient) {
+    for (int i = 0; i < UNITS; i++) {
+        xd_block *block = s->blocks[pass.kind == XD_PASS_BACKWARD ? UNITS - 1 - i : i];
+        xd_block_view view;
+        team_require(s->ctx, xd_block_begin(block, pass, &view));
+        for (int64_t k = 0; gradient != 0.0f && k < (int64_t)WIDTH * WIDTH; k++)
+            ((float *)view.gradients[0])[k] += gradient * ((const float *)view.values[0])[k];
+        team_require(s->ctx, xd_block_end(block));
+    }
+}
+
+/* With `check` the gradient of leaf i is (i + 1) times the weights. */
+static void communicate(scene *s, bool check) {
+    const xd_parallel_leaf_count leaves = xd_parallel_leaves(s->parallel);
+    const int64_t passes = s->arm->sharded ? leaves.most : leaves.own;
+    for (int64_t k = 0; k < passes; k++) {
+        xd_pass pass = { XD_PASS_FORWARD, 0, false };
+        pass_over(s, pass, 0.0f);
+        pass.kind = XD_PASS_BACKWARD;
+        pass.leaf = k;
+        pass_over(s, pass, check ? (float)(xd_parallel_leaf(s->parallel, k) + 1) : 0.0f);
+    }
+    team_require(s->ctx, xd_parallel_reduce(s->parallel));
+    if (!check) team_require(s->ctx, xd_parallel_publish(s->parallel));
+}
+
+/* A step with gradients, whose sums are known. */
+static void check_step(scene *s) {
+    const float sum = 0.5f * (float)(s->arm->leaves * (s->arm->leaves + 1) / 2);
+    communicate(s, true);
+    for (int i = 0; i < UNITS; i++)
+        for (int64_t k = 0; k < s->params[i].count; k++)
+            if (((const float *)s->params[i].gradient)[k] != sum) {
+                fprintf(stderr, "%s: a gradient is %g, not %g\n", s->arm->name,
+                        (double)((const float *)s->params[i].gradient)[k], (double)sum);
+                exit(2);
+            }
+    team_require(s->ctx, xd_parallel_publish(s->parallel));
+}
+
+/* ---- the optimizer ---- */
+
+static void open_optimizer(scene *s) {
+    xd_optimizer_desc d;
+    const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
+    wrap(s);
+    for (int i = 0; i < UNITS; i++)
+        for (int64_t k = 0; k < s->params[i].count; k++)
+            ((float *)s->params[i].gradient)[k] = 1e-3f * (float)(k % 2039 - 1000);
+    d = xd_adamw_defaults(s->params, UNITS);
+    team_require(s->ctx, xd_optimizer_create(s->ctx, &d, &s->optimizer));
+    team_require(s->ctx, xd_ema_create(s->ctx, s->params, UNITS, &average, &s->average));
+}
+
+/* AdamW on this rank's part, clipped by the norm of all parts, with an average in the same pass. */
+static void optimize(scene *s) {
+    xd_gradient_norm_desc n;
+    xd_optimizer_step_desc d;
+    xd_gradient_norm norm;
+    memset(&n, 0, sizeof n);
+    memset(&d, 0, sizeof d);
+    n.params = s->params;
+    n.param_count = UNITS;
+    n.max_norm = 1.0;
+    team_require(s->ctx, xd_gradient_norm_compute(s->ctx, s->comm, &n, &norm));
+    d.gradient_scale = &norm.coefficient;
+    d.averages = &s->average;
+    d.average_count = 1;
+    team_require(s->ctx, xd_optimizer_step(s->optimizer, &d, NULL));
+}
+
+/* Bytes of a rank's optimizer step: gradients are read by the norm; then value, gradient, both moments and the average are
+ * read, and all but the gradient written. */
+static double optimizer_bytes(void) {
+    return 40.0 * (double)UNITS * WIDTH * WIDTH / TEAM_RANKS;
+}
+
+/* ---- the rate of memory, both ranks at once ---- */
+
+enum { SWEEP_BYTES = 128 << 20 };
+
+static void open_in_place(scene *s) {
+    s->memory = (float *)malloc(SWEEP_BYTES + 64);
+    if (!s->memory) exit(2);
+    for (int i = 0; i < SWEEP_BYTES / 4 + 16; i++) s->memory[i] = 1.0f;
+}
+
+/* Seconds that the bytes of an optimizer's step take at the best way of going through memory. */
+static double sweep(scene *s) {
+    char *begin = (char *)s->memory + (64 - (uintptr_t)s->memory % 64);
+    double best = 1e9;
+    for (int w = 0; w < BENCH_WAYS; w++) {
+        const int64_t lines = bench_lines(SWEEP_BYTES / 64, bench_ways[w]);
+        team_require(s->ctx, xd_barrier(s->comm));
+        const double start = bench_now();
+        bench_in_place((bench_floats *)(void *)begin, SWEEP_BYTES / 64, bench_ways[w]);
+        team_require(s->ctx, xd_barrier(s->comm));
+        best = fmin(best, (bench_now() - start) / (128.0 * (double)lines));
+    }
+    return best * optimizer_bytes();
+}
+
+/* ---- orders ---- */
+
+static void open_scene(stage *st, int which) {
+    scene *s = &st->scenes[which];
+    s->arm = &arms[which];
+    s->ctx = st->me->ctx[s->arm->mode];
+    s->comm = st->me->comm[s->arm->mode];
+    if (s->arm->kind == COMMUNICATION) {
+        wrap(s);
+        check_step(s);
+    } else if (s->arm->kind == OPTIMIZER) {
+        open_optimizer(s);
+    } else if (s->arm->kind == IN_PLACE) {
+        open_in_place(s);
+    } else {
+        s->toy = toy_open(s->comm, s->arm->sharded, s->arm->leaves);
+    }
+}
+
+static void step_scene(scene *s) {
+    team_require(s->ctx, xd_barrier(s->comm));
+    const uint64_t sent = xd_comm_traffic(s->comm).bytes_sent;
+    const double start = bench_now();
+    double own = 0.0;
+    if (s->arm->kind == COMMUNICATION)
+        communicate(s, false);
+    else if (s->arm->kind == OPTIMIZER)
+        optimize(s);
+    else if (s->arm->kind == IN_PLACE)
+        own = sweep(s);
+    else
+        toy_step(s->toy);
+    s->bytes = (double)(xd_comm_traffic(s->comm).bytes_sent - sent);
+    team_require(s->ctx, xd_barrier(s->comm));
+    s->seconds = own > 0.0 ? own : bench_now() - start;
+}
+
+static void close_scene(scene *s) {
+    xd_ema_destroy(s->average);
+    xd_optimizer_destroy(s->optimizer);
+    xd_parallel_destroy(s->parallel);
+    xd_model_destroy(s->model);
+    free(s->memory);
+    toy_close(s->toy);
+    memset(s, 0, sizeof *s);
+}
+
+static void carry_out(stage *st, team_order order) {
+    scene *s = &st->scenes[order.which];
+    if (order.what == ORDER_OPEN)
+        open_scene(st, order.which);
+    else if (order.what == ORDER_STEP)
+        step_scene(s);
+    else
+        close_scene(s);
+}
+
+static scene *lead(stage *st, int what, int which) {
+    const team_order order = { what, which };
+    team_tell(st->me, order);
+    carry_out(st, order);
+    return &st->scenes[which];
+}
+
+static int find_arm(const char *name) {
+    for (int i = 0; i < ARMS; i++)
+        if (!strcmp(arms[i].name, name)) return i;
+    fprintf(stderr, "there is no arm \"%s\"\n", name);
+    exit(2);
+}
+
+/* ---- rows ---- */
+
+typedef struct arm_state {
+    stage *stage;
+    int which;
+} arm_state;
+
+static double measure_arm(void *state) {
+    const arm_state *a = (const arm_state *)state;
+    return lead(a->stage, ORDER_STEP, a->which)->seconds;
+}
+
+/* Times two arms in turn; the second is the reference. Bytes, and for the toy what calls of the library took, are of a step
+ * before. */
+static bool compare(stage *st, FILE *json, const bench_machine *m, const char *ours, const char *other) {
+    arm_state a = { st, find_arm(ours) }, b = { st, find_arm(other) };
+    char shape[256], variant[64];
+    const bool optimizer = arms[a.which].kind == OPTIMIZER;
+    lead(st, ORDER_OPEN, a.which);
+    lead(st, ORDER_OPEN, b.which);
+    lead(st, ORDER_STEP, a.which);
+    const scene *s = lead(st, ORDER_STEP, a.which);
+    int length = snprintf(shape, sizeof shape, "\"n\":%d,\"leaves\":%lld,\"bytes_sent\":%.0f", TEAM_RANKS,
+                          (long long)arms[a.which].leaves, s->bytes);
+    if (s->toy) {
+        const toy_seconds t = toy_spent(s->toy);
+        length += snprintf(shape + length, sizeof shape - (size_t)length,
+                           ",\"wrapper_share\":%.4f,\"optimizer_share\":%.4f", t.wrapper / t.step,
+                           t.optimizer / t.step);
+        printf("#   %s: %.4f of a step inside the wrapper's calls (of which %.4f waiting for the other rank "
+               "to come to the "
+               "same one), %.4f in norm, step and average\n",
+               ours, t.wrapper / t.step, t.waiting / t.step, t.optimizer / t.step);
+    }
+    snprintf(variant, sizeof variant, "%s, %s", team_transport, ours);
+    const bench_arm one = { ours, &a, NULL, measure_arm }, two = { other, &b, NULL, measure_arm };
+    const bench_row row = { optimizer                   ? "adamw+clip+ema"
+                            : arms[a.which].kind == TOY ? "toy_step"
+                                                        : "communication_step",
+                            variant,
+                            shape,
+                            "f32",
+                            optimizer ? optimizer_bytes() : 0.0,
+                            optimizer ? m->in_place : 0.0,
+                            "in place, one thread",
+                            0.0,
+                            0.0,
+                            0.0,
+                            0.0 };
+    const bool good = bench_run(json, m, &row, &one, &two);
+    lead(st, ORDER_CLOSE, a.which);
+    lead(st, ORDER_CLOSE, b.which);
+    return good;
+}
+
+/* ---- the plan of many ranks, on one core ---- */
+
+enum { PLAN_WEIGHTS = 10000, PLAN_IN_BLOCK = 10, PLAN_RANKS = 512 };
+
+/* From the description on; ranks of the state, an int. */
+static void run_plan(void *state) {
+    const int ranks = *(const int *)state;
+    static const char *const units[] = { "layer" };
+    xd_ctx *ctx = NULL;
+    xd_model *model = NULL;
+    xd_block *block = NULL;
+    xd_memory_plan_desc d;
+    xd_memory_plan plan;
+    xd_fsdp_desc fsdp;
+    char name[32];
+    memset(&d, 0, sizeof d);
+    memset(&fsdp, 0, sizeof fsdp);
+    team_require(NULL, xd_ctx_create(NULL, &ctx));
+    const xd_optimizer_desc adamw = xd_adamw_defaults(NULL, 0);
+    team_require(ctx, xd_model_create(ctx, NULL, &model));
+    for (int i = 0; i < PLAN_WEIGHTS; i++) {
+        xd_weight_desc w;
+        xd_block_desc b;
+        memset(&w, 0, sizeof w);
+        memset(&b, 0, sizeof b);
+        b.name = w.name = name;
+        b.type = units[0];
+        snprintf(name, sizeof name, "%s%d", i % PLAN_IN_BLOCK ? "weight" : "layers.", i);
+        if (i % PLAN_IN_BLOCK == 0) team_require(ctx, xd_block_add(xd_model_root(model), &b, &block));
+        snprintf(name, sizeof name, "weight%d", i);
+        w.dtype = XD_DTYPE_F32;
+        w.ndim = 2;
+        w.shape[0] = 1000 + i % 7;
+        w.shape[1] = 1024;
+        team_require(ctx, xd_weight_add(block, &w, NULL));
+    }
+    team_require(ctx, xd_model_seal(model));
+    fsdp.unit_types = units;
+    fsdp.unit_type_count = 1;
+    d.fsdp = &fsdp;
+    d.ranks = ranks;
+    d.optimizer = &adamw;
+    team_require(ctx, xd_plan_memory(model, &d, ranks - 1, &plan));
+    if (plan.elements <= 0) exit(2);
+    xd_model_destroy(model);
+    xd_ctx_destroy(ctx);
+}
+
+static bool compare_plans(FILE *json, const bench_machine *m) {
+    int many = PLAN_RANKS, few = TEAM_RANKS;
+    const bench_row row = { "plan",
+                            "10,000 weights, 512 ranks",
+                            "\"weights\":10000,\"n\":512",
+                            "f32",
+                            0.0,
+                            0.0,
+                            "",
+                            0.0,
+                            0.0,
+                            0.0,
+                            0.0 };
+    const bench_arm ours = { "xdistill", &many, run_plan, NULL }, other = { "2 ranks", &few, run_plan, NULL };
+    return bench_run(json, m, &row, &ours, &other);
+}
+
+/* ---- the program ---- */
+
+typedef struct options {
+    FILE *json;
+    bool serve;
+} options;
+
+/* Orders from standard input, until it ends. */
+static void serve(stage *st) {
+    char line[64], word[16], name[32];
+    for (int i = 0; i < ARMS; i++) printf("%s%s", arms[i].name, i + 1 < ARMS ? " " : "\n");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        if (sscanf(line, "%15s %31s", word, name) != 2) exit(2);
+        const int what = !strcmp(word, "open")   ? ORDER_OPEN
+                         : !strcmp(word, "step") ? ORDER_STEP
+                                                 : ORDER_CLOSE;
+        const scene *s = lead(st, what, find_arm(name));
+        printf("%.9f %.0f\n", s->seconds, s->bytes);
+        fflush(stdout);
+    }
+}
+
+static void run_rows(stage *st, FILE *json) {
+    const bench_machine machine = bench_measure_machine((size_t)128 << 20);
+    int wrong = 0;
+    bench_header(&machine, "wrapped models, two ranks");
+    wrong += !compare(st, json, &machine, "ddp-invariant", "ddp");
+    wrong += !compare(st, json, &machine, "fsdp-invariant", "fsdp");
+    wrong += !compare(st, json, &machine, "ddp-8-invariant", "ddp-8");
+    wrong += !compare(st, json, &machine, "fsdp-8-invariant", "fsdp-8");
+    wrong += !compare(st, json, &machine, "optimizer", "in-place");
+    wrong += !compare(st, json, &machine, "toy-ddp-invariant", "toy-ddp");
+    wrong += !compare(st, json, &machine, "toy-fsdp-invariant", "toy-fsdp");
+#if !defined(BENCH_MPI)
+    wrong += !compare_plans(json, &machine);
+#endif
+    printf("# wrong results: %d\n", wrong);
+    if (wrong) exit(1);
+}
+
+static void work(void *rank, void *argument) {
+    const options *o = (const options *)argument;
+    stage st;
+    memset(&st, 0, sizeof st);
+    st.me = (team_rank *)rank;
+    if (st.me->rank > 0) {
+        for (team_order order = team_listen(st.me); order.what != TEAM_LEAVE; order = team_listen(st.me))
+            carry_out(&st, order);
+        return;
+    }
+    if (o->serve)
+        serve(&st);
+    else
+        run_rows(&st, o->json);
+    const team_order leave = { TEAM_LEAVE, 0 };
+    team_tell(st.me, leave);
+}
+
+int main(int argc, char **argv) {
+    options o;
+    o.serve = argc == 2 && !strcmp(argv[1], "serve");
+    o.json = o.serve ? NULL : bench_open_json(argc, argv);
+    team_run(work, &o);
+    if (o.json) fclose(o.json);
+    return 0;
+}

@@ -1,0 +1,162 @@
+/* A step of a small transformer, wrapped: hidden 256, 6 layers, 16 sequences of 128 tokens over both ranks. Calls of the library
+ * are timed on their own; the loss is the program's, a gradient of the logits that costs nothing. */
+#ifndef XDISTILL_BENCH_WRAP_TOY_H
+#define XDISTILL_BENCH_WRAP_TOY_H
+
+#include "../examples/nn/nn_blocks.h"
+
+enum { TOY_POSITIONS = 128, TOY_VOCABULARY = 1024, TOY_WEIGHTS_MOST = 128 };
+
+/* Seconds of the last step on this rank. */
+typedef struct toy_seconds {
+    double step;
+    double wrapper;   /* inside begin and end of blocks, reduce and publish */
+    double waiting;   /* of these: until the other rank came too, before reduce */
+    double optimizer; /* norm, AdamW and average */
+} toy_seconds;
+
+typedef struct toy {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    bool sharded;
+    nn_model nn;
+    nn_description description;
+    nn_blocks blocks;
+    xd_parallel *parallel;
+    xd_param params[TOY_WEIGHTS_MOST];
+    int64_t count;
+    xd_optimizer *optimizer;
+    xd_ema *average;
+    float *workspace, *logits;
+    int32_t ids[TOY_POSITIONS];
+    nn_batch batch;
+    toy_seconds spent;
+} toy;
+
+static int toy_begin(void *user, int block, nn_pass pass, nn_weights *out) {
+    toy *t = (toy *)user;
+    const nn_source source = nn_blocks_source(&t->blocks);
+    const double start = bench_now();
+    const int code = source.begin(source.user, block, pass, out);
+    t->spent.wrapper += bench_now() - start;
+    return code;
+}
+
+static int toy_end(void *user, int block) {
+    toy *t = (toy *)user;
+    const nn_source source = nn_blocks_source(&t->blocks);
+    const double start = bench_now();
+    const int code = source.end(source.user, block);
+    t->spent.wrapper += bench_now() - start;
+    return code;
+}
+
+static void toy_wrap(toy *t, int64_t leaves) {
+    static const char *const units[] = { NN_LAYER_TYPE };
+    xd_fsdp_desc fsdp;
+    xd_ddp_desc ddp;
+    memset(&fsdp, 0, sizeof fsdp);
+    memset(&ddp, 0, sizeof ddp);
+    fsdp.unit_types = units;
+    fsdp.unit_type_count = 1;
+    ddp.leaves = fsdp.leaves = leaves;
+    team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, t->comm, &fsdp, &t->parallel)
+                                    : xd_ddp_create(t->description.model, t->comm, &ddp, &t->parallel));
+    team_require(t->ctx, xd_parallel_params(t->parallel, TOY_WEIGHTS_MOST, t->params, &t->count));
+}
+
+static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
+    nn_config config;
+    const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
+    toy *t = (toy *)calloc(1, sizeof *t);
+    memset(&config, 0, sizeof config);
+    config.vocab = TOY_VOCABULARY;
+    config.hidden = 256;
+    config.layers = 6;
+    config.heads = config.kv_heads = 4;
+    config.head_dim = 64;
+    config.ffn = 1024;
+    config.rope_theta = 10000.0f;
+    config.norm_eps = 1e-5f;
+    if (!t || nn_model_init(&config, NULL, NULL, &t->nn)) exit(2);
+    t->comm = comm;
+    t->ctx = xd_comm_ctx(comm);
+    t->sharded = sharded;
+    team_require(t->ctx, nn_describe(t->ctx, &t->nn, 1, &t->description));
+    t->blocks.model = t->description.model;
+    toy_wrap(t, leaves);
+    const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
+    team_require(t->ctx, xd_optimizer_create(t->ctx, &adamw, &t->optimizer));
+    team_require(t->ctx, xd_ema_create(t->ctx, t->params, t->count, &average, &t->average));
+    t->batch.sequences = 1;
+    t->batch.positions = TOY_POSITIONS;
+    t->batch.ids = t->ids;
+    t->workspace = (float *)malloc((size_t)nn_workspace_floats(&t->nn, &t->batch, true) * sizeof(float));
+    t->logits = (float *)malloc((size_t)TOY_POSITIONS * TOY_VOCABULARY * sizeof(float));
+    if (!t->workspace || !t->logits) exit(2);
+    return t;
+}
+
+/* A leaf is a sequence. The gradient of the loss is a thousandth of the logits. */
+static void toy_leaf(toy *t, int64_t k) {
+    const nn_source source = { t, toy_begin, toy_end };
+    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    t->blocks.leaf = k;
+    for (int i = 0; i < TOY_POSITIONS; i++) t->ids[i] = (int32_t)((leaf * 131 + i * 7) % TOY_VOCABULARY);
+    if (nn_forward_from(&t->nn, &source, &t->batch, true, t->workspace, t->logits) != 0) exit(2);
+    for (int i = 0; i < TOY_POSITIONS * TOY_VOCABULARY; i++) t->logits[i] *= 1e-3f;
+    if (nn_backward_from(&t->nn, &source, &t->batch, t->workspace, t->logits) != 0) exit(2);
+}
+
+static void toy_optimize(toy *t) {
+    xd_gradient_norm_desc n;
+    xd_optimizer_step_desc d;
+    xd_gradient_norm norm;
+    memset(&n, 0, sizeof n);
+    memset(&d, 0, sizeof d);
+    n.params = t->params;
+    n.param_count = t->count;
+    n.max_norm = 1.0;
+    team_require(t->ctx, xd_gradient_norm_compute(t->ctx, t->sharded ? t->comm : NULL, &n, &norm));
+    d.gradient_scale = &norm.coefficient;
+    d.averages = &t->average;
+    d.average_count = 1;
+    team_require(t->ctx, xd_optimizer_step(t->optimizer, &d, NULL));
+}
+
+static void toy_step(toy *t) {
+    const double start = bench_now();
+    memset(&t->spent, 0, sizeof t->spent);
+    const int64_t own = xd_parallel_leaves(t->parallel).own; /* the same on both ranks */
+    for (int64_t k = 0; k < own; k++) toy_leaf(t, k);
+    const double computed = bench_now();
+    team_require(t->ctx, xd_barrier(t->comm));
+    t->spent.waiting = bench_now() - computed;
+    team_require(t->ctx, xd_parallel_reduce(t->parallel));
+    const double reduced = bench_now();
+    toy_optimize(t);
+    const double stepped = bench_now();
+    team_require(t->ctx, xd_parallel_publish(t->parallel));
+    const double end = bench_now();
+    t->spent.wrapper += reduced - computed + (end - stepped);
+    t->spent.optimizer = stepped - reduced;
+    t->spent.step = end - start;
+}
+
+static toy_seconds toy_spent(const toy *t) {
+    return t->spent;
+}
+
+static void toy_close(toy *t) {
+    if (!t) return;
+    free(t->logits);
+    free(t->workspace);
+    xd_ema_destroy(t->average);
+    xd_optimizer_destroy(t->optimizer);
+    xd_parallel_destroy(t->parallel);
+    nn_description_free(&t->description);
+    nn_model_free(&t->nn);
+    free(t);
+}
+
+#endif

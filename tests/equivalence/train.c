@@ -85,7 +85,7 @@ typedef struct train_state {
     const train_config *config;
     train_result *out;
     xd_ctx *ctx;
-    xd_comm *world, *dp, *tp;       /* tp NULL -> one */
+    xd_comm *world, *dp, *tp;
     xd_comm *data, *replicas;       /* of the wrapper; NULL -> dp */
     train_blocks memory;
     nn_model model, whole;          /* this rank's share; all of it */
@@ -141,11 +141,29 @@ static xd_result train_groups(train_state *s) {
     const train_config *c = s->config;
     const int me = xd_comm_rank(s->world), rank = me / c->tp;
     XD_TRY(xd_comm_split(s->world, me % c->tp, me, &s->dp));
-    if (c->tp > 1) XD_TRY(xd_comm_split(s->world, rank, me, &s->tp));
+    XD_TRY(xd_comm_split(s->world, rank, me, &s->tp));
     if (c->wrap != TRAIN_HSDP) return XD_OK;
     const int each = c->dp / c->groups;
     XD_TRY(xd_comm_split(s->dp, rank / each, rank, &s->data));
     return xd_comm_split(s->dp, rank % each, rank, &s->replicas);
+}
+
+static int train_sum(void *user, float *x, int64_t count) {
+    return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
+}
+
+static int train_sum_pieces(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = forest;
+    c.recv = x;
+    c.count = count;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves.first = pieces.first;
+    c.leaves.count = pieces.count;
+    c.leaves.total = pieces.total;
+    return (int)xd_collective_run((xd_comm *)user, &c);
 }
 
 static xd_result train_describe(train_state *s) {
@@ -154,13 +172,17 @@ static xd_result train_describe(train_state *s) {
     memset(&tp, 0, sizeof tp);
     tp.size = s->config->tp;
     tp.rank = xd_comm_rank(s->world) % s->config->tp;
+    tp.user = s->tp;
+    tp.all_reduce_sum = train_sum;
+    tp.invariant = s->config->reduction == XD_REDUCTION_INVARIANT;
+    tp.sum_pieces = train_sum_pieces;
     const char *problem = nn_model_init(&config, &tp, NULL, &s->model);
     if (!problem) problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
     XD_TRY(nn_describe(s->ctx, &s->model, 5, &s->description));
     const nn_share *share = &s->model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    return xd_vocab_create(s->ctx, s->tp, columns, VOCAB, &s->vocab);
+    return xd_vocab_create(s->ctx, s->config->tp > 1 ? s->tp : NULL, columns, VOCAB, &s->vocab);
 }
 
 static xd_result train_wrap_model(train_state *s) {

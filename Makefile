@@ -108,6 +108,10 @@ build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
 build/compose: $(wildcard tests/compose/*) build/golden.d/implementation.o | build
 	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/compose/*.c build/golden.d/implementation.o -o $@ $(LIBS)
 
+# The transformer of examples/nn under every wrapper against one rank: build/equivalence
+build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) build/golden.d/implementation.o | build
+	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) build/golden.d/implementation.o -o $@ $(LIBS)
+
 fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
 	@sh tests/build/check.sh fuzz
 

@@ -305,8 +305,8 @@ static void compare_gradients(const split_rank *me, const tiny_run *t, const flo
 static void *run_split_rank(void *argument) {
     const split_rank *me = (const split_rank *)argument;
     member tp_member = { me->tp_place, me->tp_rank }, cp_member = { me->cp_place, me->cp_rank };
-    const nn_group tp = { me->tp_size, me->tp_rank, &tp_member, meet_and_sum, meet_and_gather };
-    const nn_group cp = { me->cp_size, me->cp_rank, &cp_member, meet_and_sum, meet_and_gather };
+    const nn_group tp = { me->tp_size, me->tp_rank, &tp_member, meet_and_sum, meet_and_gather, false, NULL };
+    const nn_group cp = { me->cp_size, me->cp_rank, &cp_member, meet_and_sum, meet_and_gather, false, NULL };
     int32_t ids[SEQUENCES * POSITIONS], all[POSITIONS];
     tiny_run t;
     const int32_t *counts = me->cp_size > 1 ? split_counts : whole_count;

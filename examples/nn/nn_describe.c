@@ -24,6 +24,7 @@ static const char *nn_make_ranks(const nn_model *model, nn_ranks *ranks) {
         memset(&tp, 0, sizeof tp);
         tp.size = model->tp.size;
         tp.rank = ranks->made;
+        tp.invariant = model->tp.invariant;
         problem = nn_model_init(&model->config, &tp, NULL, &ranks->part[ranks->made]);
         ranks->made += !problem;
     }

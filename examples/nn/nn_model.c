@@ -22,6 +22,23 @@ static void nn_range(int total, const nn_group *group, int *begin, int *count) {
     *count = each + (group->rank < more ? 1 : 0);
 }
 
+int nn_piece_length(int width) {
+    return (width + NN_PIECES - 1) / NN_PIECES;
+}
+
+/* The same for pieces, when sums are made of them. */
+static void nn_range_of_pieces(int total, const nn_group *group, int *begin, int *count) {
+    const int length = nn_piece_length(total);
+    int first, pieces;
+    if (!group->invariant) {
+        nn_range(total, group, begin, count);
+        return;
+    }
+    nn_range((total + length - 1) / length, group, &first, &pieces);
+    *begin = first * length < total ? first * length : total;
+    *count = ((first + pieces) * length < total ? (first + pieces) * length : total) - *begin;
+}
+
 /* Appends one weight. Rows or columns are split, never both; a whole dimension has
  * begin 0. */
 static void nn_add(nn_model *m, const char *name, const int full[2], const int begin[2], const int count[2]) {
@@ -110,8 +127,8 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
         (nn_param *)calloc((size_t)config->layers * NN_LAYER_WEIGHTS + NN_ROOT_WEIGHTS, sizeof *m.params);
     if (!m.params) return "out of memory";
     nn_range(config->kv_heads, &m.tp, &m.share.kv_begin, &m.share.kv_count);
-    nn_range(config->ffn, &m.tp, &m.share.ffn_begin, &m.share.ffn_count);
-    nn_range(config->vocab, &m.tp, &m.share.vocab_begin, &m.share.vocab_count);
+    nn_range_of_pieces(config->ffn, &m.tp, &m.share.ffn_begin, &m.share.ffn_count);
+    nn_range_of_pieces(config->vocab, &m.tp, &m.share.vocab_begin, &m.share.vocab_count);
 
     nn_add_rows(&m, "model.embed_tokens.weight", config->vocab, config->hidden, m.share.vocab_begin,
                 m.share.vocab_count);

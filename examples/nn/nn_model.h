@@ -31,6 +31,11 @@ typedef struct nn_config {
     bool tied; /* the head is the embedding; there is no lm_head.weight */
 } nn_config;
 
+/* Which of the pieces of a sum a rank has: [first, first + count) of `total`. */
+typedef struct nn_pieces {
+    int first, count, total;
+} nn_pieces;
+
 /* A group of ranks that share a model (tensor-parallel) or a sequence (context-parallel). Zero = one rank
  * alone; the functions are then never called. They return 0, or a code that nn_forward and nn_backward hand
  * on. */
@@ -41,7 +46,18 @@ typedef struct nn_group {
     int (*all_reduce_sum)(void *user, float *x, int64_t count);
     /* received = every rank's part, in rank order, counts[r] floats from rank r. */
     int (*all_gather_v)(void *user, const float *send, float *received, const int64_t *counts);
+    /* Tensor-parallel: sums are made of pieces that do not depend on the number of ranks, and added along the canonical tree of
+     * xd_leaves, so that every split has the bits of one rank. Slower. Ranks are cut between pieces. */
+    bool invariant;
+    /* x = the root of the tree over all ranks' pieces; forest holds this rank's nodes, each `count` floats. Called only when
+     * `invariant`. */
+    int (*sum_pieces)(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x);
 } nn_group;
+
+/* Pieces of the width of the feed-forward part and of the vocabulary: ceil(width / 8) long, the last one shorter, no more than
+ * eight. Those of attention are key/value heads with their query heads. */
+enum { NN_PIECES = 8 };
+int nn_piece_length(int width);
 
 /* What one tensor-parallel rank holds: whole key/value heads with their query heads, a range of the
  * feed-forward width and a range of the vocabulary. Ranges may be uneven, and empty. */

@@ -26,6 +26,15 @@
 
 /* ---- the workspace ---- */
 
+/* Nodes that a rank holds while it adds pieces: fewer than the pieces for all but short sums. */
+static int64_t nn_most_nodes(const nn_model *model) {
+    const int64_t heads = model->share.kv_count > 0 ? model->share.kv_count : 1;
+    int64_t nodes = 8; /* of NN_PIECES pieces: no more than 1 + 2 log2(8) at once */
+    if (!model->tp.invariant) return 0;
+    for (int64_t n = 8; n < heads; n *= 2) nodes += 2;
+    return nodes;
+}
+
 /* The sizes everything is made of. */
 typedef struct nn_sizes {
     int64_t rows;     /* tokens held here = queries */
@@ -50,6 +59,7 @@ typedef struct nn_space {
     float *last, *last_rms, *head_in; /* the last layer's output, and its norm */
     float *cosine, *sine;
     float *part;                   /* [rows, hidden]: this rank's part of a sum */
+    float *forest;                 /* nodes of that size; NULL unless sums are made of pieces */
     float *local_kv, *gathered_kv; /* context-parallel: own keys or values, everybody's in rank order */
     /* backward only */
     float *d_x, *d_q, *d_k, *d_v, *d_heads, *d_scores, *d_gate, *d_up, *d_act;
@@ -136,6 +146,7 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
     w.cosine = nn_take(base, &offset, (int64_t)batch->positions * (model->config.head_dim / 2));
     w.sine = nn_take(base, &offset, (int64_t)batch->positions * (model->config.head_dim / 2));
     w.part = nn_take(base, &offset, s.rows * s.hidden);
+    if (model->tp.invariant) w.forest = nn_take(base, &offset, nn_most_nodes(model) * s.rows * s.hidden);
     if (gathers) {
         w.local_kv = nn_take(base, &offset, s.rows * s.kv_width);
         w.gathered_kv = nn_take(base, &offset, s.key_rows * s.kv_width);
@@ -165,15 +176,114 @@ static void nn_linear(int64_t rows, int64_t in, int64_t out, const float *x, con
     nn_matmul(nn_dense(x, rows, in), nn_transpose(nn_dense(weight, out, in)), y, out, false);
 }
 
-/* d_x (+)= d_y * weight,  d_weight += d_y^T * x. */
-static void nn_linear_backward(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight,
-                               const float *d_y, float *d_x, bool add_to_d_x, float *d_weight) {
-    nn_matmul(nn_dense(d_y, rows, out), nn_dense(weight, out, in), d_x, in, add_to_d_x);
+/* d_weight += d_y^T * x. */
+static void nn_weight_gradient(int64_t rows, int64_t in, int64_t out, const float *x, const float *d_y,
+                               float *d_weight) {
     nn_matmul(nn_transpose(nn_dense(d_y, rows, out)), nn_dense(x, rows, in), d_weight, in, true);
+}
+
+/* d_x = d_y * weight,  d_weight += d_y^T * x. */
+static void nn_linear_backward(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight,
+                               const float *d_y, float *d_x, float *d_weight) {
+    nn_matmul(nn_dense(d_y, rows, out), nn_dense(weight, out, in), d_x, in, false);
+    nn_weight_gradient(rows, in, out, x, d_y, d_weight);
 }
 
 static void nn_add_to(int64_t count, const float *a, const float *b, float *out) {
     for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
+}
+
+/* ---- sums over the tensor-parallel ranks ---- */
+
+/* One product whose inner dimension is split over the ranks. Element (r, i) of `a`, times row i of `weight` seen as [width,
+ * hidden], i the number of the input. */
+typedef struct nn_product {
+    const float *a; /* [rows, width] */
+    const float *weight;
+    bool
+        by_columns; /* weight is [hidden, width]: an output projection; else [width, hidden]: the way back through one */
+    int64_t width; /* held here */
+    int64_t piece; /* inputs of a piece */
+} nn_product;
+
+/* out [rows, hidden] (+)= the product over the inputs [begin, end). */
+static void nn_multiply_range(const nn_product *p, const nn_sizes *s, int64_t begin, int64_t end, float *out,
+                              bool add) {
+    const nn_view a = nn_block(p->a + begin, s->rows, end - begin, p->width);
+    const nn_view b = p->by_columns
+                          ? nn_transpose(nn_block(p->weight + begin, s->hidden, end - begin, p->width))
+                          : nn_dense(p->weight + begin * s->hidden, end - begin, s->hidden);
+    nn_matmul(a, b, out, s->hidden, add);
+}
+
+/* Neighbours of the same size that make an aligned block become one: sizes are powers of two, `sizes` those of the nodes. */
+static int nn_merge(float *forest, int64_t count, int64_t end, int64_t *sizes, int nodes) {
+    while (nodes >= 2 && sizes[nodes - 1] == sizes[nodes - 2] && end % (2 * sizes[nodes - 1]) == 0) {
+        float *left = forest + (nodes - 2) * count;
+        nn_add_to(count, left, left + count, left);
+        sizes[nodes - 2] *= 2;
+        nodes--;
+    }
+    return nodes;
+}
+
+/* w->part = the sum, over all ranks, of products whose pieces go together: one to three of them. */
+static int nn_sum_pieces(const nn_model *model, const nn_space *w, const nn_product *products, int n,
+                         nn_pieces pieces) {
+    const int64_t count = w->size.rows * w->size.hidden;
+    int64_t sizes[64];
+    int nodes = 0;
+    for (int i = 0; i < pieces.count; i++) {
+        for (int j = 0; j < n; j++) {
+            const nn_product *p = &products[j];
+            const int64_t begin = i * p->piece,
+                          end = begin + p->piece < p->width ? begin + p->piece : p->width;
+            nn_multiply_range(p, &w->size, begin, end, w->forest + nodes * count, j > 0);
+        }
+        sizes[nodes++] = 1;
+        nodes = nn_merge(w->forest, count, pieces.first + i + 1, sizes, nodes);
+    }
+    return model->tp.sum_pieces(model->tp.user, w->forest, pieces, count, w->part);
+}
+
+/* w->part = that sum, whichever way the group sums. */
+static int nn_sum_products(const nn_model *model, const nn_space *w, const nn_product *products, int n,
+                           nn_pieces pieces) {
+    if (model->tp.invariant) return nn_sum_pieces(model, w, products, n, pieces);
+    for (int j = 0; j < n; j++)
+        nn_multiply_range(&products[j], &w->size, 0, products[j].width, w->part, j > 0);
+    return nn_sum(&model->tp, w->part, w->size.rows * w->size.hidden);
+}
+
+/* Pieces of a width of which [begin, begin + count) is held here. */
+static nn_pieces nn_pieces_of(int width, int begin, int count) {
+    const int length = nn_piece_length(width);
+    const nn_pieces pieces = { (begin + length - 1) / length, (count + length - 1) / length,
+                               (width + length - 1) / length };
+    return pieces;
+}
+
+static nn_pieces nn_heads_pieces(const nn_model *model) {
+    const nn_pieces pieces = { model->share.kv_begin, model->share.kv_count, model->config.kv_heads };
+    return pieces;
+}
+
+/* Floats of a key/value head's query heads. */
+static int64_t nn_q_piece(const nn_model *model) {
+    return (int64_t)model->config.head_dim * (model->config.heads / model->config.kv_heads);
+}
+
+static nn_pieces nn_ffn_pieces(const nn_model *model) {
+    return nn_pieces_of(model->config.ffn, model->share.ffn_begin, model->share.ffn_count);
+}
+
+/* One rank at most has a row of the embedding: each rank's part is a piece. */
+static int nn_sum_embedding(const nn_model *model, const nn_space *w, float *x) {
+    const int64_t count = w->size.rows * w->size.hidden;
+    const nn_pieces pieces = { model->tp.rank, 1, model->tp.size };
+    if (!model->tp.invariant) return nn_sum(&model->tp, x, count);
+    for (int64_t i = 0; i < count; i++) w->forest[i] = x[i] + 0.0f; /* no rank's zeros are negative */
+    return model->tp.sum_pieces(model->tp.user, w->forest, pieces, count, x);
 }
 
 /* Each rank knows some rows of the embedding; the sum over the ranks knows all. */
@@ -187,7 +297,7 @@ static int nn_embed(const nn_model *model, const float *table, const nn_batch *b
         else
             memset(x + r * hidden, 0, (size_t)hidden * sizeof *x);
     }
-    return nn_sum(&model->tp, x, w->size.rows * hidden);
+    return nn_sum_embedding(model, w, x);
 }
 
 static void nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
@@ -287,8 +397,8 @@ static int nn_attention_block(const nn_model *model, const nn_weights *b, const 
         const nn_attention view = nn_attention_of(model, batch, w, a, i);
         nn_attention_forward(&view, a->heads + i * (int64_t)batch->positions * s->q_width);
     }
-    nn_linear(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->part);
-    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    const nn_product project = { a->heads, b->value[NN_O], true, s->q_width, nn_q_piece(model) };
+    NN_TRY(nn_sum_products(model, w, &project, 1, nn_heads_pieces(model)));
     nn_add_to(s->rows * s->hidden, a->x, w->part, a->middle);
     return 0;
 }
@@ -301,8 +411,8 @@ static int nn_ffn_block(const nn_model *model, const nn_weights *b, const nn_spa
     nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_GATE], a->gate);
     nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_UP], a->up);
     nn_swiglu(s->rows * s->ffn, a->gate, a->up, a->act);
-    nn_linear(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->part);
-    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    const nn_product down = { a->act, b->value[NN_DOWN], true, s->ffn, nn_piece_length(model->config.ffn) };
+    NN_TRY(nn_sum_products(model, w, &down, 1, nn_ffn_pieces(model)));
     nn_add_to(s->rows * s->hidden, a->middle, w->part, out);
     return 0;
 }
@@ -351,14 +461,15 @@ int nn_forward(const nn_model *model, const float *weights, const nn_batch *batc
  * d_x; what flows through it is gathered in w->part, summed over the ranks, and goes through the norm. */
 static int nn_ffn_backward(const nn_model *model, const nn_weights *b, const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->d_x, w->d_act, false,
+    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->d_x, w->d_act,
                        b->gradient[NN_DOWN]);
     nn_swiglu_backward(s->rows * s->ffn, a->gate, a->up, w->d_act, w->d_gate, w->d_up);
-    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_GATE], w->d_gate, w->part, false,
-                       b->gradient[NN_GATE]);
-    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, b->value[NN_UP], w->d_up, w->part, true,
-                       b->gradient[NN_UP]);
-    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    const int64_t piece = nn_piece_length(model->config.ffn);
+    const nn_product back[2] = { { w->d_gate, b->value[NN_GATE], false, s->ffn, piece },
+                                 { w->d_up, b->value[NN_UP], false, s->ffn, piece } };
+    nn_weight_gradient(s->rows, s->hidden, s->ffn, a->ffn_in, w->d_gate, b->gradient[NN_GATE]);
+    nn_weight_gradient(s->rows, s->hidden, s->ffn, a->ffn_in, w->d_up, b->gradient[NN_UP]);
+    NN_TRY(nn_sum_products(model, w, back, 2, nn_ffn_pieces(model)));
     nn_rmsnorm_backward(s->rows, s->hidden, a->middle, b->value[NN_POST_NORM], a->post_rms, w->part, w->d_x,
                         b->gradient[NN_POST_NORM]);
     return 0;
@@ -390,16 +501,18 @@ static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const
 static int nn_attention_block_backward(const nn_model *model, const nn_weights *b, const nn_batch *batch,
                                        const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->d_x, w->d_heads, false,
+    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->d_x, w->d_heads,
                        b->gradient[NN_O]);
     NN_TRY(nn_heads_backward(model, batch, w, a));
-    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, b->value[NN_Q], w->d_q, w->part, false,
-                       b->gradient[NN_Q]);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, b->value[NN_K], w->d_local_k, w->part,
-                       true, b->gradient[NN_K]);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, b->value[NN_V], w->d_local_v, w->part,
-                       true, b->gradient[NN_V]);
-    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    const nn_product back[3] = {
+        { w->d_q, b->value[NN_Q], false, s->q_width, nn_q_piece(model) },
+        { w->d_local_k, b->value[NN_K], false, s->kv_width, model->config.head_dim },
+        { w->d_local_v, b->value[NN_V], false, s->kv_width, model->config.head_dim },
+    };
+    nn_weight_gradient(s->rows, s->hidden, s->q_width, a->attn_in, w->d_q, b->gradient[NN_Q]);
+    nn_weight_gradient(s->rows, s->hidden, s->kv_width, a->attn_in, w->d_local_k, b->gradient[NN_K]);
+    nn_weight_gradient(s->rows, s->hidden, s->kv_width, a->attn_in, w->d_local_v, b->gradient[NN_V]);
+    NN_TRY(nn_sum_products(model, w, back, 3, nn_heads_pieces(model)));
     nn_rmsnorm_backward(s->rows, s->hidden, a->x, b->value[NN_INPUT_NORM], a->input_rms, w->part, w->d_x,
                         b->gradient[NN_INPUT_NORM]);
     return 0;
@@ -424,9 +537,12 @@ int nn_backward_from(const nn_model *model, const nn_source *source, const nn_ba
     const nn_sizes *s = &w.size;
     nn_weights b;
     NN_TRY(source->begin(source->user, NN_ROOT, NN_BACKWARD, &b));
-    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, b.value[NN_HEAD], d_logits,
-                       w.part, false, b.gradient[NN_HEAD]);
-    NN_TRY(nn_sum(&model->tp, w.part, s->rows * s->hidden));
+    const nn_share *share = &model->share;
+    const nn_product head = { d_logits, b.value[NN_HEAD], false, share->vocab_count,
+                              nn_piece_length(model->config.vocab) };
+    nn_weight_gradient(s->rows, s->hidden, share->vocab_count, w.head_in, d_logits, b.gradient[NN_HEAD]);
+    NN_TRY(nn_sum_products(model, &w, &head, 1,
+                           nn_pieces_of(model->config.vocab, share->vocab_begin, share->vocab_count)));
     memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
     nn_rmsnorm_backward(s->rows, s->hidden, w.last, b.value[NN_NORM], w.last_rms, w.part, w.d_x,
                         b.gradient[NN_NORM]);

@@ -1,0 +1,120 @@
+/* equivalence.c - the transformer of examples/nn under every wrapper has the bits of one rank: a list of runs, one a line.
+ *
+ *     equivalence [--few]
+ *
+ * Twenty steps of 24 micro-batches each. In INVARIANT mode weights, optimizer state, averages, losses and norms must have the
+ * bits of one rank, and planned bytes must be those that the allocator counted; what is not so is named. Every fifth
+ * configuration runs in DETERMINISTIC mode as well, within bounds. */
+#include "train.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { TRAIN_MOST = 400, EQUIVALENCE_RANKS = 8 };
+
+static train_config list[TRAIN_MOST];
+static int listed;
+static train_result one[2], other;
+
+static void add(train_wrap wrap, int dp, int tp, int groups, bool whole) {
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        train_config c;
+        memset(&c, 0, sizeof c);
+        c.wrap = wrap;
+        c.dp = dp;
+        c.tp = tp;
+        c.groups = groups;
+        c.whole = whole;
+        c.bf16 = bf16 != 0;
+        c.reduction = XD_REDUCTION_INVARIANT;
+        c.steps = TRAIN_STEPS;
+        list[listed++] = c;
+    }
+}
+
+/* Groups whose leaves are a power of two: of 24, three groups of 8, or six of 4. */
+static void add_mesh(int dp, int tp) {
+    add(TRAIN_DDP, dp, tp, 0, false);
+    add(TRAIN_SHARDED, dp, tp, 0, false);
+    add(TRAIN_FSDP, dp, tp, 0, false);
+    add(TRAIN_FSDP, dp, tp, 0, true);
+    for (int groups = 3; groups <= 6; groups += 3)
+        if (dp % groups == 0) {
+            add(TRAIN_HSDP, dp, tp, groups, false);
+            add(TRAIN_HSDP, dp, tp, groups, true);
+        }
+}
+
+static void fill_list(void) {
+    for (int dp = 1; dp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, 1);
+    for (int tp = 2; tp <= EQUIVALENCE_RANKS; tp++)
+        for (int dp = 1; dp * tp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, tp);
+}
+
+/* ---- runs ---- */
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static train_config alone(bool bf16, xd_reduction reduction) {
+    train_config c;
+    memset(&c, 0, sizeof c);
+    c.dp = c.tp = 1;
+    c.bf16 = bf16;
+    c.reduction = reduction;
+    c.steps = TRAIN_STEPS;
+    return c;
+}
+
+static bool run(const train_config *c) {
+    char name[96], message[512] = "the bits of one rank";
+    const double begin = seconds_now();
+    const bool ok = train_on_threads(c, &other, message) && train_equal(&one[c->bf16], &other, message);
+    train_name(c, name);
+    printf("%-6s %s  %.2f s  %s\n", ok ? "ok" : "FAILED", name, seconds_now() - begin, message);
+    return ok;
+}
+
+/* Sums in another order move a weight by less than 1e-2 in 20 steps, a loss by less than 1e-3. */
+static bool run_closely(const train_config *invariant) {
+    train_config c = *invariant;
+    char name[96], message[512] = "";
+    double losses = 0.0, weights = 0.0;
+    c.reduction = XD_REDUCTION_DETERMINISTIC;
+    bool ok = train_on_threads(&c, &other, message);
+    if (ok) weights = train_apart(&one[c.bf16], &other, &losses);
+    ok = ok && weights <= 1e-2 && losses <= 1e-3;
+    train_name(&c, name);
+    printf("%-6s %s  DETERMINISTIC: weights within %.2g, losses within %.2g %s\n", ok ? "ok" : "FAILED", name,
+           weights, losses, message);
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    const bool few = argc > 1 && strcmp(argv[1], "--few") == 0;
+    const double begin = seconds_now();
+    int runs = 0, failed = 0;
+    if (argc > 2 || (argc == 2 && !few)) return fprintf(stderr, "equivalence [--few]\n"), 2;
+    fill_list();
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const train_config c = alone(bf16 != 0, XD_REDUCTION_INVARIANT);
+        char message[512] = "";
+        if (!train_on_threads(&c, &one[bf16], message)) return fprintf(stderr, "one rank: %s\n", message), 1;
+    }
+    printf("one rank: loss %.6f to %.6f in f32, to %.6f in bf16\n", one[0].losses[0],
+           one[0].losses[TRAIN_STEPS - 1], one[1].losses[TRAIN_STEPS - 1]);
+    for (int i = 0; i < listed; i += few ? 7 : 1) {
+        failed += !run(&list[i]);
+        runs++;
+        if (i % 13 != 5) continue;
+        failed += !run_closely(&list[i]);
+        runs++;
+    }
+    printf("%d runs, %d failed, %.1f s\n", runs, failed, seconds_now() - begin);
+    return failed > 0;
+}

@@ -1,0 +1,53 @@
+/* train.h - the transformer of examples/nn trained under a wrapper, and all that came out of it, whole. */
+#ifndef EQUIVALENCE_TRAIN_H
+#define EQUIVALENCE_TRAIN_H
+
+#include "xdistill.h"
+
+enum { TRAIN_STEPS = 20, TRAIN_LEAVES = 24, TRAIN_ROOM = 9000 };
+
+typedef enum train_wrap { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_HSDP } train_wrap;
+
+/* How the ranks hold the model: dp * tp of them, tensor-parallel ones side by side. */
+typedef struct train_config {
+    train_wrap wrap;
+    int dp, tp;
+    int groups; /* HSDP: groups of data ranks, each with the whole model */
+    bool whole; /* FSDP, HSDP: a rank adds up its micro-batches and sends once a step, not once for each */
+    bool bf16;  /* blocks compute with weights rounded to bf16; master weights, gradients and state are f32 */
+    xd_reduction reduction;
+    int steps;
+} train_config;
+
+/* Whole tensors, one after another in the order of the whole model's table. */
+typedef struct train_result {
+    float values[TRAIN_ROOM], first[TRAIN_ROOM], second[TRAIN_ROOM], average[TRAIN_ROOM];
+    double losses[TRAIN_STEPS], norms[TRAIN_STEPS];
+} train_result;
+
+/* A run that ranks share. */
+typedef struct train_job {
+    const train_config *config;
+    train_result *out; /* zero before; each rank writes what it counts */
+} train_job;
+
+/* What each rank of dp * tp runs. The context's allocator is train_allocator. A rank whose planned bytes are not those that
+ * were counted fails with STATE and both numbers. Collective. */
+xd_result train_rank(xd_comm *world, void *job);
+
+/* An allocator that counts by thread. */
+xd_allocator train_allocator(void);
+
+/* Runs a configuration on threads; false with a message. */
+bool train_on_threads(const train_config *config, train_result *out, char message[512]);
+
+/* Whether all is bit-equal; if not, `message` names the first tensor, the element and both values. */
+bool train_equal(const train_result *a, const train_result *b, char message[512]);
+
+/* The largest difference of two weights, and of two losses. */
+double train_apart(const train_result *a, const train_result *b, double *losses);
+
+/* "TP x FSDP dp=2 tp=4 ..." */
+void train_name(const train_config *config, char name[96]);
+
+#endif

@@ -4726,8 +4726,7 @@ typedef struct xd_built xd_built;
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
  * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
- * DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these in F32), STATE (storage of the caller that
- * would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * STATE (storage of the caller that would have to change its type),UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
@@ -30543,7 +30542,7 @@ XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing);
 XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after);
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
-XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
 
 /* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
  * Collective. */
@@ -33884,7 +33883,7 @@ static xd_dtype xdi_precision_of(const xd_precision *p, const xd_weight *weight)
     return p->f16 ? XD_DTYPE_F16 : XD_DTYPE_BF16;
 }
 
-static xd_result xdi_precision_check(const xd_model *model, const xd_precision *p, bool wrapped) {
+static xd_result xdi_precision_check(const xd_model *model, const xd_precision *p) {
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
         if (w->owner != w || xdi_precision_of(p, w) == w->desc.dtype) continue;
@@ -33894,11 +33893,6 @@ static xd_result xdi_precision_check(const xd_model *model, const xd_precision *
             "weight \"%.80s\" has the caller's storage of %s, which cannot become %s: keep its type by "
             "keep_f32 or a pattern, or give it as %s",
             w->name, from, to, to);
-        XD_REQUIRE(
-            model->ctx, !wrapped || !xdi_weight_is_trained(w), XD_ERROR_DTYPE,
-            "weight \"%.80s\" trains and would become %s, but wrappers train in F32: freeze it, keep its "
-            "type by keep_f32 or a pattern, or build without a wrap",
-            w->name, to);
     }
     return XD_OK;
 }
@@ -33963,9 +33957,9 @@ static xd_result xdi_precision_move(xd_model *model, xdi_precision_old *old, con
     return result;
 }
 
-XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped) {
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision) {
     if (!precision->f16 && !precision->bf16) return XD_OK;
-    XD_TRY(xdi_precision_check(model, precision, wrapped));
+    XD_TRY(xdi_precision_check(model, precision));
     if (!model->storage) {
         xdi_precision_set(model, precision);
         return XD_OK;
@@ -34353,8 +34347,7 @@ static xd_result xdi_builder_storage(xdi_builder *b) {
 
 static xd_result xdi_builder_precision(xdi_builder *b) {
     for (int i = 0; i < b->list->count; i++)
-        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision,
-                               b->desc->wrap.kind != XD_WRAP_NONE));
+        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision));
     return XD_OK;
 }
 
@@ -58030,4 +58023,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 86fbb9671e872d9b330cae55ecea0772dc8b57f8681afe184a4a6f6652e11a4c */
+/* xdistill sha256 5dbd0db2d26cb9336fea4c312e08aa2909fcb7acb5f83ff903e4ad3a31424597 */

@@ -82,7 +82,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
     t->comm = comm;
     t->ctx = xd_comm_ctx(comm);
     t->sharded = sharded;
-    team_require(t->ctx, nn_describe(t->ctx, &t->nn, 1, &t->description));
+    team_require(t->ctx, nn_describe(t->ctx, &t->nn, 1, XD_DTYPE_F32, &t->description));
     t->blocks.model = t->description.model;
     toy_wrap(t, leaves);
     const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);

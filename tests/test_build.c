@@ -546,12 +546,14 @@ XD_TEST(replicas_shard_over_the_group_of_their_instance) {
     build_ranks(4, wrap_replicas);
 }
 
-static xd_result wrap_frozen_halves(xd_comm *world, void *argument) {
+static bool halves_are_frozen;
+
+static xd_result wrap_halves(xd_comm *world, void *argument) {
     const xd_ddp_desc ddp = { .leaves = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
-    s.frozen = true;
+    s.frozen = halves_are_frozen;
     s.desc.precision.bf16 = true;
     s.desc.groups = NULL; /* a group of its own */
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
@@ -562,9 +564,12 @@ static xd_result wrap_frozen_halves(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
-XD_TEST(frozen_models_of_half_types_are_wrapped) {
-    build_ranks(1, wrap_frozen_halves);
-    build_ranks(2, wrap_frozen_halves);
+XD_TEST(models_of_half_types_are_wrapped_frozen_or_not) {
+    for (int frozen = 0; frozen < 2; frozen++)
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            halves_are_frozen = frozen != 0;
+            build_ranks(ranks, wrap_halves);
+        }
 }
 
 /* ---- equal values ---- */
@@ -697,9 +702,11 @@ static xd_result take_existing(xd_comm *world, void *argument) {
     s.desc.provider.describe = NULL;
     s.desc.before = NULL;
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
-    s.desc.precision.bf16 = true; /* fails after the storage is there: the models stay the caller's */
-    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_DTYPE && !s.built);
-    s.desc.precision.bf16 = false;
+    const xd_ddp_desc few = { .leaves = 1 };
+    s.desc.wrap.ddp = &few; /* fails after the storage is there: the models stay the caller's */
+    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT && !s.built);
+    CHECK(build_says(&s, "1 leaves for 2 data ranks"));
+    s.desc.wrap.ddp = &ddp;
     CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_OK);
     CHECK(xd_built_stage_count(s.built) == 2 && xd_built_stage(s.built, 1).parallel);
     CHECK(xd_built_stage(s.built, 1).model == stages->stages[1].model);

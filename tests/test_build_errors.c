@@ -459,10 +459,6 @@ static void spoil_leaves(xd_build_desc *d) {
     static const xd_ddp_desc few = { .leaves = 1 };
     d->wrap = (xd_wrap){ XD_WRAP_DDP, &few, NULL };
 }
-static void spoil_type(xd_build_desc *d) {
-    d->wrap = (xd_wrap){ XD_WRAP_DDP, &plain_ddp, NULL };
-    d->precision.bf16 = true;
-}
 
 static const bad_setting settings[] = {
     { spoil_provider, XD_ERROR_ARGUMENT, "4 layers without a provider" },
@@ -484,7 +480,6 @@ static const bad_setting settings[] = {
     { spoil_before, XD_ERROR_ARGUMENT, "17 hooks before the wrap, at most 16" },
     { spoil_after, XD_ERROR_ARGUMENT, "hook 0 of 1 after the wrap has no function" },
     { spoil_leaves, XD_ERROR_ARGUMENT, "1 leaves for 3 data ranks" },
-    { spoil_type, XD_ERROR_DTYPE, "\"embed\" trains and would become BF16, but wrappers train in F32" },
 };
 
 static xd_result bad_settings(xd_comm *world, void *argument) {

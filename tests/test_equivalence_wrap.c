@@ -13,7 +13,9 @@
 #include "equivalence/train.c"
 
 static train_config config_of(train_wrap wrap, int dp, int tp, int groups) {
-    const train_config c = { wrap, dp, tp, groups, false, false, XD_REDUCTION_INVARIANT, 4 };
+    const train_config c = {
+        .wrap = wrap, .dp = dp, .tp = tp, .groups = groups, .reduction = XD_REDUCTION_INVARIANT, .steps = 4
+    };
     return c;
 }
 
@@ -48,6 +50,7 @@ XD_TEST(a_transformer_under_any_wrapper_and_tensor_parallel_cut_has_the_bits_of_
         train_config c = list[i];
         c.bf16 = true;
         c.whole = true;
+        c.workers = true;
         check_run(&c, half);
     }
     CHECK(memcmp(one->values, half->values, sizeof one->values) != 0);

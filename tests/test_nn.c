@@ -500,7 +500,7 @@ static void check_description(bool tied) {
     nn_description description;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
-    CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
+    CHECK(nn_describe(ctx, &model, 3, XD_DTYPE_F32, &description) == XD_OK);
     CHECK_EQ_INT(xd_model_weight_count(description.model), model.param_count + tied);
     CHECK_EQ_INT(xd_model_parameter_count(description.model), model.float_count);
     CHECK_EQ_INT(xd_model_trained_count(description.model), model.float_count);
@@ -538,7 +538,7 @@ XD_TEST(first_values_have_the_size_that_the_model_wants) {
     config.hidden = config.ffn = 96;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
-    CHECK(nn_describe(ctx, &model, 3, &description) == XD_OK);
+    CHECK(nn_describe(ctx, &model, 3, XD_DTYPE_F32, &description) == XD_OK);
     CHECK(xd_model_allocate(description.model) == XD_OK && xd_model_init_weights(description.model) == XD_OK);
     CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.up_proj.weight"), 0.02, 0.002);
     CHECK_NEAR(size_of(description.model, "model.layers.0.mlp.down_proj.weight"), 0.01, 0.001);
@@ -558,7 +558,7 @@ static void check_share(xd_ctx *ctx, const nn_model *whole, const xd_model *all,
     tp.size = ranks;
     tp.rank = rank;
     CHECK(nn_model_init(&whole->config, &tp, NULL, &part) == NULL);
-    CHECK(nn_describe(ctx, &part, 3, &share) == XD_OK);
+    CHECK(nn_describe(ctx, &part, 3, XD_DTYPE_F32, &share) == XD_OK);
     CHECK(xd_model_allocate(share.model) == XD_OK && xd_model_init_weights(share.model) == XD_OK);
     CHECK_EQ_INT(xd_model_parameter_count(share.model), part.float_count);
     CHECK(xd_model_hash(share.model) == xd_model_hash(all));
@@ -583,7 +583,7 @@ XD_TEST(shares_of_tensor_parallel_ranks_are_described_as_parts_of_the_whole) {
     nn_description whole;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
-    CHECK(nn_describe(ctx, &model, 3, &whole) == XD_OK);
+    CHECK(nn_describe(ctx, &model, 3, XD_DTYPE_F32, &whole) == XD_OK);
     CHECK(xd_model_allocate(whole.model) == XD_OK && xd_model_init_weights(whole.model) == XD_OK);
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int rank = 0; rank < ranks; rank++) check_share(ctx, &model, whole.model, ranks, rank);

@@ -88,11 +88,12 @@ static xd_result nn_make_layouts(nn_description *d, const nn_model *model) {
 
 /* ---- weights and blocks ---- */
 
-static xd_weight_desc nn_weight_of(const nn_model *model, const nn_param *p, const char *name) {
+static xd_weight_desc nn_weight_of(const nn_model *model, const nn_param *p, const char *name,
+                                   xd_dtype dtype) {
     xd_weight_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = name;
-    desc.dtype = XD_DTYPE_F32;
+    desc.dtype = dtype;
     desc.ndim = p->dims;
     desc.shape[0] = p->full_rows;
     desc.shape[1] = p->dims == 2 ? p->full_cols : 0;
@@ -104,11 +105,11 @@ static xd_weight_desc nn_weight_of(const nn_model *model, const nn_param *p, con
 }
 
 /* The head that is the embedding: another name of it, without settings of its own. */
-static xd_weight_desc nn_tied_head(const nn_param *embed) {
+static xd_weight_desc nn_tied_head(const nn_param *embed, xd_dtype dtype) {
     xd_weight_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.name = "lm_head.weight";
-    desc.dtype = XD_DTYPE_F32;
+    desc.dtype = dtype;
     desc.ndim = 2;
     desc.shape[0] = embed->full_rows;
     desc.shape[1] = embed->full_cols;
@@ -124,7 +125,8 @@ static xd_result nn_describe_block(const nn_description *d, const nn_model *mode
     for (int i = 0; i < nn_block_weights(number); i++) {
         const nn_param *p = nn_block_param(model, number, i);
         const bool tied = number == NN_ROOT && i == NN_HEAD && model->config.tied;
-        xd_weight_desc desc = tied ? nn_tied_head(p) : nn_weight_of(model, p, p->name + inside);
+        xd_weight_desc desc =
+            tied ? nn_tied_head(p, d->dtype) : nn_weight_of(model, p, p->name + inside, d->dtype);
         if (d->layouts && !tied) desc.layout = d->layouts[p - model->params];
         XD_TRY(xd_weight_add(block, &desc, NULL));
     }
@@ -148,13 +150,15 @@ static xd_result nn_describe_all(const nn_description *d, const nn_model *model)
     return xd_model_seal(d->model);
 }
 
-xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, nn_description *out) {
+xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, xd_dtype dtype,
+                      nn_description *out) {
     xd_model_desc desc;
     memset(&desc, 0, sizeof desc);
     memset(out, 0, sizeof *out);
     desc.seed = seed;
     desc.rank = model->tp.rank;
     out->ctx = ctx;
+    out->dtype = dtype;
     XD_TRY(nn_make_layouts(out, model));
     XD_TRY(xd_model_create(ctx, &desc, &out->model));
     return nn_describe_all(out, model);

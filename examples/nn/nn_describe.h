@@ -21,12 +21,14 @@ typedef struct nn_description {
     xd_model *model;
     xd_layout **layouts; /* [layout_count]; of the tensor-parallel group's ranks */
     int layout_count;
+    xd_dtype dtype; /* of the weights */
 } nn_description;
 
 /* Describes a model, or this rank's share of one. First values have the size that nn_model_randomize gives them, from the
  * library's random numbers: a weight's depend on the seed, its name and its place in the whole tensor. nn_description_free in
- * any case. Local. Errors: those of the description. */
-xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, nn_description *out);
+ * any case. The passes are in float: weights of another dtype need a wrapper that shows them as F32. Local. Errors: those of the
+ * description. */
+xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, xd_dtype dtype, nn_description *out);
 void nn_description_free(nn_description *description);
 
 /* The block of a description that nn_transformer.h numbers so. */

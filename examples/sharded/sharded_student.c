@@ -174,7 +174,7 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
 xd_result sharded_student_open(sharded_student *s, demo_rank *rank, const sharded_leg *leg, uint64_t seed) {
     memset(s, 0, sizeof *s);
     s->rank = rank;
-    XD_TRY(nn_describe(rank->ctx, &rank->model, seed, &s->description));
+    XD_TRY(nn_describe(rank->ctx, &rank->model, seed, XD_DTYPE_F32, &s->description));
     s->model = s->description.model;
     XD_TRY(leg->wrap == SHARDED_PLAIN ? sharded_open_plain(s) : sharded_open_wrapped(s, leg->wrap));
     return sharded_make_optimizer(s);

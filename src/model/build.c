@@ -242,8 +242,7 @@ static xd_result xdi_builder_storage(xdi_builder *b) {
 
 static xd_result xdi_builder_precision(xdi_builder *b) {
     for (int i = 0; i < b->list->count; i++)
-        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision,
-                               b->desc->wrap.kind != XD_WRAP_NONE));
+        XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision));
     return XD_OK;
 }
 

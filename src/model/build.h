@@ -188,8 +188,7 @@ typedef struct xd_built xd_built;
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
  * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
- * DTYPE (a half type for a weight that trains, with a wrap: wrappers keep these in F32), STATE (storage of the caller that
- * would have to change its type), UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * STATE (storage of the caller that would have to change its type),UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);

@@ -35,7 +35,7 @@ static xd_dtype xdi_precision_of(const xd_precision *p, const xd_weight *weight)
     return p->f16 ? XD_DTYPE_F16 : XD_DTYPE_BF16;
 }
 
-static xd_result xdi_precision_check(const xd_model *model, const xd_precision *p, bool wrapped) {
+static xd_result xdi_precision_check(const xd_model *model, const xd_precision *p) {
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
         if (w->owner != w || xdi_precision_of(p, w) == w->desc.dtype) continue;
@@ -45,11 +45,6 @@ static xd_result xdi_precision_check(const xd_model *model, const xd_precision *
             "weight \"%.80s\" has the caller's storage of %s, which cannot become %s: keep its type by "
             "keep_f32 or a pattern, or give it as %s",
             w->name, from, to, to);
-        XD_REQUIRE(
-            model->ctx, !wrapped || !xdi_weight_is_trained(w), XD_ERROR_DTYPE,
-            "weight \"%.80s\" trains and would become %s, but wrappers train in F32: freeze it, keep its "
-            "type by keep_f32 or a pattern, or build without a wrap",
-            w->name, to);
     }
     return XD_OK;
 }
@@ -114,9 +109,9 @@ static xd_result xdi_precision_move(xd_model *model, xdi_precision_old *old, con
     return result;
 }
 
-XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped) {
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision) {
     if (!precision->f16 && !precision->bf16) return XD_OK;
-    XD_TRY(xdi_precision_check(model, precision, wrapped));
+    XD_TRY(xdi_precision_check(model, precision));
     if (!model->storage) {
         xdi_precision_set(model, precision);
         return XD_OK;

@@ -114,7 +114,7 @@ XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing);
 XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after);
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
-XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision, bool wrapped);
+XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
 
 /* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
  * Collective. */

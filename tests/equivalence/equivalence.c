@@ -12,14 +12,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { TRAIN_MOST = 400, EQUIVALENCE_RANKS = 8 };
+enum { TRAIN_MOST = 800, EQUIVALENCE_RANKS = 8 };
 
 static train_config list[TRAIN_MOST];
 static int listed;
 static train_result one[2], other;
 
 static void add(train_wrap wrap, int dp, int tp, int groups, bool whole) {
-    for (int bf16 = 0; bf16 < 2; bf16++) {
+    for (int variant = 0; variant < 4; variant++) {
         train_config c;
         memset(&c, 0, sizeof c);
         c.wrap = wrap;
@@ -27,7 +27,8 @@ static void add(train_wrap wrap, int dp, int tp, int groups, bool whole) {
         c.tp = tp;
         c.groups = groups;
         c.whole = whole;
-        c.bf16 = bf16 != 0;
+        c.bf16 = variant % 2 == 1;
+        c.workers = variant >= 2;
         c.reduction = XD_REDUCTION_INVARIANT;
         c.steps = TRAIN_STEPS;
         list[listed++] = c;

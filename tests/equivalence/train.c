@@ -92,7 +92,7 @@ typedef struct train_state {
     nn_description description;
     nn_blocks blocks;
     nn_source source;
-    float *rounded;                 /* [model.float_count] */
+    xd_queue *gathers, *reductions;
     xd_parallel *parallel;
     int64_t own, most;
     xd_vocab *vocab;
@@ -106,36 +106,6 @@ typedef struct train_state {
     xd_optimizer *optimizer;
     xd_ema *average;
 } train_state;
-
-static float train_bf16(float x) {
-    union {
-        float f;
-        uint32_t u;
-    } bits;
-    bits.f = x;
-    bits.u = (bits.u + 0x7fffu + ((bits.u >> 16) & 1u)) & 0xffff0000u;
-    return bits.f;
-}
-
-/* The block's weights as its arithmetic sees them. */
-static int train_begin(void *user, int block, nn_pass pass, nn_weights *out) {
-    train_state *s = (train_state *)user;
-    const nn_source blocks = nn_blocks_source(&s->blocks);
-    const int code = blocks.begin(blocks.user, block, pass, out);
-    for (int i = 0; i < nn_block_weights(block) && !code && s->config->bf16; i++) {
-        const nn_param *p = nn_block_param(&s->model, block, i);
-        float *to = s->rounded + p->offset;
-        for (int64_t j = 0; j < nn_param_count(p); j++) to[j] = train_bf16(out->value[i][j]);
-        out->value[i] = to;
-    }
-    return code;
-}
-
-static int train_end(void *user, int block) {
-    train_state *s = (train_state *)user;
-    const nn_source blocks = nn_blocks_source(&s->blocks);
-    return blocks.end(blocks.user, block);
-}
 
 static xd_result train_groups(train_state *s) {
     const train_config *c = s->config;
@@ -179,18 +149,40 @@ static xd_result train_describe(train_state *s) {
     const char *problem = nn_model_init(&config, &tp, NULL, &s->model);
     if (!problem) problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
-    XD_TRY(nn_describe(s->ctx, &s->model, 5, &s->description));
+    const xd_dtype dtype = s->config->bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    XD_TRY(nn_describe(s->ctx, &s->model, 5, dtype, &s->description));
     const nn_share *share = &s->model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
     return xd_vocab_create(s->ctx, s->config->tp > 1 ? s->tp : NULL, columns, VOCAB, &s->vocab);
+}
+
+static xd_result train_make_queues(train_state *s, xd_comm *data) {
+    const xd_queue_desc d = { .form = XD_QUEUE_WORKER, .capacity = WEIGHTS };
+    if (!s->config->workers) return XD_OK;
+    XD_TRY(xd_queue_create(data, &d, &s->gathers));
+    return xd_queue_create(data, &d, &s->reductions);
 }
 
 static xd_result train_wrap_model(train_state *s) {
     static const char *const units[] = { NN_LAYER_TYPE };
     const train_config *c = s->config;
     xd_comm *data = s->data ? s->data : s->dp;
-    const xd_ddp_desc ddp = { TRAIN_LEAVES, c->wrap == TRAIN_SHARDED };
-    const xd_fsdp_desc fsdp = { TRAIN_LEAVES, units, 1, s->replicas, c->whole };
+    XD_TRY(train_make_queues(s, data));
+    const xd_ddp_desc ddp = { .leaves = TRAIN_LEAVES,
+                              .sharded_optimizer = c->wrap == TRAIN_SHARDED,
+                              .view_dtype = XD_DTYPE_F32,
+                              .gathers = s->gathers,
+                              .reductions = s->reductions,
+                              .bucket_size = 1000 };
+    const xd_fsdp_desc fsdp = { .leaves = TRAIN_LEAVES,
+                                .unit_types = units,
+                                .unit_type_count = 1,
+                                .replicas = s->replicas,
+                                .accumulate_whole = c->whole,
+                                .view_dtype = XD_DTYPE_F32,
+                                .gathers = s->gathers,
+                                .reductions = s->reductions,
+                                .prefetch = c->workers };
     s->memory.count = 0;
     XD_TRY(c->wrap <= TRAIN_SHARDED ? xd_ddp_create(s->description.model, data, &ddp, &s->parallel)
                                     : xd_fsdp_create(s->description.model, data, &fsdp, &s->parallel));
@@ -248,11 +240,8 @@ static void train_make_buffers(train_state *s) {
     s->workspace = train_floats(s->own * s->workspace_floats);
     s->logits = train_floats(logits);
     s->teacher = train_floats(logits);
-    s->rounded = train_floats(s->model.float_count);
     s->blocks.model = s->description.model;
-    s->source.user = s;
-    s->source.begin = train_begin;
-    s->source.end = train_end;
+    s->source = nn_blocks_source(&s->blocks);
 }
 
 /* ---- a step ---- */
@@ -360,7 +349,7 @@ static void train_keep(const train_state *s) {
         const float *average = (const float *)xd_ema_view(s->average, i).value;
         for (int64_t at = part->range.begin; at < part->range.end && !part->replica; at++) {
             const int64_t to = train_place(share, whole, at), here = at - part->range.begin;
-            out->values[to] = ((const float *)part->data)[here];
+            out->values[to] = state.master ? state.master[here] : ((const float *)part->data)[here];
             out->first[to] = state.exp_avg[here];
             out->second[to] = state.exp_avg_sq[here];
             out->average[to] = average[here];
@@ -383,6 +372,8 @@ static void train_close(train_state *s) {
     xd_ema_destroy(s->average);
     xd_optimizer_destroy(s->optimizer);
     xd_parallel_destroy(s->parallel);
+    xd_queue_destroy(s->gathers);
+    xd_queue_destroy(s->reductions);
     if (s->description.ctx) nn_description_free(&s->description);
     xd_vocab_destroy(s->vocab);
     nn_model_free(&s->model);
@@ -394,7 +385,6 @@ static void train_close(train_state *s) {
     free(s->workspace);
     free(s->logits);
     free(s->teacher);
-    free(s->rounded);
 }
 
 xd_result train_rank(xd_comm *world, void *job) {
@@ -479,5 +469,6 @@ void train_name(const train_config *c, char name[96]) {
     const int ranks = c->groups > 0 ? c->groups : 1;
     snprintf(name, 96, "%s%-23s dp=%d tp=%d groups=%d %s %s", c->tp > 1 ? "TP x " : "", wraps[c->wrap], c->dp,
              c->tp, ranks, c->whole || c->wrap <= TRAIN_SHARDED ? "one-send" : "each-sent",
-             c->bf16 ? "bf16" : "f32");
+c->bf16 ? "bf16" : "f32");
+    if (c->workers) strcat(name, " workers");
 }

@@ -14,7 +14,8 @@ typedef struct train_config {
     int dp, tp;
     int groups; /* HSDP: groups of data ranks, each with the whole model */
     bool whole; /* FSDP, HSDP: a rank adds up its micro-batches and sends once a step, not once for each */
-    bool bf16;  /* blocks compute with weights rounded to bf16; master weights, gradients and state are f32 */
+    bool workers; /* queues with threads of their own; FSDP gathers a unit ahead */
+    bool bf16;  /* weightsare bf16, with f32 master weights, gradients and state; blocks show them as f32 */
     xd_reduction reduction;
     int steps;
 } train_config;

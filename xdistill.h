@@ -12107,7 +12107,7 @@ XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args) 
 
 #include <string.h>
 
-enum { XDI_REDUCE_TILE = 512, XDI_REDUCE_LEAF_TILE = 64, XDI_REDUCE_LEVELS = 64 };
+enum { XDI_REDUCE_TILE = 512, XDI_REDUCE_LEAF_TILE = 128, XDI_REDUCE_STEP = 16, XDI_REDUCE_LEVELS = 64 };
 
 static int xdi_reduce_at_most(int64_t left, int tile) {
     return left < tile ? (int)left : tile;
@@ -12232,39 +12232,70 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
 }
 
 /* A binary counter: nodes arrive from the left, neighbours of equal size are merged, so sizes on the stack are strictly
- * decreasing and 64 levels suffice. The remaining nodes are the right edge of the tree, added from the right. */
+ * decreasing and 64 levels suffice. The remaining nodes are the right edge of the tree, added from the right. A node stays where it
+ * is until it is added; a sum is in the room of its level. Elements are worked on in small arrays of their own, which compilers
+ * make vectors of: they need not ask whether two of the places are one. */
 #define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                \
-    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
-        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                  \
+    static void xdi_reduce_add_##name(type *sum, const type *left, const type *right, int n) {              \
+        int i = 0;                                                                                          \
+        for (; i + XDI_REDUCE_STEP <= n; i += XDI_REDUCE_STEP) {                                            \
+            type a[XDI_REDUCE_STEP], b[XDI_REDUCE_STEP];                                                    \
+            memcpy(a, left + i, sizeof a);                                                                  \
+            memcpy(b, right + i, sizeof b);                                                                 \
+            for (int k = 0; k < XDI_REDUCE_STEP; k++) a[k] = a[k] + b[k];                                   \
+            memcpy(sum + i, a, sizeof a);                                                                   \
+        }                                                                                                   \
+        for (; i < n; i++) sum[i] = left[i] + right[i];                                                     \
     }                                                                                                       \
-    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                        \
-                                              const xd_leaves *leaves, int ranks, int64_t stride,           \
-                                              int64_t begin, int n, xd_reduce_op op) {                      \
-        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                                \
+    static void xdi_reduce_scale_##name(type *out, const type *x, type scale, int n) {                      \
+        int i = 0;                                                                                          \
+        for (; i + XDI_REDUCE_STEP <= n; i += XDI_REDUCE_STEP) {                                            \
+            type a[XDI_REDUCE_STEP];                                                                        \
+            memcpy(a, x + i, sizeof a);                                                                     \
+            for (int k = 0; k < XDI_REDUCE_STEP; k++) a[k] = a[k] * scale;                                  \
+            memcpy(out + i, a, sizeof a);                                                                   \
+        }                                                                                                   \
+        for (; i < n; i++) out[i] = x[i] * scale;                                                           \
+    }                                                                                                       \
+    typedef struct xdi_reduce_stack_##name {                                                                \
+        const type *node[XDI_REDUCE_LEVELS];                                                                \
         int64_t size[XDI_REDUCE_LEVELS];                                                                    \
-        int top = -1;                                                                                       \
-        for (int r = 0; r < ranks; r++) {                                                                   \
-            const int64_t end = leaves[r].first + leaves[r].count;                                          \
-            if (leaves[r].count == 0) continue; /* its forest may be NULL */                                \
-            const type *node = (const type *)forests[r] + begin;                                            \
-            for (int64_t lo = leaves[r].first; lo < end;                                                    \
-                 lo += xd_leaves_node_size(lo, end), node += stride) {                                      \
-                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                       \
-                size[top] = xd_leaves_node_size(lo, end);                                                   \
-                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                             \
-                    xdi_reduce_leaves_merge_##name(stack, top, n);                                          \
+        type room[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                                 \
+        int top;                                                                                            \
+    } xdi_reduce_stack_##name;                                                                              \
+    static void xdi_reduce_leaves_merge_##name(xdi_reduce_stack_##name *s, int n) {                         \
+        const type *right = s->node[s->top--], *left = s->node[s->top];                                     \
+        type *sum = s->room[s->top];                                                                        \
+        xdi_reduce_add_##name(sum, left, right, n);                                                         \
+        s->node[s->top] = sum;                                                                              \
+        s->size[s->top] *= 2;                                                                               \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_push_##name(xdi_reduce_stack_##name *s, const type *node, int64_t size,   \
+                                              int n) {                                                      \
+        s->node[++s->top] = node;                                                                           \
+        s->size[s->top] = size;                                                                             \
+        while (s->top > 0 && s->size[s->top - 1] == s->size[s->top]) xdi_reduce_leaves_merge_##name(s, n);  \
+    }                                                                                                       \
+    static void xdi_reduce_leaves_tile_##name(const xdi_reduce_job *j, int64_t begin, int n) {              \
+        xdi_reduce_stack_##name s;                                                                          \
+        type *out = (type *)j->out + begin;                                                                 \
+        s.top = -1;                                                                                         \
+        for (int r = 0; r < j->ranks; r++) {                                                                \
+            const int64_t end = j->leaves[r].first + j->leaves[r].count;                                    \
+            if (j->leaves[r].count == 0) continue; /* its forest may be NULL */                             \
+            const type *node = (const type *)j->pieces[r] + begin;                                          \
+            for (int64_t lo = j->leaves[r].first, size; lo < end; lo += size, node += j->stride) {          \
+                size = xd_leaves_node_size(lo, end);                                                        \
+                xdi_reduce_leaves_push_##name(&s, node, size, n);                                           \
             }                                                                                               \
         }                                                                                                   \
-        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                               \
-        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                        \
-        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                   \
+        while (s.top > 0) xdi_reduce_leaves_merge_##name(&s, n);                                            \
+        const type scale = j->op == XD_AVG ? (type)1 / (type)j->leaves[0].total : (type)1;                  \
+        xdi_reduce_scale_##name(out, s.node[0], scale, n);                                                  \
     }                                                                                                       \
     static void xdi_reduce_leaves_##name(const xdi_reduce_job *j, int64_t from, int64_t end) {              \
-        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_LEAF_TILE) {                            \
-            const int n = xdi_reduce_at_most(end - begin, XDI_REDUCE_LEAF_TILE);                            \
-            xdi_reduce_leaves_tile_##name((type *)j->out, j->pieces, j->leaves, j->ranks, j->stride, begin, \
-                                          n, j->op);                                                        \
-        }                                                                                                   \
+        for (int64_t begin = from; begin < end; begin += XDI_REDUCE_LEAF_TILE)                              \
+            xdi_reduce_leaves_tile_##name(j, begin, xdi_reduce_at_most(end - begin, XDI_REDUCE_LEAF_TILE)); \
     }
 
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
@@ -58023,4 +58054,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5dbd0db2d26cb9336fea4c312e08aa2909fcb7acb5f83ff903e4ad3a31424597 */
+/* xdistill sha256 278ce2cd90e5af28b67c8b3b3a12d2551e41ae80bada5a26a82dccf4eb870c00 */

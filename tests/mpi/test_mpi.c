@@ -5,22 +5,9 @@
 #include "xdistill_mpi.h"
 #include "comm_suite.h"
 #include "mpi_runner.h"
+#include "mpi_world.h"
 
 enum { MAX_RANKS = SUITE_RANKS, ODD = 2 };
-
-static xd_comm *join(const xd_ctx_desc *desc) {
-    xd_ctx *ctx = NULL;
-    xd_comm *world = NULL;
-    CHECK(xd_ctx_create(desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
-    return world;
-}
-
-static void leave(xd_comm *world) {
-    xd_ctx *ctx = xd_comm_ctx(world);
-    xd_comm_destroy(world);
-    xd_ctx_destroy(ctx);
-}
 
 static void run_in_every_mode(xd_rank_function function) {
     for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {

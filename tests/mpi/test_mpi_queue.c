@@ -5,24 +5,11 @@
 #include "xdistill_mpi.h"
 #include "exchange_suite.h"
 #include "mpi_runner.h"
+#include "mpi_world.h"
 #include "queue_program.h"
 #include "queue_suite.h"
 
 enum { ODD = 2, LONG = 3000 };
-
-static xd_comm *join(const xd_ctx_desc *desc) {
-    xd_ctx *ctx = NULL;
-    xd_comm *world = NULL;
-    CHECK(xd_ctx_create(desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
-    return world;
-}
-
-static void leave(xd_comm *world) {
-    xd_ctx *ctx = xd_comm_ctx(world);
-    xd_comm_destroy(world);
-    xd_ctx_destroy(ctx);
-}
 
 static bool allows_threads(void) {
     int level = MPI_THREAD_SINGLE;

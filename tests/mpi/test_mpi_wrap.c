@@ -5,6 +5,7 @@
 #include "xdistill_mpi.h"
 
 #include "mpi_runner.h"
+#include "mpi_world.h"
 #include "wrap_train.h"
 
 /* What this rank has counted and written, compared with one rank's; returns how many numbers that were. */
@@ -25,11 +26,7 @@ static int compare_written(const wrap_run *one, const wrap_run *run) {
 }
 
 static void over_mpi(const wrap_run *one, wrap_kind kind, int queues) {
-    xd_ctx *ctx = NULL;
-    xd_comm *world = NULL;
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
-    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK(xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &world) == XD_OK);
+    xd_comm *world = join(&(xd_ctx_desc){ .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 });
     wrap_run *run = wrap_new(kind, xd_comm_size(world), one->leaves, one->reduction);
     run->queues = queues;
     run->prefetch = queues && kind >= WRAP_FSDP;
@@ -39,14 +36,13 @@ static void over_mpi(const wrap_run *one, wrap_kind kind, int queues) {
     memset(run->moments, 0xff, sizeof run->moments);
     memset(run->squares, 0xff, sizeof run->squares);
     const xd_result result = wrap_rank_run(world, run);
-    if (result != XD_OK) printf("%s\n", xd_last_error(ctx)->message);
+    if (result != XD_OK) printf("%s\n", xd_last_error(xd_comm_ctx(world))->message);
     CHECK(result == XD_OK);
     int64_t written = compare_written(one, run);
     CHECK(xd_all_reduce(world, &written, &written, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);
     CHECK(written > 1000);
     free(run);
-    xd_comm_destroy(world);
-    xd_ctx_destroy(ctx);
+    leave(world);
 }
 
 static void all_kinds(int queues) {

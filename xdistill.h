@@ -4168,9 +4168,9 @@ typedef struct xd_weight_desc {
     int64_t
         stored_rows; /* of dimension 0 where more rows are stored than there are (padded vocabularies): these stay 0.
                                    * 0 -> shape[0] */
-    const xd_layout
-        *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
-                                   * must outlive the model. NULL -> whole on this rank */
+    const xd_layout *
+        layout; /* of the stored shape: how the caller has cut it over ranks of one tensor-parallel group, for example;
+                                   * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this rank */
     xd_init
         init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;
@@ -4389,6 +4389,7 @@ typedef struct xd_ddp_desc {
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
 } xd_ddp_desc;
+
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
@@ -4416,6 +4417,7 @@ typedef struct xd_fsdp_desc {
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
 } xd_fsdp_desc;
+
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
  * ones. Where the caller gave storage it stays in use; the library's is made here if there is none.
  *
@@ -4426,7 +4428,8 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
+ * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -4434,8 +4437,8 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * library's own storage of the model is released when its values have been taken.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
- * units inside units, one whole gradient likewise; see xd_parallel_bytes.
- * Errors: as xd_ddp_create; STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
+ * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
@@ -32877,6 +32880,16 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* ---- life ---- */
 
+/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
+static bool xdi_weight_is_copy(const xd_weight *w) {
+    const xd_layout *layout = w->desc.layout;
+    xd_region region;
+    if (!layout) return false;
+    for (int r = 0; r < w->model->desc.rank; r++)
+        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
+    return false;
+}
+
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
@@ -32890,6 +32903,17 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
         hash = xd_hash(hash, &flat, sizeof flat);
     }
     return hash;
+}
+
+/* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
+static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
+        hash = xd_hash(hash, &copy, sizeof copy);
+    }
+    return xd_agree_same(comm, hash,
+                         "what layouts of weights count as copies (they are not over data ranks)");
 }
 
 static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
@@ -32929,10 +32953,12 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xd_model_agree(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    XD_TRY(xdi_parallel_agree_copies(p, p->data));
     if (xdi_parallel_has_near(p))
         XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
     if (p->sharded) xdi_model_release(p->model);
     p->model->parallel = p;
@@ -33075,16 +33101,6 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
                (long long)n, (long long)capacity);
     *count = n;
     return XD_OK;
-}
-
-/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
-static bool xdi_weight_is_copy(const xd_weight *w) {
-    const xd_layout *layout = w->desc.layout;
-    xd_region region;
-    if (!layout) return false;
-    for (int r = 0; r < w->model->desc.rank; r++)
-        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
-    return false;
 }
 
 /* Whether another data rank, or one of the caller's cut, counts what is here. */
@@ -58054,4 +58070,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 278ce2cd90e5af28b67c8b3b3a12d2551e41ae80bada5a26a82dccf4eb870c00 */
+/* xdistill sha256 701257642cbe3b36de674103c4cb4958e412650b5c8e80ed7baf663728105811 */

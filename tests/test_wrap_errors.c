@@ -138,6 +138,46 @@ XD_TEST(weights_that_cannot_be_sharded_are_named) {
     run_ranks(1, XD_REDUCTION_INVARIANT, refuse_weights);
 }
 
+/* A cut over all ranks, where the data ranks are some of them. */
+static xd_result refuse_layouts(xd_comm *world, void *argument) {
+    scene s;
+    xd_mesh *mesh = NULL, *columns = NULL;
+    xd_comm *data = NULL;
+    xd_layout *layout = NULL;
+    const xd_mesh_desc grid = { .axes = { { "dp", 2 }, { "tp", 2 } } };
+    xd_layout_desc cut = { .ndim = 1, .shape = { 6 } };
+    xd_weight_desc d = { .name = "cut", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 6 } };
+    CHECK(xd_mesh_create(world, &grid, &mesh) == XD_OK && xd_mesh_group(mesh, "dp", &data) == XD_OK);
+    CHECK(xd_mesh_slice(mesh, "tp", &columns) == XD_OK);
+    for (int i = 0; i < 2; i++) {
+        cut.topology = xd_mesh_topology(i ? columns : mesh);
+        cut.placement[i ? 0 : 1] = (xd_placement){ .kind = XD_SHARD };
+        if (i) cut.placement[1] = (xd_placement){ .kind = XD_REPLICATE };
+        CHECK(xd_layout_create(xd_comm_ctx(world), &cut, &layout) == XD_OK);
+        d.layout = layout;
+        memset(&s, 0, sizeof s);
+        s.ctx = xd_comm_ctx(world);
+        s.rank = xd_comm_rank(world);
+        CHECK(xd_model_create(s.ctx, &(xd_model_desc){ .rank = s.rank }, &s.model) == XD_OK);
+        CHECK(xd_weight_add(xd_model_root(s.model), &d, NULL) == XD_OK && xd_model_seal(s.model) == XD_OK);
+        const xd_result result = xd_fsdp_create(s.model, data, NULL, &s.parallel);
+        if (i)
+            CHECK(result == XD_OK);
+        else
+            CHECK(result == XD_ERROR_MISMATCH && says(&s, "not over data ranks"));
+        close_scene(&s);
+        xd_layout_destroy(layout);
+    }
+    xd_mesh_destroy(columns);
+    xd_mesh_destroy(mesh);
+    (void)argument;
+    return XD_OK;
+}
+
+XD_TEST(cuts_over_data_ranks_are_refused) {
+    run_ranks(4, XD_REDUCTION_INVARIANT, refuse_layouts);
+}
+
 static xd_result refuse_groups(xd_comm *world, void *argument) {
     scene s;
     xd_comm *data = NULL, *replicas = NULL;

@@ -197,7 +197,8 @@ typedef struct demo_job {
     const nn_config *config;   /* of the model that is trained */
     const nn_model *teacher;   /* whole; NULL without one */
     const float *teacher_weights;
-    int dp, cp, tp; /* the mesh */
+    int dp, cp, tp;  /* the mesh */
+    bool fixed_sums; /* in INVARIANT mode: sums inside the models have the same bits for every tp. Slower */
     xd_reduction reduction;
     const char *ranks_are; /* "threads" or "processes" */
     int steps;

@@ -14,7 +14,21 @@ static int demo_gather(void *user, const float *send, float *received, const int
     return (int)xd_all_gather((xd_comm *)user, send, received, counts, XD_DTYPE_F32);
 }
 
-static nn_group demo_group(xd_comm *comm) {
+static int demo_sum_pieces(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = forest;
+    c.recv = x;
+    c.count = count;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves.first = pieces.first;
+    c.leaves.count = pieces.count;
+    c.leaves.total = pieces.total;
+    return (int)xd_collective_run((xd_comm *)user, &c);
+}
+
+static nn_group demo_group(xd_comm *comm, bool fixed_sums) {
     nn_group group;
     memset(&group, 0, sizeof group);
     group.size = comm ? xd_comm_size(comm) : 1;
@@ -22,6 +36,8 @@ static nn_group demo_group(xd_comm *comm) {
     group.user = comm;
     group.all_reduce_sum = demo_sum;
     group.all_gather_v = demo_gather;
+    group.invariant = fixed_sums;
+    group.sum_pieces = demo_sum_pieces;
     return group;
 }
 
@@ -51,8 +67,8 @@ static xd_result demo_make_mesh(demo_rank *r) {
     XD_TRY(xd_mesh_coordinate(r->mesh, "cp", &r->cp_rank));
     XD_TRY(xd_mesh_coordinate(r->mesh, "tp", &r->tp_rank));
     XD_TRY(demo_axis(r, "cp", job->cp, &r->cp));
-    XD_TRY(demo_axis(r, "tp", job->tp, &r->tp));
-    /* In INVARIANT mode leaves are summed over a group of one rank, too. */
+    /* In INVARIANT mode leaves and pieces are summed over a group of one rank, too. */
+    XD_TRY(job->fixed_sums ? xd_mesh_group(r->mesh, "tp", &r->tp) : demo_axis(r, "tp", job->tp, &r->tp));
     return demo_is_invariant(r) ? xd_mesh_group(r->mesh, "dp,cp", &r->rows)
                                 : demo_axis(r, "dp,cp", job->dp * job->cp, &r->rows);
 }
@@ -64,7 +80,7 @@ static xd_result demo_make_vocab(demo_rank *r, const nn_model *model, xd_vocab *
 }
 
 static xd_result demo_make_models(demo_rank *r) {
-    const nn_group tp = demo_group(r->tp), cp = demo_group(r->cp);
+    const nn_group tp = demo_group(r->tp, r->job->fixed_sums), cp = demo_group(r->cp, false);
     const char *problem = nn_model_init(r->job->config, &tp, &cp, &r->model);
     if (!problem && r->job->teacher) problem = nn_model_init(&r->job->teacher->config, &tp, &cp, &r->teacher);
     if (problem) return XD_FAIL(r->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);

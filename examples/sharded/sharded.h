@@ -181,9 +181,6 @@ typedef struct sharded_run {
     sharded_comparison comparison;
 } sharded_run;
 
-/* Whether its bits must be equal: only where ranks do not split the weights by columns. */
-bool sharded_is_invariant(const sharded_options *o);
-
 void sharded_print_tables(const sharded_run *run);
 
 /* sharded.json. Errors: IO, MEMORY. */

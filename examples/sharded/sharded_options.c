@@ -54,14 +54,10 @@ void sharded_print_help(void) {
         "demo-sharded: trains a student on one rank, and again sharded over several, killed and resumed on "
         "others, and\ncompares the bits.\n\n");
     options_print(sharded_table, SHARDED_OPTIONS);
-    printf("\nWith tp above 1 the mode is deterministic, not INVARIANT: then losses are within 1e-3, not "
-           "bit-equal.\n"
+    printf("\nWith tp above 1 sums inside the model are made of pieces that do not depend on it, on one rank "
+           "too.\n"
            "\nFor example, ranks in two groups that hold the student once each, a minute:\n"
            "  build/demo-sharded --wrap hsdp --steps 40 --out out/hsdp\n");
-}
-
-bool sharded_is_invariant(const sharded_options *o) {
-    return o->axes.tp == 1;
 }
 
 /* What there is not yet is named; so is what cannot be. */

@@ -15,9 +15,7 @@ static void sharded_print_thing(const sharded_run *run, int i) {
     static const char *const names[SHARDED_THINGS] = { "weights", "optimizer", "average", "losses" };
     const sharded_comparison *c = &run->comparison;
     char told[64] = "bit-equal";
-    if (!c->same_bits[i])
-        snprintf(told, sizeof told, "%s %.3g",
-                 sharded_is_invariant(run->options) ? "DIFFER, by up to" : "within", c->apart[i]);
+    if (!c->same_bits[i]) snprintf(told, sizeof told, "DIFFER, by up to %.3g", c->apart[i]);
     printf("  %-14s %16lld %s  %s\n", names[i], (long long)c->bytes[i],
            i == SHARDED_CURVE ? "steps" : "bytes", told);
 }

@@ -87,9 +87,9 @@ typedef struct xd_weight_desc {
     int64_t
         stored_rows; /* of dimension 0 where more rows are stored than there are (padded vocabularies): these stay 0.
                                    * 0 -> shape[0] */
-    const xd_layout
-        *layout; /* of the stored shape: how the caller has cut it, over a tensor-parallel group for example;
-                                   * must outlive the model. NULL -> whole on this rank */
+    const xd_layout *
+        layout; /* of the stored shape: how the caller has cut it over ranks of one tensor-parallel group, for example;
+                                   * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this rank */
     xd_init
         init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;

@@ -48,6 +48,16 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 
 /* ---- life ---- */
 
+/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
+static bool xdi_weight_is_copy(const xd_weight *w) {
+    const xd_layout *layout = w->desc.layout;
+    xd_region region;
+    if (!layout) return false;
+    for (int r = 0; r < w->model->desc.rank; r++)
+        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
+    return false;
+}
+
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
@@ -61,6 +71,17 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
         hash = xd_hash(hash, &flat, sizeof flat);
     }
     return hash;
+}
+
+/* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
+static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
+        hash = xd_hash(hash, &copy, sizeof copy);
+    }
+    return xd_agree_same(comm, hash,
+                         "what layouts of weights count as copies (they are not over data ranks)");
 }
 
 static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
@@ -100,10 +121,12 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xd_model_agree(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    XD_TRY(xdi_parallel_agree_copies(p, p->data));
     if (xdi_parallel_has_near(p))
         XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
     if (p->sharded) xdi_model_release(p->model);
     p->model->parallel = p;
@@ -246,16 +269,6 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
                (long long)n, (long long)capacity);
     *count = n;
     return XD_OK;
-}
-
-/* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
-static bool xdi_weight_is_copy(const xd_weight *w) {
-    const xd_layout *layout = w->desc.layout;
-    xd_region region;
-    if (!layout) return false;
-    for (int r = 0; r < w->model->desc.rank; r++)
-        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
-    return false;
 }
 
 /* Whether another data rank, or one of the caller's cut, counts what is here. */

@@ -49,6 +49,7 @@ typedef struct xd_ddp_desc {
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
 } xd_ddp_desc;
+
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
     int64_t leaves; /* as in xd_ddp_desc */
@@ -76,6 +77,7 @@ typedef struct xd_fsdp_desc {
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
 } xd_fsdp_desc;
+
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
  * ones. Where the caller gave storage it stays in use; the library's is made here if there is none.
  *
@@ -86,7 +88,8 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings), UNSUPPORTED (experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
+ * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -94,8 +97,8 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * library's own storage of the model is released when its values have been taken.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
- * units inside units, one whole gradient likewise; see xd_parallel_bytes.
- * Errors: as xd_ddp_create; STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
+ * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 

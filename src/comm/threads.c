@@ -384,9 +384,9 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
 static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, int64_t to,
                                   const xdi_threads_page *page, int64_t from, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
-    char *target = (char *)c->recv + (size_t)to * size;
-    const char *source = (const char *)page->data + (size_t)from * size;
-    return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
+    if (count <= 0) return XD_OK; /* either side may be NULL */
+    return xdi_threads_bytes(t, c, (char *)c->recv + (size_t)to * size,
+                             (const char *)page->data + (size_t)from * size, (size_t)count * size);
 }
 
 /* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
@@ -439,7 +439,8 @@ static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0,
                       to = xdi_comm_offset(c->recv_counts, c->recv_displacements, r);
-        const bool in_place = r == t->base.rank && c->send == (char *)c->recv + (size_t)to * size;
+        const bool in_place =
+            r == t->base.rank && c->recv_counts[r] > 0 && c->send == (char *)c->recv + (size_t)to * size;
         if (!in_place) XD_TRY(xdi_threads_copy(t, c, to, page, from, c->recv_counts[r]));
     }
     return XD_OK;

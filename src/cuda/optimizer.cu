@@ -168,22 +168,16 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
         const xd_philox random =
             xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
         xdi_cuda_walk(
-            span, a.wide != 0,
+            span, a.wide != 0 && !rounded, /* eight at a time have no registers left for random numbers */
             [&](int64_t i) {
                 float p[8], m[8], v[8], g[8];
                 xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                if (rounded)
-                    xdi_cuda_read8(a.value, XD_DTYPE_BF16, i, p);
-                else
-                    xdi_cuda_read8_as(a.master + i, p);
+                xdi_cuda_read8_as(a.master + i, p);
                 xdi_cuda_read8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
                 XD_UNROLL
                 for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                if (rounded)
-                    xdi_cuda_round(random, a.origin + i, p);
-                else
-                    xdi_cuda_write8_as(a.master + i, p);
+                xdi_cuda_write8_as(a.master + i, p);
                 xdi_cuda_write8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
                 if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);

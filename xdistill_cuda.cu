@@ -1427,7 +1427,7 @@ static __device__ inline void xdi_cuda_round(const xd_philox &random, int64_t el
 
 /* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
 template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;
@@ -7969,4 +7969,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 c88c1dbe3748cd016cae3042d5fa544a3c992c159bba03f25fa4b0db4c27a435 */
+/* xdistill sha256 d1073f791c0a5abfc17cc8516165c3a0a773379a91b874b5c809ff91bd8175e8 */

@@ -157,7 +157,7 @@ static __device__ inline void xdi_cuda_round(const xd_philox &random, int64_t el
 
 /* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
 template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;

@@ -4334,7 +4334,8 @@ typedef struct xd_block_view {
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
 /* Closes what the last xd_block_begin of this block opened. After the last backward of a leaf the gradients are taken as they
- * are. Collective as above. Errors: STATE for a block that is not open; those of the reductions. */
+ * are. Collective as above, and where a queue of DDP begins sums (xd_ddp_desc.reductions). Errors: STATE for a block that
+ * is not open; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
 /* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
@@ -4383,7 +4384,7 @@ typedef struct xd_ddp_desc {
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; on `gathers` stepped values travel from xd_parallel_publish until a block with them
+     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped values travel from xd_parallel_publish until a block with them
      * is opened or the next step is reduced: so long, this rank's own parts may be read, and none written. */
     xd_queue *gathers, *reductions;
     int64_t
@@ -58071,4 +58072,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d80698465a933846f9993a2b88bb7278c97f95f76e386eee848c6f56d24bb54f */
+/* xdistill sha256 2ba41bd1a9aef563477d65944af97f57ebf79448533dea3b0c936fbc455e535b */

@@ -1,6 +1,8 @@
 /* demo_rank.c - a rank's place in the mesh, its models and buffers, and what a step has in common however it trains. */
 #include "demo_rank.h"
 
+#include "../nn/nn_blocks.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -14,20 +16,6 @@ static int demo_gather(void *user, const float *send, float *received, const int
     return (int)xd_all_gather((xd_comm *)user, send, received, counts, XD_DTYPE_F32);
 }
 
-static int demo_sum_pieces(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x) {
-    xd_collective c;
-    memset(&c, 0, sizeof c);
-    c.kind = XD_COLLECTIVE_ALL_REDUCE;
-    c.send = forest;
-    c.recv = x;
-    c.count = count;
-    c.dtype = XD_DTYPE_F32;
-    c.leaves.first = pieces.first;
-    c.leaves.count = pieces.count;
-    c.leaves.total = pieces.total;
-    return (int)xd_collective_run((xd_comm *)user, &c);
-}
-
 static nn_group demo_group(xd_comm *comm, bool fixed_sums) {
     nn_group group;
     memset(&group, 0, sizeof group);
@@ -37,7 +25,7 @@ static nn_group demo_group(xd_comm *comm, bool fixed_sums) {
     group.all_reduce_sum = demo_sum;
     group.all_gather_v = demo_gather;
     group.invariant = fixed_sums;
-    group.sum_pieces = demo_sum_pieces;
+    group.sum_pieces = nn_blocks_sum_pieces;
     return group;
 }
 

@@ -28,3 +28,17 @@ nn_source nn_blocks_source(nn_blocks *blocks) {
     const nn_source source = { blocks, nn_blocks_begin, nn_blocks_end };
     return source;
 }
+
+int nn_blocks_sum_pieces(void *comm, const float *forest, nn_pieces pieces, int64_t count, float *x) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = forest;
+    c.recv = x;
+    c.count = count;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves.first = pieces.first;
+    c.leaves.count = pieces.count;
+    c.leaves.total = pieces.total;
+    return (int)xd_collective_run((xd_comm *)comm, &c);
+}

@@ -17,6 +17,9 @@ typedef struct nn_blocks {
 /* Its codes are those of xd_result. */
 nn_source nn_blocks_source(nn_blocks *blocks);
 
+/* nn_group.sum_pieces over a communicator, which is the group's `user`. Collective over it; codes are those of xd_result. */
+int nn_blocks_sum_pieces(void *comm, const float *forest, nn_pieces pieces, int64_t count, float *x);
+
 #ifdef __cplusplus
 }
 #endif

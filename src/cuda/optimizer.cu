@@ -143,16 +143,11 @@ struct xdi_cuda_sgd {
     }
 };
 
-/* Rounds elements from i on at random, to values that the narrow dtype holds. */
-template <int N>
-static __device__ inline void xdi_cuda_round(const xd_philox &random, int64_t element, float (&p)[N]) {
+/* Rounds an element at random, to a value that the narrow dtype holds. */
+static __device__ inline float xdi_cuda_round(const xd_philox &random, int64_t element, float p) {
     uint32_t words[4];
-    XD_UNROLL
-    for (int j = 0; j < N; j++) {
-        if (j == 0 || (element + j) % XD_ROUNDED_PER_BLOCK == 0)
-            xd_philox_words(&random, (element + j) / XD_ROUNDED_PER_BLOCK, words);
-        p[j] = xd_bits_from_bf16(xd_round_to_bf16(p[j], xd_round_bits(words, element + j)));
-    }
+    xd_philox_words(&random, element / XD_ROUNDED_PER_BLOCK, words);
+    return xd_bits_from_bf16(xd_round_to_bf16(p, xd_round_bits(words, element)));
 }
 
 /* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
@@ -192,13 +187,10 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
                 float m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
                 step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-                if (rounded) {
-                    float one[1] = { p };
-                    xdi_cuda_round(random, a.origin + i, one);
-                    p = one[0];
-                } else {
+                if (rounded)
+                    p = xdi_cuda_round(random, a.origin + i, p);
+                else
                     a.master[i] = p;
-                }
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);

@@ -122,20 +122,6 @@ static int train_sum(void *user, float *x, int64_t count) {
     return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
 }
 
-static int train_sum_pieces(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x) {
-    xd_collective c;
-    memset(&c, 0, sizeof c);
-    c.kind = XD_COLLECTIVE_ALL_REDUCE;
-    c.send = forest;
-    c.recv = x;
-    c.count = count;
-    c.dtype = XD_DTYPE_F32;
-    c.leaves.first = pieces.first;
-    c.leaves.count = pieces.count;
-    c.leaves.total = pieces.total;
-    return (int)xd_collective_run((xd_comm *)user, &c);
-}
-
 static xd_result train_describe(train_state *s) {
     const nn_config config = train_model();
     nn_group tp;
@@ -145,7 +131,7 @@ static xd_result train_describe(train_state *s) {
     tp.user = s->tp;
     tp.all_reduce_sum = train_sum;
     tp.invariant = s->config->reduction == XD_REDUCTION_INVARIANT;
-    tp.sum_pieces = train_sum_pieces;
+    tp.sum_pieces = nn_blocks_sum_pieces;
     const char *problem = nn_model_init(&config, &tp, NULL, &s->model);
     if (!problem) problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);

@@ -4384,8 +4384,9 @@ typedef struct xd_ddp_desc {
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped values travel from xd_parallel_publish until a block with them
-     * is opened or the next step is reduced: so long, this rank's own parts may be read, and none written. */
+     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped
+     * values travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this
+     * rank's own parts may be read, and none written. */
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
@@ -58072,4 +58073,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 2ba41bd1a9aef563477d65944af97f57ebf79448533dea3b0c936fbc455e535b */
+/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */

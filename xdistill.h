@@ -56551,7 +56551,8 @@ XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_
 #define XDI_LEAF XDI_OUTER
 /* >>kernel/simd/gradient.inc */
 
-/* The gradient of a tile. */
+/* The gradient of a tile: the loops, and the ends of arrays. Included by a file that defines XDI_V(gradient_whole), which calls the
+ * loops for as many elements as are a multiple of two vectors. */
 
 /* The constants of a loop. */
 typedef struct XDI_V(slopes_of) {
@@ -56598,8 +56599,8 @@ XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, b
     return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
 }
 
-/* A loop for each kind of soft part and for `parity`, on which reading and writing depend. Whether there is a hard part,
- * and whether the gradient bypasses the caches, is tested for every two vectors: these branches are predicted. */
+/* Whether there is a hard part, and whether the gradient bypasses the caches, is tested for every two vectors: these branches
+ * are predicted. */
 XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
                                       xdi_v b) {
     if (sent)
@@ -56649,28 +56650,7 @@ XDI_INLINE void XDI_V(gradient_loop)(const xdi_tile_gradient *g, int64_t n, xdi_
     }
 }
 
-XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft) {
-    const bool teacher = soft == XDI_TILE_FORWARD || soft == XDI_TILE_REVERSE;
-    if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))
-        XDI_V(gradient_loop)(g, n, soft, teacher, true);
-    else
-        XDI_V(gradient_loop)(g, n, soft, teacher, false);
-}
-
-XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
-    const xdi_tile_gradient g = *given; /* a copy, which cannot alias the stores */
-    switch (soft) {
-    case XDI_TILE_NONE: XDI_V(gradient_kind)(&g, n, XDI_TILE_NONE); break;
-    case XDI_TILE_FORWARD: XDI_V(gradient_kind)(&g, n, XDI_TILE_FORWARD); break;
-    case XDI_TILE_REVERSE: XDI_V(gradient_kind)(&g, n, XDI_TILE_REVERSE); break;
-    case XDI_TILE_OUTSIDE: XDI_V(gradient_kind)(&g, n, XDI_TILE_OUTSIDE); break;
-    default:
-        if (g.x.bf16 && g.y.bf16 && g.out.bf16)
-            XDI_V(mixture_gradient_loop)(&g, n, true);
-        else
-            XDI_V(mixture_gradient_loop)(&g, n, false);
-    }
-}
+XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n);
 
 XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {
     const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
@@ -56688,6 +56668,16 @@ XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft sof
     xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);
 }
 
+
+/* One loop for all kinds: what it tests is predicted and costs a hundredth, a loop for each is a sixth of the unit's seconds
+ * without optimisation. */
+XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
+    const xdi_tile_gradient g = *given; /* a copy, which cannot alias the stores */
+    if (soft == XDI_TILE_MIXTURE)
+        XDI_V(mixture_gradient_loop)(&g, n, false);
+    else
+        XDI_V(gradient_loop)(&g, n, soft, soft == XDI_TILE_FORWARD || soft == XDI_TILE_REVERSE, false);
+}
 #undef XDI_LEAF
 
 #elif XDI_AGAIN == 3
@@ -57325,7 +57315,8 @@ XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_
 
 /* >>kernel/simd/gradient.inc */
 
-/* The gradient of a tile. */
+/* The gradient of a tile: the loops, and the ends of arrays. Included by a file that defines XDI_V(gradient_whole), which calls the
+ * loops for as many elements as are a multiple of two vectors. */
 
 /* The constants of a loop. */
 typedef struct XDI_V(slopes_of) {
@@ -57372,8 +57363,8 @@ XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, b
     return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
 }
 
-/* A loop for each kind of soft part and for `parity`, on which reading and writing depend. Whether there is a hard part,
- * and whether the gradient bypasses the caches, is tested for every two vectors: these branches are predicted. */
+/* Whether there is a hard part, and whether the gradient bypasses the caches, is tested for every two vectors: these branches
+ * are predicted. */
 XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
                                       xdi_v b) {
     if (sent)
@@ -57423,6 +57414,28 @@ XDI_INLINE void XDI_V(gradient_loop)(const xdi_tile_gradient *g, int64_t n, xdi_
     }
 }
 
+XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n);
+
+XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x[2 * XDI_V(lanes)], y[2 * XDI_V(lanes)], out[2 * XDI_V(lanes)];
+    xdi_tile_gradient rest = *g;
+    if (whole < n) { /* read before anything is written, which may be the same memory */
+        rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);
+        if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);
+        rest.out.data = out;
+        rest.streamed = false;
+    }
+    XDI_V(gradient_whole)(g, soft, whole);
+    if (whole == n) return;
+    XDI_V(gradient_whole)(&rest, soft, two);
+    xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);
+}
+
+/* >>kernel/simd/gradient_kinds.inc */
+
+/* A loop for each kind of soft part and for `parity`, on which reading and writing depend: nothing of either is tested in it. */
+
 XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft) {
     const bool teacher = soft == XDI_TILE_FORWARD || soft == XDI_TILE_REVERSE;
     if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))
@@ -57444,22 +57457,6 @@ XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_sof
         else
             XDI_V(mixture_gradient_loop)(&g, n, false);
     }
-}
-
-XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {
-    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
-    float x[2 * XDI_V(lanes)], y[2 * XDI_V(lanes)], out[2 * XDI_V(lanes)];
-    xdi_tile_gradient rest = *g;
-    if (whole < n) { /* read before anything is written, which may be the same memory */
-        rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);
-        if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);
-        rest.out.data = out;
-        rest.streamed = false;
-    }
-    XDI_V(gradient_whole)(g, soft, whole);
-    if (whole == n) return;
-    XDI_V(gradient_whole)(&rest, soft, two);
-    xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);
 }
 
 /* >>kernel/simd/kept.inc */
@@ -58073,4 +58070,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */
+/* xdistill sha256 53bbab1447b382cad7d82690198a34c7ac13a9adc7173ee5f8a2c5c3de6dffb0 */

@@ -5086,6 +5086,62 @@ XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpo
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *checkpoint, const char *group,
                                          const char *name);
 
+/* >>checkpoint/saver */
+
+/* Checkpoints beside training: xd_checkpoint_save_start copies what this rank has to save and returns; a thread with a
+ * communicator and a context of its own then does what xd_checkpoint_save does, and writes the same bytes.
+ *
+ * - From the return of start on, everything the desc points to may be changed and freed, the networks' arrays, optimizers
+ *   and averages too.
+ * - Training's collectives run beside the save; they share nothing but the fate of the world: a failure that breaks the group
+ *   in one of them breaks both. The traffic of the save is not in the counters of the communicator.
+ * - Allocator, logger, clock and file calls of the context are called from a second thread and must allow it.
+ * - Where the transport makes no second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL), there is no
+ *   thread: xd_checkpoint_save_poll and xd_checkpoint_save_wait carry the save out on the caller's communicator, and are
+ *   collective. Programs for every transport call them on all ranks alike. */
+typedef struct xd_checkpoint_saver xd_checkpoint_saver;
+
+/* Bytes of the block into which a rank's start copies: what it speaks for of all tensors of these networks, each rounded up
+ * to XD_ARENA_ALIGNMENT. Local. Errors: those of xd_checkpoint_save about networks; MEMORY. */
+XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
+                                           int network_count, size_t *bytes);
+
+/* Creates a saver for any number of saves, one at a time, of these networks or of less.
+ *
+ *   networks   [network_count], read during the call only
+ *   out        destroy it with xd_checkpoint_saver_destroy before comm
+ *
+ * Collective. Memory: the bytes of the call above, in memory of the host, a context and a handle on the group. Errors, on every
+ * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER on the
+ * others. */
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
+                                            int network_count, xd_checkpoint_saver **out);
+
+/* Starts a save: checks what this rank can see, copies, and agrees with the other ranks that all have, in one exchange. On a
+ * device the copy is behind what is on the context's stream, and complete on return.
+ *
+ *   desc   as for xd_checkpoint_save; its staging_bytes are not used, since the tensors are in memory of the host already
+ *
+ * Collective. Memory until the wait: copies of names, regions, state and files, and that of xd_checkpoint_save. Errors, on
+ * every rank, nothing then being started: STATE while a save has not been waited for, naming both steps, or when the networks
+ * need more bytes than the saver has; ARGUMENT, FORMAT and MEMORY as for xd_checkpoint_save. All that ranks find out together,
+ * and files, is told by the wait. */
+XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *saver, const xd_checkpoint_save_desc *desc);
+
+/* Whether xd_checkpoint_save_wait would return at once; true when nothing was started. Local, and never waits; without a
+ * thread it is collective, carries out a piece of the save, at most 256 MiB of writing on each rank, and returns the same on every
+ * rank. */
+XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *saver);
+
+/* Waits for the save that was started and returns its result, once: the errors of xd_checkpoint_save, on every rank, with culprit
+ * and message in the communicator's context; older checkpoints are as they were. XD_OK when nothing was started. Not longer
+ * than the deadlines of the save's collectives. */
+XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *saver);
+
+/* Ends the saver; local. NULL is fine. A save nobody has waited for is completed first, and its result is lost; without a
+ * thread it is given up. */
+XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
+
 /* >>checkpoint/full */
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
@@ -8284,6 +8340,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_info
 #    define xd_checkpoint_file_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_info
 #    define xd_checkpoint_tensor_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_info
+#    define xd_checkpoint_saver XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver
 #    define xd_state_tensor XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_tensor
 #    define xd_state_gather_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather_desc
 #    define xd_state_scatter_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter_desc
@@ -8299,6 +8356,12 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_file_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_at)
 #    define xd_checkpoint_tensor_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_at)
 #    define xd_checkpoint_tensor_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_find)
+#    define xd_checkpoint_saver_bytes (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_bytes)
+#    define xd_checkpoint_saver_create (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_create)
+#    define xd_checkpoint_save_start (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_start)
+#    define xd_checkpoint_save_poll (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_poll)
+#    define xd_checkpoint_save_wait (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_wait)
+#    define xd_checkpoint_saver_destroy (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_destroy)
 #    define xd_state_gather (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather)
 #    define xd_state_scatter (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter)
 #    define xd_ema_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_export)
@@ -22089,6 +22152,10 @@ XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
+/* queue.c: a context for a thread beside the caller's: his settings, but one thread, since a pool belongs to one context, and
+ * the CPU's kernels. Local. Errors: MEMORY. */
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -25943,15 +26010,16 @@ static void xdi_queue_take_up_stream(xd_queue *queue) {
     device->stream_destroy(ctx, queue->stream);
 }
 
-/* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
-static xd_result xdi_queue_context(xd_queue *queue, xd_ctx **out) {
-    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
     xd_ctx_desc settings = *xd_ctx_settings(ctx);
     settings.threads = 1;
     settings.parallel_for.run = NULL;
     settings.stream = NULL;
+    if (xdi_queue_has_device(comm)) settings.kernels = NULL;
     if (xd_ctx_create(&settings, out) == XD_OK) return XD_OK;
-    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of a queue of %d records", queue->capacity);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of %s on %d ranks", what,
+                   xd_comm_size(comm));
 }
 
 static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
@@ -25967,7 +26035,7 @@ static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
 static xd_result xdi_queue_hire(xd_queue *queue) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
-    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue, &ctx));
+    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue->comm, "a queue", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(queue->comm, ctx, &twin);
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);
@@ -34563,7 +34631,7 @@ typedef struct xdi_stored {
     const char *name;
     const xd_tensor_part *part; /* places and shape */
     xd_dtype dtype;
-    void *data; /* [part->range] in memory of the device */
+    void *data; /* [part->range] in memory of the device, or of the host when the content is `on_host` */
     int64_t *
         step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
     int64_t *live; /* and where it lies on the device */
@@ -34584,9 +34652,13 @@ typedef struct xdi_content {
     size_t text_bytes;
     void *memory; /* all of it */
     bool filling; /* false: counting */
+    bool on_host; /* the data of the tensors */
 } xdi_content;
 
-/* Checks what one rank can see, and lists it. Local. The content is to be freed whatever the result. */
+/* Checks what one rank can see. Local. */
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count);
+
+/* The same, and lists it. Local. The content is to be freed whatever the result. */
 XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
                                         xdi_content *out);
 XD_PRIVATE void xdi_content_destroy(xdi_content *content);
@@ -34602,6 +34674,9 @@ XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *content);
 XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t);
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 
+/* Bytes of what this rank has of a tensor. */
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
+
 /* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
@@ -34610,6 +34685,8 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
+/* How many of them there are. Collective. */
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds);
 
 /* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
 XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
@@ -34682,6 +34759,48 @@ XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, co
 
 /* Brings everybody's blocks and fingerprints together on rank 0. Collective. */
 XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w);
+
+/* ---- save.c: one save, by whoever carries it out: the caller, or the thread of a saver ---- */
+
+typedef enum xdi_save_phase {
+    XDI_SAVE_AGREE = 0,
+    XDI_SAVE_LAY_OUT,
+    XDI_SAVE_WRITE, /* round by round */
+    XDI_SAVE_PUBLISH,
+    XDI_SAVE_DONE
+} xdi_save_phase;
+
+typedef struct xdi_save {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_checkpoint_save_desc desc; /* defaults filled in */
+    bool root;                    /* rank 0 */
+    xdi_save_phase phase;         /* what comes next */
+    int64_t rounds;               /* of writing, that are left */
+    xdi_content content;
+    char *state; /* of rank 0: state.json */
+    size_t state_bytes;
+    xdi_plan plan;
+    xdi_writer writer;
+    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
+    xdi_lock lock;
+    xd_publish_directory *directory;
+    char *own;                           /* the temporary directory as this rank reaches it */
+    struct xdi_manifest_file *others;    /* of rank 0: files without tensors */
+    int64_t other_count;
+} xdi_save;
+
+/* A save that has done nothing; whatever becomes of it, xdi_save_end ends it, and does nothing the second time. Local. */
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc);
+XD_PRIVATE void xdi_save_end(xdi_save *s);
+
+/* What this rank alone can check of a desc, its networks excepted; and the list of what is saved, with the state of rank 0,
+ * after which optimizers and averages are not looked at again. Local: agree on the results before the first phase. */
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s);
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s);
+
+/* Carries out the next phase, or a round of it. Collective; the same result on every rank. */
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s);
 
 /* ---- state.c ---- */
 
@@ -34813,10 +34932,15 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     return run < rest ? run : rest;
 }
 
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
+    int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
+    if (most == 0) most = 1;
+    return xd_all_reduce(comm, &most, rounds, 1, XD_DTYPE_I64, XD_MAX);
+}
+
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
-    int64_t rounds = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
-    if (rounds == 0) rounds = 1;
-    XD_TRY(xd_all_reduce(comm, &rounds, &rounds, 1, XD_DTYPE_I64, XD_MAX));
+    int64_t rounds = 0;
+    XD_TRY(xdi_round_count(comm, left, &rounds));
     for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
     return XD_OK;
 }
@@ -35029,7 +35153,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
     return XD_OK;
 }
 
-static xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
     XD_REQUIRE(ctx, count >= 0 && (networks || count == 0), XD_ERROR_ARGUMENT, "%d networks at %p", count,
                (const void *)networks);
     for (int i = 0; i < count; i++) {
@@ -35149,6 +35273,7 @@ XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network
                                         xdi_content *out) {
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
+    out->on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_TRY(xdi_content_check(ctx, networks, count));
     out->networks = networks;
     out->network_count = count;
@@ -35279,6 +35404,11 @@ XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t) {
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank) {
     if (t->step) return rank == 0;
     return !t->part->replica && t->part->range.begin < t->part->range.end;
+}
+
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t) {
+    const int64_t count = t->step ? 1 : t->part->range.end - t->part->range.begin;
+    return (size_t)count * xd_dtype_size(t->dtype);
 }
 
 /* >>checkpoint/cover.c */
@@ -35632,7 +35762,7 @@ XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w) {
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const xdi_stored *t = &c->tensors[i];
         if (!xdi_stored_speaks(t, xd_comm_rank(w->comm))) continue;
-        bytes += (t->step ? 1 : (uint64_t)(t->part->range.end - t->part->range.begin)) * xdi_writer_size(t);
+        bytes += xdi_stored_bytes(t);
     }
     return bytes;
 }
@@ -35709,7 +35839,7 @@ static xd_result xdi_writer_fetch(xdi_writer *w, int64_t count, const unsigned c
     const size_t size = xdi_writer_size(t);
     const unsigned char *from = (const unsigned char *)t->data + (size_t)w->position * size;
     *data = from;
-    if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU) return XD_OK;
+    if (w->plan->content->on_host) return XD_OK;
     const xd_launch launch = xd_ctx_launch(ctx);
     *data = w->stage;
     XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, w->stage, from, (size_t)count * size, XD_COPY_TO_HOST));
@@ -36799,22 +36929,6 @@ XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root) {
 
 enum { XDI_SAVE_NAME = 64, XDI_STAGING_LEAST = 64 };
 
-typedef struct xdi_save {
-    xd_comm *comm;
-    xd_ctx *ctx;
-    xd_checkpoint_save_desc desc; /* defaults filled in */
-    bool root;                    /* rank 0 */
-    xdi_content content;
-    xdi_plan plan;
-    xdi_writer writer;
-    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
-    xdi_lock lock;
-    xd_publish_directory *directory;
-    char *own;                 /* the temporary directory as this rank reaches it */
-    xdi_manifest_file *others; /* of rank 0: files without tensors */
-    int64_t other_count;
-} xdi_save;
-
 /* ---- before the first file ---- */
 
 static void xdi_save_resolve(xd_checkpoint_save_desc *d) {
@@ -36836,7 +36950,7 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
     return xdi_state_check(s->ctx, d->state);
 }
 
-static xd_result xdi_save_check(const xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s) {
     const xd_checkpoint_save_desc *d = &s->desc;
     XD_REQUIRE(s->ctx, d->root && d->root[0], XD_ERROR_ARGUMENT, "there is no root to save in");
     XD_REQUIRE(s->ctx, d->step >= 0, XD_ERROR_ARGUMENT, "step %lld is negative", (long long)d->step);
@@ -36853,10 +36967,10 @@ static xd_result xdi_save_check(const xdi_save *s) {
     return s->root ? xdi_save_check_files(s) : XD_OK;
 }
 
-static xd_result xdi_save_list(xdi_save *s) {
-    XD_TRY(xdi_save_check(s));
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s) {
     XD_TRY(xdi_content_create(s->ctx, s->desc.networks, s->desc.network_count, &s->content));
-    return xdi_content_get_steps(&s->content);
+    XD_TRY(xdi_content_get_steps(&s->content));
+    return s->root ? xdi_state_write(s->ctx, &s->desc, &s->state, &s->state_bytes) : XD_OK;
 }
 
 static uint64_t xdi_save_hash(const xdi_save *s) {
@@ -36875,8 +36989,7 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
-    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
+    w->stage = (unsigned char *)xd_allocate(s->ctx, s->content.on_host ? 0 : w->stage_bytes);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
@@ -36884,7 +36997,6 @@ static xd_result xdi_save_prepare(xdi_save *s) {
 }
 
 static xd_result xdi_save_agree(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_list(s)));
     XD_TRY(
         xd_agree_same(s->comm, xdi_save_hash(s), "step, max_shard_bytes, keep, overwrite and block_bytes"));
     XD_TRY(xdi_content_agree(&s->content, s->comm));
@@ -37024,15 +37136,6 @@ static bool xdi_save_is_taken(const xdi_save *s, const char *name) {
     return false;
 }
 
-static xd_result xdi_save_state(xdi_save *s) {
-    char *text = NULL;
-    size_t bytes = 0;
-    XD_TRY(xdi_state_write(s->ctx, &s->desc, &text, &bytes));
-    const xd_result result = xdi_save_other(s, XDI_STATE_FILE, text, bytes);
-    xd_release(s->ctx, text);
-    return result;
-}
-
 static xd_result xdi_save_others(xdi_save *s) {
     const size_t room = (size_t)s->content.group_count + 1 + (size_t)s->desc.file_count;
     s->others = (xdi_manifest_file *)xd_allocate(s->ctx, room * sizeof *s->others);
@@ -37042,7 +37145,7 @@ static xd_result xdi_save_others(xdi_save *s) {
         const bool first = i == 0 || s->plan.files[i - 1].group != f->group;
         if (first && f->count < s->content.groups[f->group].count) XD_TRY(xdi_save_index(s, f->group));
     }
-    XD_TRY(xdi_save_state(s));
+    XD_TRY(xdi_save_other(s, XDI_STATE_FILE, s->state, s->state_bytes));
     for (int i = 0; i < s->desc.file_count; i++) {
         const xd_checkpoint_file *f = &s->desc.files[i];
         XD_REQUIRE(s->ctx, !xdi_save_is_taken(s, f->name), XD_ERROR_ARGUMENT,
@@ -37091,21 +37194,40 @@ static xd_result xdi_save_finish(xdi_save *s) {
     return XD_OK;
 }
 
-static xd_result xdi_save_run(xdi_save *s) {
-    XD_TRY(xdi_save_agree(s));
+/* Names, places and files; and then how often the ranks meet while they write. */
+static xd_result xdi_save_lay_out(xdi_save *s) {
     XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
-    XD_TRY(xdi_rounds(s->comm, xdi_writer_bytes(&s->writer), xdi_writer_work, &s->writer));
+    return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
+}
+
+static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
     return xd_agree(s->comm, xdi_save_finish(s));
 }
 
-static void xdi_save_end(xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
+    switch (s->phase) {
+    case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
+    case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
+    case XDI_SAVE_WRITE:
+        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        if (--s->rounds > 0) return XD_OK;
+        break;
+    case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;
+    case XDI_SAVE_DONE: return XD_OK;
+    }
+    s->phase = (xdi_save_phase)(s->phase + 1);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_save_end(xdi_save *s) {
     xd_publish_abort(s->writer.open);
     xd_publish_directory_abort(s->directory);
     if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);
     for (int64_t i = 0; i < s->other_count; i++) xd_release(s->ctx, (void *)s->others[i].blocks);
     xd_release(s->ctx, s->others);
+    xd_release(s->ctx, s->state);
     xd_release(s->ctx, s->own);
     xd_release(s->ctx, s->path);
     xd_release(s->ctx, s->lock_path);
@@ -37114,19 +37236,344 @@ static void xdi_save_end(xdi_save *s) {
     xd_release(s->ctx, s->writer.blocks);
     xdi_plan_destroy(&s->plan);
     xdi_content_destroy(&s->content);
+    memset(&s->writer, 0, sizeof s->writer);
+    s->directory = NULL;
+    s->others = NULL;
+    s->other_count = 0;
+    s->state = s->own = s->path = s->lock_path = NULL;
+}
+
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc) {
+    memset(s, 0, sizeof *s);
+    s->comm = comm;
+    s->ctx = xd_comm_ctx(comm);
+    s->desc = *desc;
+    s->root = xd_comm_rank(comm) == 0;
+    xdi_save_resolve(&s->desc);
 }
 
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc) {
     xdi_save s;
-    memset(&s, 0, sizeof s);
-    s.comm = comm;
-    s.ctx = xd_comm_ctx(comm);
-    s.desc = *desc;
-    s.root = xd_comm_rank(comm) == 0;
-    xdi_save_resolve(&s.desc);
-    const xd_result result = xdi_save_run(&s);
+    xdi_save_open(&s, comm, desc);
+    xd_result result = xdi_save_check(&s);
+    if (result == XD_OK) result = xdi_save_list(&s);
+    result = xd_agree(comm, result);
+    while (result == XD_OK && s.phase != XDI_SAVE_DONE) result = xdi_save_advance(&s);
     xdi_save_end(&s);
     return result;
+}
+
+/* >>checkpoint/saver.c */
+
+/* Saves beside training: a copy of everything that a save reads, and a thread that carries it out. */
+
+#include <pthread.h>
+#include <string.h>
+
+/* `save` belongs to the caller until start hands it over, and again from the end of the wait on. */
+struct xd_checkpoint_saver {
+    xd_comm *comm;   /* the caller's */
+    xd_comm *runner; /* which carries saves out: comm, or its twin */
+    xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
+    unsigned char *stage;
+    size_t stage_bytes;
+    void *kept;       /* copies of what the desc points to */
+    bool open;        /* between start and wait; the caller's alone */
+    xdi_save save;
+    xd_result result; /* of the save that is done; what follows is under lock when there is a thread */
+    bool done, busy, leaving;
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, finished; /* the thread: there is a save; the caller: it is done */
+};
+
+/* ---- copies ---- */
+
+/* Runs twice, like the lists of a content: over an arena without memory, which tells the size, and over that size. */
+static void *xdi_keep(xd_arena *arena, const void *data, size_t bytes) {
+    void *copy = xd_arena_take_pointer(arena, bytes);
+    if (copy && bytes) memcpy(copy, data, bytes);
+    return copy;
+}
+
+static const char *xdi_keep_text(xd_arena *arena, const char *text) {
+    return text ? (const char *)xdi_keep(arena, text, strlen(text) + 1) : NULL;
+}
+
+/* Optimizers and averages stay the caller's: they are read before start returns. */
+static void xdi_keep_network(xd_arena *arena, const xd_checkpoint_network *from, xd_checkpoint_network *to) {
+    xd_tensor_part *parts =
+        (xd_tensor_part *)xdi_keep(arena, from->parts, (size_t)from->part_count * sizeof *parts);
+    const char *name = xdi_keep_text(arena, from->name);
+    for (int64_t i = 0; i < from->part_count; i++) {
+        const xd_tensor_part *p = &from->parts[i];
+        const char *part_name = xdi_keep_text(arena, p->name);
+        const xd_region *region =
+            p->region ? (const xd_region *)xdi_keep(arena, p->region, sizeof *region) : NULL;
+        if (!parts) continue;
+        parts[i].name = part_name;
+        parts[i].region = region;
+    }
+    if (!to) return;
+    to->name = name;
+    to->parts = parts;
+}
+
+static void xdi_keep_files(xd_arena *arena, xd_checkpoint_save_desc *d) {
+    const size_t bytes = (size_t)d->file_count * sizeof *d->files;
+    xd_checkpoint_file *files = (xd_checkpoint_file *)xdi_keep(arena, d->files, bytes);
+    for (int i = 0; i < d->file_count; i++) {
+        const char *name = xdi_keep_text(arena, d->files[i].name);
+        const void *data = xdi_keep(arena, d->files[i].data, d->files[i].bytes);
+        if (!files) continue;
+        files[i].name = name;
+        files[i].data = data;
+    }
+    if (files) d->files = files;
+}
+
+/* Copies what a desc points to, and makes it point to the copies; a planning run leaves it as it is. */
+static void xdi_keep_desc(xd_arena *arena, xd_checkpoint_save_desc *d, bool root) {
+    const size_t bytes = (size_t)d->network_count * sizeof *d->networks;
+    xd_checkpoint_network *networks = (xd_checkpoint_network *)xdi_keep(arena, d->networks, bytes);
+    const char *path = xdi_keep_text(arena, d->root);
+    for (int i = 0; i < d->network_count; i++)
+        xdi_keep_network(arena, &d->networks[i], networks ? &networks[i] : NULL);
+    if (root) xdi_keep_files(arena, d);
+    if (!networks) return;
+    d->networks = networks;
+    d->root = path;
+}
+
+static xd_result xdi_saver_keep(xd_checkpoint_saver *s) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xdi_keep_desc(&arena, &s->save.desc, s->save.root);
+    const size_t bytes = arena.peak;
+    s->kept = xd_allocate(s->save.ctx, bytes);
+    XD_REQUIRE(s->save.ctx, s->kept, XD_ERROR_MEMORY, "no room for %llu bytes of names and regions",
+               (unsigned long long)bytes);
+    arena = xd_arena_over(s->kept, bytes);
+    xdi_keep_desc(&arena, &s->save.desc, s->save.root);
+    return XD_OK;
+}
+
+/* Gives every tensor that this rank writes its place, which holds no data yet. */
+static size_t xdi_saver_lay_out(const xdi_content *c, int rank, unsigned char *stage) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        size_t offset = 0;
+        if (!xdi_stored_speaks(&c->tensors[i], rank) || c->tensors[i].step) continue;
+        (void)xd_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
+        if (stage) c->tensors[i].data = stage + offset;
+    }
+    return arena.peak;
+}
+
+static xd_result xdi_saver_stage(xd_checkpoint_saver *s) {
+    xd_ctx *ctx = s->save.ctx;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xdi_content *c = &s->save.content;
+    const int rank = xd_comm_rank(s->comm);
+    const size_t needed = xdi_saver_lay_out(c, rank, NULL);
+    xd_arena arena = xd_arena_over(s->stage, s->stage_bytes);
+    XD_REQUIRE(ctx, needed <= s->stage_bytes, XD_ERROR_STATE,
+               "step %lld: %llu bytes are to be copied, the saver was created for %llu",
+               (long long)s->save.desc.step, (unsigned long long)needed, (unsigned long long)s->stage_bytes);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        xdi_stored *t = &c->tensors[i];
+        if (t->step) continue;
+        const size_t bytes = xdi_stored_speaks(t, rank) ? xdi_stored_bytes(t) : 0;
+        void *copy = bytes ? xd_arena_take_pointer(&arena, bytes) : NULL;
+        if (bytes) XD_TRY(memory->copy(&launch, copy, t->data, bytes, XD_COPY_TO_HOST));
+        t->data = copy;
+    }
+    return memory->synchronize(&launch);
+}
+
+/* Nothing of the caller's is reached from here on. */
+static void xdi_saver_cut_loose(xd_checkpoint_saver *s) {
+    xd_checkpoint_network *networks = (xd_checkpoint_network *)(uintptr_t)s->save.desc.networks;
+    for (int i = 0; i < s->save.desc.network_count; i++) {
+        networks[i].optimizer = NULL;
+        networks[i].averages = NULL;
+        networks[i].average_count = 0;
+    }
+    s->save.desc.state = NULL;
+    s->save.comm = s->runner;
+    s->save.ctx = s->save.content.ctx = xd_comm_ctx(s->runner);
+    s->save.content.on_host = true;
+}
+
+static xd_result xdi_saver_take(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(s->comm);
+    XD_REQUIRE(ctx, !s->open, XD_ERROR_STATE,
+               "step %lld: the save of step %lld was started and has not been waited for",
+               (long long)desc->step, (long long)s->save.desc.step);
+    xdi_save_open(&s->save, s->comm, desc);
+    XD_TRY(xdi_save_check(&s->save));
+    XD_TRY(xdi_content_check(ctx, desc->networks, desc->network_count));
+    XD_TRY(xdi_saver_keep(s));
+    XD_TRY(xdi_save_list(&s->save));
+    XD_TRY(xdi_saver_stage(s));
+    xdi_saver_cut_loose(s);
+    return XD_OK;
+}
+
+static void xdi_saver_drop(xd_checkpoint_saver *s) {
+    xdi_save_end(&s->save);
+    xd_release(xd_comm_ctx(s->comm), s->kept);
+    s->kept = NULL;
+    s->open = false;
+}
+
+/* ---- saves ---- */
+
+/* The next piece of the save; true when that was the last. What the save holds is then free: others may have the root's lock. */
+static bool xdi_saver_advance(xd_checkpoint_saver *s) {
+    s->result = xdi_save_advance(&s->save);
+    if (s->result == XD_OK && s->save.phase != XDI_SAVE_DONE) return false;
+    xdi_save_end(&s->save);
+    return true;
+}
+
+static void *xdi_saver_work(void *argument) {
+    xd_checkpoint_saver *s = (xd_checkpoint_saver *)argument;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->busy && !s->leaving) pthread_cond_wait(&s->wake, &s->lock);
+        if (!s->busy) break;
+        pthread_mutex_unlock(&s->lock);
+        while (!xdi_saver_advance(s)) {
+        }
+        pthread_mutex_lock(&s->lock);
+        s->busy = false;
+        s->done = true;
+        pthread_cond_broadcast(&s->finished);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    const bool was_open = s->open;
+    const xd_result result = xd_agree(s->comm, xdi_saver_take(s, desc));
+    if (result != XD_OK) {
+        if (!was_open) xdi_saver_drop(s);
+        return result;
+    }
+    s->open = true;
+    pthread_mutex_lock(&s->lock);
+    s->done = false;
+    s->busy = s->has_thread;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    return XD_OK;
+}
+
+XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
+    if (!s->open) return true;
+    if (!s->has_thread) {
+        s->done = s->done || xdi_saver_advance(s);
+        return s->done;
+    }
+    pthread_mutex_lock(&s->lock);
+    const bool done = s->done;
+    pthread_mutex_unlock(&s->lock);
+    return done;
+}
+
+XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
+    if (!s->open) return XD_OK;
+    pthread_mutex_lock(&s->lock);
+    while (s->has_thread && !s->done) pthread_cond_wait(&s->finished, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    while (!s->done) s->done = xdi_saver_advance(s);
+    const xd_result result = s->result;
+    xdi_saver_drop(s);
+    return result != XD_OK && s->ctx ? xdi_ctx_adopt(xd_comm_ctx(s->comm), xd_last_error(s->ctx)) : result;
+}
+
+/* ---- life ---- */
+
+XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
+                                           int network_count, size_t *bytes) {
+    xdi_content content;
+    const xd_result result = xdi_content_create(xd_comm_ctx(comm), networks, network_count, &content);
+    if (result == XD_OK) *bytes = xdi_saver_lay_out(&content, xd_comm_rank(comm), NULL);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *networks, int network_count,
+                                xd_checkpoint_saver **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    size_t bytes = 0;
+    XD_TRY(xd_checkpoint_saver_bytes(comm, networks, network_count, &bytes));
+    xd_checkpoint_saver *s = (xd_checkpoint_saver *)xd_allocate(ctx, sizeof *s);
+    XD_REQUIRE(ctx, s, XD_ERROR_MEMORY, "no room for a saver of %llu bytes", (unsigned long long)bytes);
+    s->comm = s->runner = comm;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    pthread_cond_init(&s->finished, NULL);
+    *out = s;
+    s->stage_bytes = bytes;
+    s->stage = (unsigned char *)xd_allocate(ctx, bytes);
+    XD_REQUIRE(ctx, s->stage, XD_ERROR_MEMORY, "no room for copies of %llu bytes", (unsigned long long)bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
+    s->has_thread = xdi_thread_create(&s->thread, xdi_saver_work, s);
+    XD_REQUIRE(xd_comm_ctx(s->comm), s->has_thread, XD_ERROR_MEMORY,
+               "the system has no thread for a saver of %llu bytes", (unsigned long long)s->stage_bytes);
+    return XD_OK;
+}
+
+/* Every step is agreed, so that no rank waits for one that has failed. */
+static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
+    xd_comm *twin = NULL;
+    xd_ctx *ctx = NULL;
+    xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
+    if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
+    if (!twin) {
+        xd_ctx_destroy(ctx);
+        return result;
+    }
+    s->ctx = ctx;
+    s->runner = twin;
+    return xd_agree(s->comm, xdi_saver_employ(s));
+}
+
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
+                                            int network_count, xd_checkpoint_saver **out) {
+    xd_checkpoint_saver *s = NULL;
+    xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
+    if (result == XD_OK) result = xdi_saver_hire(s);
+    if (result == XD_OK)
+        *out = s;
+    else
+        xd_checkpoint_saver_destroy(s);
+    return result;
+}
+
+XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
+    if (!s) return;
+    xd_ctx *ctx = xd_comm_ctx(s->comm);
+    pthread_mutex_lock(&s->lock);
+    s->leaving = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    if (s->has_thread) pthread_join(s->thread, NULL);
+    if (s->open) xdi_saver_drop(s);
+    if (s->ctx) xd_comm_destroy(s->runner);
+    xd_ctx_destroy(s->ctx);
+    pthread_cond_destroy(&s->finished);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    xd_release(ctx, s->stage);
+    xd_release(ctx, s);
 }
 
 /* >>checkpoint/read.c */
@@ -58073,4 +58520,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */
+/* xdistill sha256 a52cb8f2ca5cf6f8efb92853574a2e09ad38e54cfc2606309090c788abb9fe92 */

@@ -133,6 +133,7 @@
 /* Checkpoints. */
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/saver.h"
 #include "checkpoint/full.h"
 #endif
 
@@ -329,6 +330,7 @@
 #include "checkpoint/manifest.c"
 #include "checkpoint/find.c"
 #include "checkpoint/save.c"
+#include "checkpoint/saver.c"
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"

@@ -34785,8 +34785,8 @@ typedef struct xdi_save {
     char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
     xdi_lock lock;
     xd_publish_directory *directory;
-    char *own;                           /* the temporary directory as this rank reaches it */
-    struct xdi_manifest_file *others;    /* of rank 0: files without tensors */
+    char *own;                        /* the temporary directory as this rank reaches it */
+    struct xdi_manifest_file *others; /* of rank 0: files without tensors */
     int64_t other_count;
 } xdi_save;
 
@@ -37277,8 +37277,8 @@ struct xd_checkpoint_saver {
     xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
     unsigned char *stage;
     size_t stage_bytes;
-    void *kept;       /* copies of what the desc points to */
-    bool open;        /* between start and wait; the caller's alone */
+    void *kept; /* copies of what the desc points to */
+    bool open;  /* between start and wait; the caller's alone */
     xdi_save save;
     xd_result result; /* of the save that is done; what follows is under lock when there is a thread */
     bool done, busy, leaving;
@@ -58520,4 +58520,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a52cb8f2ca5cf6f8efb92853574a2e09ad38e54cfc2606309090c788abb9fe92 */
+/* xdistill sha256 8f02a0daaca8fb45ee53b4f8d34323e48d21fea94af75dfe73f6a15ae6fe02cb */

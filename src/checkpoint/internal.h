@@ -191,8 +191,8 @@ typedef struct xdi_save {
     char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
     xdi_lock lock;
     xd_publish_directory *directory;
-    char *own;                           /* the temporary directory as this rank reaches it */
-    struct xdi_manifest_file *others;    /* of rank 0: files without tensors */
+    char *own;                        /* the temporary directory as this rank reaches it */
+    struct xdi_manifest_file *others; /* of rank 0: files without tensors */
     int64_t other_count;
 } xdi_save;
 

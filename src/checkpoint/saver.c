@@ -14,8 +14,8 @@ struct xd_checkpoint_saver {
     xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
     unsigned char *stage;
     size_t stage_bytes;
-    void *kept;       /* copies of what the desc points to */
-    bool open;        /* between start and wait; the caller's alone */
+    void *kept; /* copies of what the desc points to */
+    bool open;  /* between start and wait; the caller's alone */
     xdi_save save;
     xd_result result; /* of the save that is done; what follows is under lock when there is a thread */
     bool done, busy, leaving;

@@ -9,6 +9,10 @@ import sys
 EXCUSED = {
     "xd_build": "in test_build_errors.c, each in turn",
     "xd_build_existing": "in test_build_errors.c, each in turn",
+    "xd_checkpoint_save_start": "in test_checkpoint_async.c, each in turn",
+    "xd_checkpoint_save_wait": "in test_checkpoint_async.c, each in turn",
+    "xd_checkpoint_saver_bytes": "in test_checkpoint_async.c, each in turn",
+    "xd_checkpoint_saver_create": "in test_checkpoint_async.c, each in turn",
     "xd_collective_run": "what the collectives of the table call",
     "xd_cuda_create": "needs a device: tests/cuda",
     "xd_fail": "writes into the context",

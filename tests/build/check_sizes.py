@@ -65,7 +65,8 @@ COUNTS_LEFT_OUT = {
         xd_checkpoint_load_desc.step xd_checkpoint_network.average_count xd_checkpoint_network.part_count
         xd_checkpoint_open_memory(bytes) xd_checkpoint_save_desc.block_bytes xd_checkpoint_save_desc.file_count
         xd_checkpoint_save_desc.keep xd_checkpoint_save_desc.max_shard_bytes xd_checkpoint_save_desc.network_count
-        xd_checkpoint_save_desc.staging_bytes xd_checkpoint_save_desc.step xd_checkpoint_tensor_at(index) xd_tensor_part.ndim""",
+        xd_checkpoint_save_desc.staging_bytes xd_checkpoint_save_desc.step xd_checkpoint_saver_bytes(network_count)
+        xd_checkpoint_saver_create(network_count) xd_checkpoint_tensor_at(index) xd_tensor_part.ndim""",
     "tests/test_thaw.c and test_rounding.c make them wrong": "xd_optimizer_thaw(index) xd_param.first",
     "any number names a sequence or a place in it: arithmetic without a context": """xd_optimizer_desc.seed xd_philox.seed
         xd_philox_counter(block) xd_philox_fill_normal(count) xd_philox_fill_normal(first) xd_philox_fill_uniform(count)

@@ -4344,6 +4344,65 @@ XD_API xd_result xd_block_end(xd_block *block);
  * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
 
+/* >>model/recompute */
+
+/* Blocks whose forward runs again in their backward, instead of keeping what it computed: of a block that says so
+ * (xd_block_desc.recompute), only the input is kept from one to the other, in memory that is planned beforehand. What the
+ * forward computes stays the caller's: since no two blocks need theirs at once, they may share it.
+ *
+ *     xd_inputs_create(model, &(xd_inputs_desc){ .bytes = rows * hidden * 4 }, &inputs);
+ *     forward of leaf k:    xd_block_begin(block, (xd_pass){ XD_PASS_FORWARD }, &view);
+ *                           xd_inputs_keep(block, k, x, bytes);   ... x -> y ...
+ *                           xd_block_end(block);
+ *     backward of leaf k:   xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view);
+ *                           xd_recompute(block, k, forward);      ... d_y -> d_x, gradients ...
+ *                           xd_block_end(block);
+ *
+ * The second forward sees the weights of the backward that is open: the same values, gathered once for both. */
+typedef struct xd_inputs xd_inputs;
+
+/* Settings. Zero is the default of every field but bytes. */
+typedef struct xd_inputs_desc {
+    size_t bytes;  /* required; of the largest input */
+    int in_flight; /* forwards of one block whose backward has not come; 0 -> 1 */
+} xd_inputs_desc;
+
+/* What xd_inputs_create takes. Of a sealed model; zero for one without such blocks, and half of SIZE_MAX
+ * for more than can be counted. Local. */
+XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc);
+
+/* Takes memory for the inputs of all blocks with `recompute`. One for a model at a time, wrapped or not; destroyed before it.
+ *
+ * Local. Memory: that of the call above, at once; nothing later. Errors: ARGUMENT (bytes is 0, in_flight negative, no block has
+ * `recompute`), STATE (not sealed; the model has inputs already), MEMORY. */
+XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out);
+
+/* Frees them. NULL is fine. */
+XD_API void xd_inputs_destroy(xd_inputs *inputs);
+
+/* Copies the input of a block that is open for a FORWARD, until xd_recompute of this leaf or, under a wrapper, the end of the step.
+ *
+ *   leaf    the number that the backward will have
+ *   input   [bytes] in memory of the context's device; overwritten afterwards as the caller likes
+ *
+ * Local. Errors, naming block and leaf: STATE (no inputs; a block without `recompute`, not open, or open for another pass; this leaf's
+ * input is kept already; in_flight are kept, naming one of them), ARGUMENT (more bytes than planned, with both; leaf negative). */
+XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes);
+
+/* A forward to be run again: computes from the input what the backward needs. `view` has the block's values and no gradients; the
+ * input is the library's and is valid during the call. Children are opened by the caller's forward, as XD_PASS_RECOMPUTE. */
+typedef struct xd_forward {
+    xd_result (*run)(void *user, const xd_block_view *view, const void *input);
+    void *user;
+} xd_forward;
+
+/* Runs a block's forward again on the input that was kept for this leaf, whose place is then free. Under a wrapper inside the
+ * block's backward of the leaf, whose gathered weights it sees; without one, anywhere.
+ *
+ * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
+ * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */
+XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward);
+
 /* >>model/parallel */
 
 /* A model wrapped for training by several data ranks: each computes the gradients of its own micro-batches, and all make the same
@@ -4767,6 +4826,7 @@ typedef struct xd_memory_plan_desc {
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
+    const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -4775,6 +4835,7 @@ typedef struct xd_memory_plan {
     xd_parallel_bytes wrapper; /* as xd_parallel_memory says once it is wrapped */
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
+    xd_memory_bytes inputs;    /* as xd_inputs_bytes */
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -8418,6 +8479,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_pass_kind XDISTILL_NO_MODELS_leaves_out_xd_pass_kind
 #    define xd_pass XDISTILL_NO_MODELS_leaves_out_xd_pass
 #    define xd_block_view XDISTILL_NO_MODELS_leaves_out_xd_block_view
+#    define xd_inputs XDISTILL_NO_MODELS_leaves_out_xd_inputs
+#    define xd_inputs_desc XDISTILL_NO_MODELS_leaves_out_xd_inputs_desc
+#    define xd_forward XDISTILL_NO_MODELS_leaves_out_xd_forward
 #    define xd_parallel XDISTILL_NO_MODELS_leaves_out_xd_parallel
 #    define xd_ddp_desc XDISTILL_NO_MODELS_leaves_out_xd_ddp_desc
 #    define xd_fsdp_desc XDISTILL_NO_MODELS_leaves_out_xd_fsdp_desc
@@ -8476,6 +8540,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_block_begin (XDISTILL_NO_MODELS_leaves_out_xd_block_begin)
 #    define xd_block_end (XDISTILL_NO_MODELS_leaves_out_xd_block_end)
 #    define xd_block_skip (XDISTILL_NO_MODELS_leaves_out_xd_block_skip)
+#    define xd_inputs_bytes (XDISTILL_NO_MODELS_leaves_out_xd_inputs_bytes)
+#    define xd_inputs_create (XDISTILL_NO_MODELS_leaves_out_xd_inputs_create)
+#    define xd_inputs_destroy (XDISTILL_NO_MODELS_leaves_out_xd_inputs_destroy)
+#    define xd_inputs_keep (XDISTILL_NO_MODELS_leaves_out_xd_inputs_keep)
+#    define xd_recompute (XDISTILL_NO_MODELS_leaves_out_xd_recompute)
 #    define xd_ddp_create (XDISTILL_NO_MODELS_leaves_out_xd_ddp_create)
 #    define xd_fsdp_create (XDISTILL_NO_MODELS_leaves_out_xd_fsdp_create)
 #    define xd_parallel_destroy (XDISTILL_NO_MODELS_leaves_out_xd_parallel_destroy)
@@ -30573,8 +30642,20 @@ struct xd_block {
     int64_t first, count;  /* its own weights in the model's order, once sealed */
     struct xdi_unit *unit; /* of a wrapper */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
-    int open;     /* brackets that are open, and their passes */
-    int64_t leaf; /* backwards of this step that have ended */
+    int open;      /* brackets that are open, and their passes */
+    int64_t leaf;  /* backwards of this step that have ended */
+    int64_t input; /* its number among the blocks whose inputs are kept */
+};
+
+/* Inputs of blocks whose forward runs again. */
+struct xd_inputs {
+    xd_model *model;
+    size_t bytes, step; /* of the largest input; from one to the next */
+    int64_t in_flight, count;
+    unsigned char *memory; /* [count][in_flight][step], of the device */
+    int64_t *leaves;       /* [count][in_flight] whose input is there; -1: free */
+    const xd_block *last;  /* whose input was kept last, and of which leaf */
+    int64_t last_leaf;
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -30596,6 +30677,7 @@ struct xd_model {
     bool sealed;
     void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
     struct xd_parallel *parallel;          /* the wrapper, while there is one */
+    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -30618,6 +30700,12 @@ XD_PRIVATE void xdi_model_release(xd_model *model);
 
 /* model_storage.c: an entry of lists of parameters, without value, gradient and count. */
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
+
+/* pass.c: the values of a block that is open, or that has no wrapper. */
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view);
+
+/* model.c: frees the places of all inputs; NULL is fine. */
+XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
@@ -31251,6 +31339,10 @@ XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name) 
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
     const xdi_model_named *found = xdi_model_named_at(model, name);
     return found ? found->block : NULL;
+}
+
+XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {
+    for (int64_t i = 0; inputs && i < inputs->count * inputs->in_flight; i++) inputs->leaves[i] = -1;
 }
 
 XD_API void xd_model_destroy(xd_model *model) {
@@ -32886,6 +32978,7 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         (void)xdi_flight_land(p->reductions, &b->sending);
@@ -33432,15 +33525,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
                            xdi_plan_groups(desc));
     const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
+    if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
 }
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 7 };
+enum { XDI_PLAN_COLUMNS = 8 };
 
-/* values, gradients, gathered, whole gradients, optimizer, averages, all. */
+/* values, gradients, gathered, whole gradients, optimizer, averages, inputs, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -33448,7 +33542,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              w->gathered,
                              w->whole_gradients,
                              plan->optimizer.host + plan->optimizer.device,
-                             plan->averages.host + plan->averages.device };
+                             plan->averages.host + plan->averages.device,
+                             plan->inputs.host + plan->inputs.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -33478,9 +33573,9 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     char head[24];
     xd_memory_plan plan;
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
-    xdi_plan_write(
-        model->ctx, &report,
-        "KiB of       values    gradients     gathered  whole grad.    optimizer     averages          all");
+    xdi_plan_write(model->ctx, &report,
+                   "KiB of       values    gradients     gathered  whole grad.    optimizer     averages     "
+                   "  inputs          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);
@@ -33555,6 +33650,14 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view) {
+    xd_pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.kind = XD_PASS_RECOMPUTE;
+    XD_TRY(xdi_block_check(block, pass));
+    return xdi_block_show(block, pass, view);
+}
+
 /* Part of what ranks compare at the end of a step. */
 static void xdi_block_sign(const xd_block *b, xd_pass pass) {
     xd_parallel *p = b->model->parallel;
@@ -33606,6 +33709,183 @@ XD_API xd_result xd_block_end(xd_block *block) {
     block->unit->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+}
+
+/* >>model/recompute.c */
+
+/* Inputs of blocks whose forward runs again. */
+
+#include <string.h>
+
+static int64_t xdi_inputs_blocks(const xd_model *model) {
+    int64_t count = 0;
+    for (const xd_block *b = &model->root; b && model->sealed; b = xdi_block_after(b))
+        count += b->desc.recompute;
+    return count;
+}
+
+static int64_t xdi_inputs_in_flight(const xd_inputs_desc *d) {
+    return d->in_flight > 0 ? d->in_flight : 1;
+}
+
+static size_t xdi_inputs_step(const xd_inputs_desc *d) {
+    return (d->bytes + XD_ARENA_ALIGNMENT - 1) / XD_ARENA_ALIGNMENT * XD_ARENA_ALIGNMENT;
+}
+
+/* Bytes of all inputs; false when they cannot be counted. */
+static bool xdi_inputs_size(const xd_model *model, const xd_inputs_desc *d, size_t *bytes) {
+    const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(d));
+    return d->bytes < SIZE_MAX / 2 && xdi_size_multiply(places, xdi_inputs_step(d), bytes) &&
+           *bytes < SIZE_MAX / 2;
+}
+
+XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc) {
+    const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(desc));
+    const bool on_host = xd_ctx_kernels(model->ctx)->device == XD_DEVICE_CPU;
+    xd_memory_bytes bytes = { 0, 0 };
+    size_t data = 0;
+    if (places == 0) return bytes;
+    if (!xdi_inputs_size(model, desc, &data)) data = SIZE_MAX / 2;
+    bytes.host = sizeof(xd_inputs) + places * sizeof(int64_t) + (on_host ? data : 0);
+    bytes.device = on_host ? 0 : data;
+    return bytes;
+}
+
+static xd_result xdi_inputs_check(const xd_model *model, const xd_inputs_desc *d) {
+    XD_REQUIRE(model->ctx, model->sealed && !model->inputs, XD_ERROR_STATE,
+               "inputs of a model of %lld weights that %s", (long long)model->weight_count,
+               model->sealed ? "has inputs already" : "is not sealed");
+    XD_REQUIRE(model->ctx, d->bytes > 0 && d->in_flight >= 0, XD_ERROR_ARGUMENT,
+               "inputs of %llu bytes, %d of them in flight", (unsigned long long)d->bytes, d->in_flight);
+    XD_REQUIRE(model->ctx, xdi_inputs_blocks(model) > 0, XD_ERROR_ARGUMENT,
+               "inputs of a model of %lld weights of which no block is recomputed",
+               (long long)model->weight_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out) {
+    XD_TRY(xdi_inputs_check(model, desc));
+    xd_ctx *ctx = model->ctx;
+    const int64_t count = xdi_inputs_blocks(model), in_flight = xdi_inputs_in_flight(desc);
+    const size_t places = (size_t)(count * in_flight), step = xdi_inputs_step(desc);
+    size_t data = 0;
+    XD_REQUIRE(ctx, xdi_inputs_size(model, desc, &data), XD_ERROR_MEMORY,
+               "no room for %llu inputs of %llu bytes", (unsigned long long)places,
+               (unsigned long long)desc->bytes);
+    xd_inputs *inputs = (xd_inputs *)xd_allocate(ctx, sizeof *inputs + places * sizeof *inputs->leaves);
+    unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
+    if (!memory) {
+        xd_release(ctx, inputs);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",
+                       (unsigned long long)places, (unsigned long long)desc->bytes);
+    }
+    inputs->model = model;
+    inputs->bytes = desc->bytes;
+    inputs->step = step;
+    inputs->in_flight = in_flight;
+    inputs->count = count;
+    inputs->memory = memory;
+    inputs->leaves = (int64_t *)(void *)(inputs + 1);
+    xdi_inputs_forget(inputs);
+    int64_t at = 0;
+    for (xd_block *b = &model->root; b; b = xdi_block_after(b)) b->input = b->desc.recompute ? at++ : -1;
+    model->inputs = inputs;
+    *out = inputs;
+    return XD_OK;
+}
+
+XD_API void xd_inputs_destroy(xd_inputs *inputs) {
+    if (!inputs) return;
+    xd_ctx *ctx = inputs->model->ctx;
+    inputs->model->inputs = NULL;
+    xd_ctx_kernels(ctx)->memory.release(ctx, inputs->memory);
+    xd_release(ctx, inputs);
+}
+
+/* ---- use ---- */
+
+static const char *xdi_pass_name(const xd_block *b) {
+    static const char *const names[] = { "a forward", "a backward", "a recomputation", "an inference" };
+    return b->open ? names[b->passes[b->open - 1].kind] : "nothing";
+}
+
+static xd_result xdi_inputs_check_block(const xd_block *b, int64_t leaf, bool keeps) {
+    const xd_model *model = b->model;
+    const char *what = keeps ? "to keep" : "to recompute";
+    XD_REQUIRE(model->ctx, model->inputs, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is %s, and the model has no inputs", (long long)leaf, b->name,
+               what);
+    XD_REQUIRE(model->ctx, b->desc.recompute, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is %s, and the block was described without recompute",
+               (long long)leaf, b->name, what);
+    XD_REQUIRE(model->ctx, leaf >= 0, XD_ERROR_ARGUMENT, "leaf %lld of block \"%.80s\"", (long long)leaf,
+               b->name);
+    return XD_OK;
+}
+
+/* The place of a leaf's input, or of -1 a free one; -1 for none. */
+static int64_t xdi_inputs_find(const xd_inputs *inputs, const xd_block *b, int64_t leaf) {
+    const int64_t first = b->input * inputs->in_flight;
+    for (int64_t i = first; i < first + inputs->in_flight; i++)
+        if (inputs->leaves[i] == leaf) return i;
+    return -1;
+}
+
+XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes) {
+    xd_ctx *ctx = block->model->ctx;
+    xd_inputs *inputs = block->model->inputs;
+    XD_TRY(xdi_inputs_check_block(block, leaf, true));
+    XD_REQUIRE(ctx, block->open && block->passes[block->open - 1].kind == XD_PASS_FORWARD, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is to keep, and the block is open for %s instead of a forward",
+               (long long)leaf, block->name, xdi_pass_name(block));
+    XD_REQUIRE(ctx, bytes <= inputs->bytes, XD_ERROR_ARGUMENT,
+               "an input of %llu bytes of block \"%.80s\", planned are %llu", (unsigned long long)bytes,
+               block->name, (unsigned long long)inputs->bytes);
+    XD_REQUIRE(ctx, xdi_inputs_find(inputs, block, leaf) < 0, XD_ERROR_STATE,
+               "the input of leaf %lld of block \"%.80s\" is kept already", (long long)leaf, block->name);
+    const int64_t at = xdi_inputs_find(inputs, block, -1);
+    XD_REQUIRE(
+        ctx, at >= 0, XD_ERROR_STATE,
+        "leaf %lld of block \"%.80s\" is to keep, and %lld are in flight, that of leaf %lld among them",
+        (long long)leaf, block->name, (long long)inputs->in_flight,
+        (long long)inputs->leaves[block->input * inputs->in_flight]);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, inputs->memory + (size_t)at * inputs->step, input, bytes,
+                                            XD_COPY_ON_DEVICE));
+    inputs->leaves[at] = leaf;
+    inputs->last = block;
+    inputs->last_leaf = leaf;
+    return XD_OK;
+}
+
+/* Under a wrapper the weights are there while the backward is open. */
+static xd_result xdi_recompute_check(const xd_block *b, int64_t leaf) {
+    const xd_pass *pass = b->open ? &b->passes[b->open - 1] : NULL;
+    const bool backward = pass && pass->kind == XD_PASS_BACKWARD;
+    XD_TRY(xdi_inputs_check_block(b, leaf, false));
+    XD_REQUIRE(
+        b->model->ctx, backward || (!b->model->parallel && !pass), XD_ERROR_STATE,
+        "leaf %lld of block \"%.80s\" is to recompute, and the block is open for %s instead of a backward",
+        (long long)leaf, b->name, xdi_pass_name(b));
+    XD_REQUIRE(b->model->ctx, !backward || pass->leaf == leaf, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is to recompute in a backward of leaf %lld", (long long)leaf,
+               b->name, (long long)pass->leaf);
+    return XD_OK;
+}
+
+XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward) {
+    xd_inputs *inputs = block->model->inputs;
+    xd_block_view view;
+    XD_TRY(xdi_recompute_check(block, leaf));
+    const int64_t at = xdi_inputs_find(inputs, block, leaf);
+    XD_REQUIRE(block->model->ctx, at >= 0, XD_ERROR_STATE,
+               "no input of leaf %lld of block \"%.80s\" is kept; the last one was of leaf %lld of \"%.80s\"",
+               (long long)leaf, block->name, (long long)(inputs->last ? inputs->last_leaf : -1),
+               inputs->last ? inputs->last->name : "");
+    XD_TRY(xdi_block_show_values(block, &view));
+    const xd_result result = forward.run(forward.user, &view, inputs->memory + (size_t)at * inputs->step);
+    if (result == XD_OK) inputs->leaves[at] = -1;
+    return result;
 }
 
 /* >>model/groups.c */
@@ -58520,4 +58800,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8f02a0daaca8fb45ee53b4f8d34323e48d21fea94af75dfe73f6a15ae6fe02cb */
+/* xdistill sha256 60843714bc0b63b412033ad9633fa35c0758f59e72c84e65f88ffc406243955f */

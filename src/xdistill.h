@@ -123,6 +123,7 @@
 #ifndef XDISTILL_NO_MODELS
 #include "model/model.h"
 #include "model/pass.h"
+#include "model/recompute.h"
 #include "model/parallel.h"
 #include "model/groups.h"
 #include "model/build.h"
@@ -310,6 +311,7 @@
 #include "model/parallel.c"
 #include "model/plan.c"
 #include "model/pass.c"
+#include "model/recompute.c"
 #include "model/groups.c"
 #include "model/build_place.c"
 #include "model/build_settings.c"

@@ -7,7 +7,8 @@
  *
  * What is "raw": both ranks write into one file, of full length from the beginning, in the pieces and at the places of the save,
  * by pwrite, and then fsync it; "direct" is the same with O_DIRECT. Reads likewise by pread. Cold: the file's pages have been
- * dropped from the cache, as far as the system does what it is asked; a virtual machine's host may still have them.
+ * dropped from the cache, as far as the system does what it is asked; a virtual machine's host may still have them. Start: for how
+ * long xd_checkpoint_save_start keeps training, beside copying the same bytes; the save itself is waited for outside of the clock.
  *
  * `build/bench/files serve DIRECTORY` carries out orders from standard input for bench/torch/files.py: "step ARM", answered with a
  * line of seconds and bytes. */
@@ -42,6 +43,8 @@ typedef enum arm {
     LOAD_COLD,
     LOAD_CHECKED_COLD,
     READ_COLD,
+    START,
+    COPY,
     MAP,
     VERIFY,
     READ_ALONE,
@@ -50,10 +53,12 @@ typedef enum arm {
     ARMS
 } arm;
 
-static const char *const arm_names[ARMS] = { "save",         "write", "write-direct", "load",
-                                             "load-checked", "read",  "load-cold",    "load-checked-cold",
-                                             "read-cold",    "map",   "verify",       "read-alone",
-                                             "checksum",     "remove" };
+static const char *const arm_names[ARMS] = {
+    "save",         "write",      "write-direct", "load",
+    "load-checked", "read",       "load-cold",    "load-checked-cold",
+    "read-cold",    "start",      "copy",         "map",
+    "verify",       "read-alone", "checksum",     "remove"
+};
 
 /* What a rank has: of every tensor, two pieces long, one. */
 typedef struct stage {
@@ -63,6 +68,8 @@ typedef struct stage {
     xd_tensor_part parts[TENSORS_MOST];
     char names[TENSORS_MOST][16];
     char *memory; /* [tensors][PIECE], aligned as direct writing wants it */
+    char *copies; /* as much */
+    xd_checkpoint_saver *saver;
     double seconds;
 } stage;
 
@@ -165,7 +172,8 @@ static xd_checkpoint_network network(const stage *st) {
     return n;
 }
 
-static void save(stage *st) {
+/* Beside what follows, or at once. */
+static void save(stage *st, bool beside) {
     const xd_checkpoint_network n = network(st);
     xd_checkpoint_save_desc d;
     memset(&d, 0, sizeof d);
@@ -173,7 +181,29 @@ static void save(stage *st) {
     d.step = STEP;
     d.networks = &n;
     d.network_count = 1;
-    team_require(st->me->ctx[0], xd_checkpoint_save(st->me->comm[0], &d));
+    team_require(st->me->ctx[0],
+                 beside ? xd_checkpoint_save_start(st->saver, &d) : xd_checkpoint_save(st->me->comm[0], &d));
+}
+
+/* The saver, and memory for copies of its bytes, which has been touched. */
+static void reserve(stage *st) {
+    const xd_checkpoint_network n = network(st);
+    if (st->saver) return;
+    team_require(st->me->ctx[0], xd_checkpoint_saver_create(st->me->comm[0], &n, 1, &st->saver));
+    st->copies = (char *)xd_allocate(st->me->ctx[0], (size_t)st->tensors * PIECE);
+    require(st->copies != NULL, "memory");
+}
+
+static void give_back(stage *st) {
+    xd_checkpoint_saver_destroy(st->saver);
+    xd_release(st->me->ctx[0], st->copies);
+    st->saver = NULL;
+    st->copies = NULL;
+}
+
+static void copy(stage *st) {
+    for (int i = 0; i < st->tensors; i++)
+        memcpy(st->copies + (size_t)i * PIECE, st->memory + (size_t)i * PIECE, PIECE);
 }
 
 static void load(stage *st, xd_checkpoint_check check) {
@@ -270,7 +300,7 @@ static void checksum(const stage *st) {
 /* What comes before the clock starts: rank 0. */
 static void prepare(const stage *st, arm which) {
     char path[PATH_ROOM];
-    if (which == SAVE) remove_all(st);
+    if (which == SAVE || which == START) remove_all(st);
     if (which == WRITE || which == WRITE_DIRECT) {
         mkdir(st->directory, 0777);
         path_of(st, "raw", path);
@@ -285,10 +315,13 @@ static void carry_out(stage *st, arm which) {
     const bool root = st->me->rank == 0;
     if (root) prepare(st, which);
     if (which == SAVE) fill(st); /* raw reads have put other bytes there */
+    if (which == START || which == COPY) reserve(st);
     team_require(st->me->ctx[0], xd_barrier(st->me->comm[0]));
     const double start = bench_now();
     switch (which) {
-    case SAVE: save(st); break;
+    case SAVE: save(st, false); break;
+    case START: save(st, true); break;
+    case COPY: copy(st); break;
     case WRITE: write_raw(st, 0); break;
     case WRITE_DIRECT: write_raw(st, O_DIRECT); break;
     case LOAD:
@@ -307,6 +340,8 @@ static void carry_out(stage *st, arm which) {
     const double alone = bench_now() - start;
     team_require(st->me->ctx[0], xd_barrier(st->me->comm[0]));
     st->seconds = which >= MAP ? alone : bench_now() - start;
+    if (which == START) team_require(st->me->ctx[0], xd_checkpoint_save_wait(st->saver));
+    if (which == REMOVE) give_back(st);
 }
 
 static double lead(stage *st, arm which) {
@@ -356,7 +391,7 @@ static bool compare(stage *st, FILE *json, const bench_machine *m, arm ours, arm
 static int run_directory(stage *st, FILE *json, const bench_machine *m, const char *directory) {
     static const arm pairs[][2] = {
         { LOAD, READ }, { LOAD_CHECKED, READ }, { LOAD_COLD, READ_COLD }, { LOAD_CHECKED_COLD, READ_COLD },
-        { MAP, READ },  { VERIFY, READ_ALONE }, { CHECKSUM, READ_ALONE },
+        { MAP, READ },  { VERIFY, READ_ALONE }, { CHECKSUM, READ_ALONE }, { START, COPY },
     };
     const bool disk = strncmp(directory, "/dev/shm", 8) != 0;
     struct statvfs space;

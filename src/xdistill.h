@@ -123,6 +123,7 @@
 #ifndef XDISTILL_NO_MODELS
 #include "model/model.h"
 #include "model/pass.h"
+#include "model/recompute.h"
 #include "model/parallel.h"
 #include "model/groups.h"
 #include "model/build.h"
@@ -133,6 +134,7 @@
 /* Checkpoints. */
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/saver.h"
 #include "checkpoint/full.h"
 #endif
 
@@ -309,6 +311,7 @@
 #include "model/parallel.c"
 #include "model/plan.c"
 #include "model/pass.c"
+#include "model/recompute.c"
 #include "model/groups.c"
 #include "model/build_place.c"
 #include "model/build_settings.c"
@@ -329,6 +332,7 @@
 #include "checkpoint/manifest.c"
 #include "checkpoint/find.c"
 #include "checkpoint/save.c"
+#include "checkpoint/saver.c"
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"

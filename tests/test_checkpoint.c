@@ -7,28 +7,6 @@
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
 
-/* The number of files, and whether each has the same bytes in both directories. */
-static int compare_directories(xd_ctx *ctx, const char *one, const char *other) {
-    const char **names = NULL, **again = NULL;
-    int64_t count = 0, other_count = 0;
-    CHECK_EQ_INT(xd_file_list(ctx, one, &names, &count), XD_OK);
-    CHECK_EQ_INT(xd_file_list(ctx, other, &again, &other_count), XD_OK);
-    CHECK_EQ_INT(count, other_count);
-    for (int64_t i = 0; i < count && i < other_count; i++) {
-        char path[2][300], *text[2] = { NULL, NULL };
-        size_t bytes[2] = { 0, 1 };
-        CHECK_EQ_STR(names[i], again[i]);
-        snprintf(path[0], sizeof path[0], "%s/%s", one, names[i]);
-        snprintf(path[1], sizeof path[1], "%s/%s", other, names[i]);
-        for (int k = 0; k < 2; k++) CHECK_EQ_INT(xd_file_load(ctx, path[k], 0, &text[k], &bytes[k]), XD_OK);
-        CHECK(bytes[0] == bytes[1] && memcmp(text[0], text[1], bytes[0]) == 0);
-        for (int k = 0; k < 2; k++) xd_release(ctx, text[k]);
-    }
-    xd_release(ctx, (void *)names);
-    xd_release(ctx, (void *)again);
-    return (int)count;
-}
-
 /* ---- saves ---- */
 
 static const char state[] = "{\"cursor\": 17, \"seeds\":[1,2.50,\"\\u00e9\"]}";
@@ -139,18 +117,6 @@ XD_TEST(equal_content_gives_equal_directories_on_every_layout) {
     }
     remove_all(base);
     xd_ctx_destroy(ctx);
-}
-
-static void compare_wholes(const scene_whole *one, const scene_whole *other) {
-    for (int slot = 0; slot < SCENE_SLOTS + SCENE_AVERAGES; slot++)
-        for (int i = 0; i < SCENE_TENSORS; i++)
-            CHECK(memcmp(one->bytes[slot][i], other->bytes[slot][i], sizeof one->bytes[slot][i]) == 0);
-    for (int i = 0; i < SCENE_TENSORS; i++) CHECK_EQ_INT(one->steps[i], other->steps[i]);
-    for (int k = 0; k < SCENE_AVERAGES; k++) {
-        CHECK_EQ_INT(one->iteration[k], other->iteration[k]);
-        CHECK_EQ_INT(one->initialized[k], other->initialized[k]);
-    }
-    CHECK_NEAR(one->learning_rate, other->learning_rate, 0);
 }
 
 XD_TEST(training_goes_on_on_other_ranks_as_if_it_had_not_stopped) {

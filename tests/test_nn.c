@@ -435,7 +435,7 @@ static void check_blocks(bool tied) {
     memset(&a, 0, sizeof a);
     a.run = &t;
     a.gradient = floats(t.model.float_count);
-    const nn_source source = { &a, apart_begin, apart_end };
+    const nn_source source = { &a, apart_begin, apart_end, NULL, NULL };
     CHECK_EQ_INT(nn_forward_from(&t.model, &source, &t.batch, true, t.workspace, logits), 0);
     CHECK_EQ_STR(a.order, "+r+0-0+1-1-r");
     CHECK(memcmp(logits, t.logits, sizeof logits) == 0);
@@ -468,7 +468,7 @@ XD_TEST(a_block_that_cannot_be_opened_ends_the_pass_with_its_code) {
     tiny_run t;
     int32_t ids[SEQUENCES * POSITIONS];
     int refused = 1;
-    const nn_source source = { &refused, refuse_begin, nn_flat_end };
+    const nn_source source = { &refused, refuse_begin, nn_flat_end, NULL, NULL };
     tiny_start(&t, true, NULL, NULL, POSITIONS, NULL, ids);
     CHECK_EQ_INT(nn_pass_by(&t.model, &source, NN_BACKWARD), 71);
     refused = NN_ROOT;

@@ -3,6 +3,13 @@
 
 #include <string.h>
 
+static void nn_blocks_show(const xd_block_view *view, int block, nn_weights *out) {
+    for (int i = 0; i < nn_block_weights(block); i++) {
+        out->value[i] = (const float *)view->values[i];
+        out->gradient[i] = (float *)view->gradients[i];
+    }
+}
+
 static int nn_blocks_begin(void *user, int block, nn_pass pass, nn_weights *out) {
     static const xd_pass_kind kinds[] = { XD_PASS_FORWARD, XD_PASS_INFERENCE, XD_PASS_BACKWARD };
     const nn_blocks *blocks = (const nn_blocks *)user;
@@ -13,10 +20,7 @@ static int nn_blocks_begin(void *user, int block, nn_pass pass, nn_weights *out)
     what.leaf = pass == NN_BACKWARD ? blocks->leaf : 0;
     const xd_result result = xd_block_begin(nn_find_block(blocks->model, block), what, &view);
     if (result != XD_OK) return (int)result;
-    for (int i = 0; i < nn_block_weights(block); i++) {
-        out->value[i] = (const float *)view.values[i];
-        out->gradient[i] = (float *)view.gradients[i];
-    }
+    nn_blocks_show(&view, block, out);
     return 0;
 }
 
@@ -24,8 +28,35 @@ static int nn_blocks_end(void *user, int block) {
     return (int)xd_block_end(nn_find_block(((const nn_blocks *)user)->model, block));
 }
 
+static int nn_blocks_keep(void *user, int block, const float *input, int64_t count) {
+    const nn_blocks *blocks = (const nn_blocks *)user;
+    return (int)xd_inputs_keep(nn_find_block(blocks->model, block), blocks->leaf, input,
+                               (size_t)count * sizeof *input);
+}
+
+/* A forward of the transformer as the library calls one. */
+typedef struct nn_rerun {
+    int block;
+    nn_again forward;
+    void *argument;
+} nn_rerun;
+
+static xd_result nn_blocks_rerun(void *user, const xd_block_view *view, const void *input) {
+    const nn_rerun *r = (const nn_rerun *)user;
+    nn_weights weights;
+    nn_blocks_show(view, r->block, &weights);
+    return (xd_result)r->forward(r->argument, &weights, (const float *)input);
+}
+
+static int nn_blocks_recompute(void *user, int block, nn_again forward, void *argument) {
+    const nn_blocks *blocks = (const nn_blocks *)user;
+    nn_rerun rerun = { block, forward, argument };
+    const xd_forward again = { nn_blocks_rerun, &rerun };
+    return (int)xd_recompute(nn_find_block(blocks->model, block), blocks->leaf, again);
+}
+
 nn_source nn_blocks_source(nn_blocks *blocks) {
-    const nn_source source = { blocks, nn_blocks_begin, nn_blocks_end };
+    const nn_source source = { blocks, nn_blocks_begin, nn_blocks_end, nn_blocks_keep, nn_blocks_recompute };
     return source;
 }
 

@@ -11,10 +11,10 @@ extern "C" {
 
 typedef struct nn_blocks {
     const xd_model *model; /* of nn_describe */
-    int64_t leaf;          /* of the next backward pass */
+    int64_t leaf;          /* of the next backward pass; with `recompute` of the next forward pass too */
 } nn_blocks;
 
-/* Its codes are those of xd_result. */
+/* Its codes are those of xd_result. A model with `recompute` needs xd_inputs_create first, for inputs of rows * hidden floats. */
 nn_source nn_blocks_source(nn_blocks *blocks);
 
 /* nn_group.sum_pieces over a communicator, which is the group's `user`. Collective over it; codes are those of xd_result. */

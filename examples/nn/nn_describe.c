@@ -144,6 +144,7 @@ static xd_result nn_describe_all(const nn_description *d, const nn_model *model)
         nn_layer_name(i, name);
         desc.name = name;
         desc.type = NN_LAYER_TYPE;
+        desc.recompute = model->recompute;
         XD_TRY(xd_block_add(root, &desc, &block));
         XD_TRY(nn_describe_block(d, model, i, block));
     }

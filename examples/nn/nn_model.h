@@ -90,6 +90,8 @@ typedef struct nn_model {
     int param_count;
     nn_param *params;    /* in the order of the buffer */
     int64_t float_count; /* length of the buffer of weights, and of the gradients */
+    /* Set after nn_model_init: layers keep their input alone for the backward pass, which runs their forward again. */
+    bool recompute;
 } nn_model;
 
 /* Lays out the part of the model that tensor-parallel rank tp.rank holds.

@@ -137,8 +137,8 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
     memset(&w, 0, sizeof w);
     w.size = s = nn_sizes_of(model, batch);
     (void)nn_take_layer(model, &s, NULL, &layer);
-    w.layer_step = training ? layer : 0;
-    w.layers = nn_take(base, &offset, training ? layer * model->config.layers : layer);
+    w.layer_step = training && !model->recompute ? layer : 0;
+    w.layers = nn_take(base, &offset, w.layer_step ? layer * model->config.layers : layer);
     /* Forward alone, the last output takes the place of the layers' shared x. */
     w.last = training ? nn_take(base, &offset, s.rows * s.hidden) : w.layers;
     w.last_rms = nn_take(base, &offset, s.rows);
@@ -425,6 +425,8 @@ static int nn_layers_forward(const nn_model *model, const nn_source *source, con
         float *out = i + 1 < layers ? nn_layer_space(model, w, i + 1).x : w->last;
         nn_weights b;
         NN_TRY(source->begin(source->user, i, pass, &b));
+        if (pass == NN_FORWARD && model->recompute)
+            NN_TRY(source->keep(source->user, i, a.x, w->size.rows * w->size.hidden));
         NN_TRY(nn_attention_block(model, &b, batch, w, &a));
         NN_TRY(nn_ffn_block(model, &b, w, &a, out));
         NN_TRY(source->end(source->user, i));
@@ -438,6 +440,7 @@ int nn_forward_from(const nn_model *model, const nn_source *source, const nn_bat
     const nn_space w = nn_plan(model, batch, training, workspace);
     const nn_sizes *s = &w.size;
     nn_weights b;
+    if (pass == NN_FORWARD && model->recompute && !source->keep) return NN_NO_INPUTS;
     nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
                   w.cosine, w.sine);
     NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
@@ -518,12 +521,30 @@ static int nn_attention_block_backward(const nn_model *model, const nn_weights *
     return 0;
 }
 
+/* A layer whose forward runs again. */
+typedef struct nn_layer {
+    const nn_model *model;
+    const nn_batch *batch;
+    const nn_space *space;
+} nn_layer;
+
+/* What the layer puts out goes where nobody reads it any more. */
+static int nn_layer_again(void *argument, const nn_weights *weights, const float *input) {
+    const nn_layer *l = (const nn_layer *)argument;
+    const nn_kept a = nn_layer_space(l->model, l->space, 0);
+    memcpy(a.x, input, (size_t)(l->space->size.rows * l->space->size.hidden) * sizeof *input);
+    NN_TRY(nn_attention_block(l->model, weights, l->batch, l->space, &a));
+    return nn_ffn_block(l->model, weights, l->space, &a, l->space->last);
+}
+
 static int nn_layers_backward(const nn_model *model, const nn_source *source, const nn_batch *batch,
                               const nn_space *w) {
+    nn_layer layer = { model, batch, w };
     for (int i = model->config.layers - 1; i >= 0; i--) {
         const nn_kept a = nn_layer_space(model, w, i);
         nn_weights b;
         NN_TRY(source->begin(source->user, i, NN_BACKWARD, &b));
+        if (model->recompute) NN_TRY(source->recompute(source->user, i, nn_layer_again, &layer));
         NN_TRY(nn_ffn_backward(model, &b, w, &a));
         NN_TRY(nn_attention_block_backward(model, &b, batch, w, &a));
         NN_TRY(source->end(source->user, i));
@@ -576,7 +597,7 @@ static int nn_flat_end(void *user, int block) {
 }
 
 nn_source nn_flat_source(nn_flat *flat) {
-    const nn_source source = { flat, nn_flat_begin, nn_flat_end };
+    const nn_source source = { flat, nn_flat_begin, nn_flat_end, NULL, NULL };
     return source;
 }
 

@@ -47,12 +47,19 @@ typedef struct nn_weights {
     float *gradient[NN_LAYER_WEIGHTS]; /* added to; NULL but in a backward pass */
 } nn_weights;
 
+/* A layer's forward pass once more, on the input that was kept. */
+typedef int (*nn_again)(void *argument, const nn_weights *weights, const float *input);
+
 /* Where the passes find the weights of a block. NN_ROOT is open during the whole pass, layers one after another inside of
  * it. The functions return 0, or a code that ends the pass and is handed on. */
 typedef struct nn_source {
     void *user;
     int (*begin)(void *user, int block, nn_pass pass, nn_weights *out);
     int (*end)(void *user, int block);
+    /* Of a model with `recompute`, otherwise NULL: keeps the input of a layer that is open for a forward pass; and, in its
+     * backward pass, hands it to `forward` with `argument`. */
+    int (*keep)(void *user, int block, const float *input, int64_t count);
+    int (*recompute)(void *user, int block, nn_again forward, void *argument);
 } nn_source;
 
 /* A source over buffers of float_count: all weights, and all gradients, NULL where there is no backward pass. */
@@ -63,8 +70,8 @@ typedef struct nn_flat {
 } nn_flat;
 nn_source nn_flat_source(nn_flat *flat);
 
-/* Floats of workspace. When `training`, everything the backward pass reads is kept; else the layers share
- * their room. Does not look at batch->ids. */
+/* Floats of workspace. When `training`, everything the backward pass reads is kept; else, and where it is computed again, the
+ * layers share their room. Does not look at batch->ids. */
 int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool training);
 
 /* logits [sequences * positions, share.vocab_count] = what follows each position.
@@ -73,7 +80,9 @@ int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool t
  *   training   as given to nn_workspace_floats
  *   workspace  written; nn_backward reads it
  *
- * Collective over tp and cp. Returns 0 or the code of the communication that failed. */
+ * Collective over tp and cp. Returns 0 or the code of the communication that failed; NN_NO_INPUTS when the model has `recompute`
+ * and the source keeps none, as that over one buffer. */
+#define NN_NO_INPUTS (-1)
 int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
                float *workspace, float *logits);
 int nn_forward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,

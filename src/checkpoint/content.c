@@ -77,7 +77,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
     return XD_OK;
 }
 
-static xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
     XD_REQUIRE(ctx, count >= 0 && (networks || count == 0), XD_ERROR_ARGUMENT, "%d networks at %p", count,
                (const void *)networks);
     for (int i = 0; i < count; i++) {
@@ -197,6 +197,7 @@ XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network
                                         xdi_content *out) {
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
+    out->on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_TRY(xdi_content_check(ctx, networks, count));
     out->networks = networks;
     out->network_count = count;
@@ -327,4 +328,9 @@ XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t) {
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank) {
     if (t->step) return rank == 0;
     return !t->part->replica && t->part->range.begin < t->part->range.end;
+}
+
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t) {
+    const int64_t count = t->step ? 1 : t->part->range.end - t->part->range.begin;
+    return (size_t)count * xd_dtype_size(t->dtype);
 }

@@ -2,6 +2,7 @@
 #define XDI_CHECKPOINT_INTERNAL_H
 
 #include "base/internal.h"
+#include "base/directory.h"
 #include "base/json.h"
 #include "base/publish.h"
 #include "checkpoint/checkpoint.h"
@@ -36,7 +37,7 @@ typedef struct xdi_stored {
     const char *name;
     const xd_tensor_part *part; /* places and shape */
     xd_dtype dtype;
-    void *data; /* [part->range] in memory of the device */
+    void *data; /* [part->range] in memory of the device, or of the host when the content is `on_host` */
     int64_t *
         step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
     int64_t *live; /* and where it lies on the device */
@@ -57,9 +58,13 @@ typedef struct xdi_content {
     size_t text_bytes;
     void *memory; /* all of it */
     bool filling; /* false: counting */
+    bool on_host; /* the data of the tensors */
 } xdi_content;
 
-/* Checks what one rank can see, and lists it. Local. The content is to be freed whatever the result. */
+/* Checks what one rank can see. Local. */
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count);
+
+/* The same, and lists it. Local. The content is to be freed whatever the result. */
 XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
                                         xdi_content *out);
 XD_PRIVATE void xdi_content_destroy(xdi_content *content);
@@ -75,6 +80,9 @@ XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *content);
 XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t);
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 
+/* Bytes of what this rank has of a tensor. */
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
+
 /* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
@@ -83,6 +91,8 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
+/* How many of them there are. Collective. */
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds);
 
 /* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
 XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
@@ -155,6 +165,48 @@ XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, co
 
 /* Brings everybody's blocks and fingerprints together on rank 0. Collective. */
 XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w);
+
+/* ---- save.c: one save, by whoever carries it out: the caller, or the thread of a saver ---- */
+
+typedef enum xdi_save_phase {
+    XDI_SAVE_AGREE = 0,
+    XDI_SAVE_LAY_OUT,
+    XDI_SAVE_WRITE, /* round by round */
+    XDI_SAVE_PUBLISH,
+    XDI_SAVE_DONE
+} xdi_save_phase;
+
+typedef struct xdi_save {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_checkpoint_save_desc desc; /* defaults filled in */
+    bool root;                    /* rank 0 */
+    xdi_save_phase phase;         /* what comes next */
+    int64_t rounds;               /* of writing, that are left */
+    xdi_content content;
+    char *state; /* of rank 0: state.json */
+    size_t state_bytes;
+    xdi_plan plan;
+    xdi_writer writer;
+    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
+    xdi_lock lock;
+    xd_publish_directory *directory;
+    char *own;                        /* the temporary directory as this rank reaches it */
+    struct xdi_manifest_file *others; /* of rank 0: files without tensors */
+    int64_t other_count;
+} xdi_save;
+
+/* A save that has done nothing; whatever becomes of it, xdi_save_end ends it, and does nothing the second time. Local. */
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc);
+XD_PRIVATE void xdi_save_end(xdi_save *s);
+
+/* What this rank alone can check of a desc, its networks excepted; and the list of what is saved, with the state of rank 0,
+ * after which optimizers and averages are not looked at again. Local: agree on the results before the first phase. */
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s);
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s);
+
+/* Carries out the next phase, or a round of it. Collective; the same result on every rank. */
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s);
 
 /* ---- state.c ---- */
 

@@ -38,10 +38,15 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     return run < rest ? run : rest;
 }
 
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
+    int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
+    if (most == 0) most = 1;
+    return xd_all_reduce(comm, &most, rounds, 1, XD_DTYPE_I64, XD_MAX);
+}
+
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
-    int64_t rounds = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
-    if (rounds == 0) rounds = 1;
-    XD_TRY(xd_all_reduce(comm, &rounds, &rounds, 1, XD_DTYPE_I64, XD_MAX));
+    int64_t rounds = 0;
+    XD_TRY(xdi_round_count(comm, left, &rounds));
     for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
     return XD_OK;
 }

@@ -17,22 +17,6 @@
 
 enum { XDI_SAVE_NAME = 64, XDI_STAGING_LEAST = 64 };
 
-typedef struct xdi_save {
-    xd_comm *comm;
-    xd_ctx *ctx;
-    xd_checkpoint_save_desc desc; /* defaults filled in */
-    bool root;                    /* rank 0 */
-    xdi_content content;
-    xdi_plan plan;
-    xdi_writer writer;
-    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
-    xdi_lock lock;
-    xd_publish_directory *directory;
-    char *own;                 /* the temporary directory as this rank reaches it */
-    xdi_manifest_file *others; /* of rank 0: files without tensors */
-    int64_t other_count;
-} xdi_save;
-
 /* ---- before the first file ---- */
 
 static void xdi_save_resolve(xd_checkpoint_save_desc *d) {
@@ -54,7 +38,7 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
     return xdi_state_check(s->ctx, d->state);
 }
 
-static xd_result xdi_save_check(const xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s) {
     const xd_checkpoint_save_desc *d = &s->desc;
     XD_REQUIRE(s->ctx, d->root && d->root[0], XD_ERROR_ARGUMENT, "there is no root to save in");
     XD_REQUIRE(s->ctx, d->step >= 0, XD_ERROR_ARGUMENT, "step %lld is negative", (long long)d->step);
@@ -71,10 +55,10 @@ static xd_result xdi_save_check(const xdi_save *s) {
     return s->root ? xdi_save_check_files(s) : XD_OK;
 }
 
-static xd_result xdi_save_list(xdi_save *s) {
-    XD_TRY(xdi_save_check(s));
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s) {
     XD_TRY(xdi_content_create(s->ctx, s->desc.networks, s->desc.network_count, &s->content));
-    return xdi_content_get_steps(&s->content);
+    XD_TRY(xdi_content_get_steps(&s->content));
+    return s->root ? xdi_state_write(s->ctx, &s->desc, &s->state, &s->state_bytes) : XD_OK;
 }
 
 static uint64_t xdi_save_hash(const xdi_save *s) {
@@ -93,8 +77,7 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
-    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
+    w->stage = (unsigned char *)xd_allocate(s->ctx, s->content.on_host ? 0 : w->stage_bytes);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
@@ -102,7 +85,6 @@ static xd_result xdi_save_prepare(xdi_save *s) {
 }
 
 static xd_result xdi_save_agree(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_list(s)));
     XD_TRY(
         xd_agree_same(s->comm, xdi_save_hash(s), "step, max_shard_bytes, keep, overwrite and block_bytes"));
     XD_TRY(xdi_content_agree(&s->content, s->comm));
@@ -242,15 +224,6 @@ static bool xdi_save_is_taken(const xdi_save *s, const char *name) {
     return false;
 }
 
-static xd_result xdi_save_state(xdi_save *s) {
-    char *text = NULL;
-    size_t bytes = 0;
-    XD_TRY(xdi_state_write(s->ctx, &s->desc, &text, &bytes));
-    const xd_result result = xdi_save_other(s, XDI_STATE_FILE, text, bytes);
-    xd_release(s->ctx, text);
-    return result;
-}
-
 static xd_result xdi_save_others(xdi_save *s) {
     const size_t room = (size_t)s->content.group_count + 1 + (size_t)s->desc.file_count;
     s->others = (xdi_manifest_file *)xd_allocate(s->ctx, room * sizeof *s->others);
@@ -260,7 +233,7 @@ static xd_result xdi_save_others(xdi_save *s) {
         const bool first = i == 0 || s->plan.files[i - 1].group != f->group;
         if (first && f->count < s->content.groups[f->group].count) XD_TRY(xdi_save_index(s, f->group));
     }
-    XD_TRY(xdi_save_state(s));
+    XD_TRY(xdi_save_other(s, XDI_STATE_FILE, s->state, s->state_bytes));
     for (int i = 0; i < s->desc.file_count; i++) {
         const xd_checkpoint_file *f = &s->desc.files[i];
         XD_REQUIRE(s->ctx, !xdi_save_is_taken(s, f->name), XD_ERROR_ARGUMENT,
@@ -309,21 +282,40 @@ static xd_result xdi_save_finish(xdi_save *s) {
     return XD_OK;
 }
 
-static xd_result xdi_save_run(xdi_save *s) {
-    XD_TRY(xdi_save_agree(s));
+/* Names, places and files; and then how often the ranks meet while they write. */
+static xd_result xdi_save_lay_out(xdi_save *s) {
     XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
-    XD_TRY(xdi_rounds(s->comm, xdi_writer_bytes(&s->writer), xdi_writer_work, &s->writer));
+    return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
+}
+
+static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
     return xd_agree(s->comm, xdi_save_finish(s));
 }
 
-static void xdi_save_end(xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
+    switch (s->phase) {
+    case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
+    case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
+    case XDI_SAVE_WRITE:
+        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        if (--s->rounds > 0) return XD_OK;
+        break;
+    case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;
+    case XDI_SAVE_DONE: return XD_OK;
+    }
+    s->phase = (xdi_save_phase)(s->phase + 1);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_save_end(xdi_save *s) {
     xd_publish_abort(s->writer.open);
     xd_publish_directory_abort(s->directory);
     if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);
     for (int64_t i = 0; i < s->other_count; i++) xd_release(s->ctx, (void *)s->others[i].blocks);
     xd_release(s->ctx, s->others);
+    xd_release(s->ctx, s->state);
     xd_release(s->ctx, s->own);
     xd_release(s->ctx, s->path);
     xd_release(s->ctx, s->lock_path);
@@ -332,17 +324,29 @@ static void xdi_save_end(xdi_save *s) {
     xd_release(s->ctx, s->writer.blocks);
     xdi_plan_destroy(&s->plan);
     xdi_content_destroy(&s->content);
+    memset(&s->writer, 0, sizeof s->writer);
+    s->directory = NULL;
+    s->others = NULL;
+    s->other_count = 0;
+    s->state = s->own = s->path = s->lock_path = NULL;
+}
+
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc) {
+    memset(s, 0, sizeof *s);
+    s->comm = comm;
+    s->ctx = xd_comm_ctx(comm);
+    s->desc = *desc;
+    s->root = xd_comm_rank(comm) == 0;
+    xdi_save_resolve(&s->desc);
 }
 
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc) {
     xdi_save s;
-    memset(&s, 0, sizeof s);
-    s.comm = comm;
-    s.ctx = xd_comm_ctx(comm);
-    s.desc = *desc;
-    s.root = xd_comm_rank(comm) == 0;
-    xdi_save_resolve(&s.desc);
-    const xd_result result = xdi_save_run(&s);
+    xdi_save_open(&s, comm, desc);
+    xd_result result = xdi_save_check(&s);
+    if (result == XD_OK) result = xdi_save_list(&s);
+    result = xd_agree(comm, result);
+    while (result == XD_OK && s.phase != XDI_SAVE_DONE) result = xdi_save_advance(&s);
     xdi_save_end(&s);
     return result;
 }

@@ -20,7 +20,7 @@ XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w) {
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const xdi_stored *t = &c->tensors[i];
         if (!xdi_stored_speaks(t, xd_comm_rank(w->comm))) continue;
-        bytes += (t->step ? 1 : (uint64_t)(t->part->range.end - t->part->range.begin)) * xdi_writer_size(t);
+        bytes += xdi_stored_bytes(t);
     }
     return bytes;
 }
@@ -97,7 +97,7 @@ static xd_result xdi_writer_fetch(xdi_writer *w, int64_t count, const unsigned c
     const size_t size = xdi_writer_size(t);
     const unsigned char *from = (const unsigned char *)t->data + (size_t)w->position * size;
     *data = from;
-    if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU) return XD_OK;
+    if (w->plan->content->on_host) return XD_OK;
     const xd_launch launch = xd_ctx_launch(ctx);
     *data = w->stage;
     XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, w->stage, from, (size_t)count * size, XD_COPY_TO_HOST));

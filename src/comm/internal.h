@@ -45,6 +45,10 @@ XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
+/* queue.c: a context for a thread beside the caller's: his settings, but one thread, since a pool belongs to one context, and
+ * the CPU's kernels. Local. Errors: MEMORY. */
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out);
+
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 

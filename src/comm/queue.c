@@ -311,15 +311,16 @@ static void xdi_queue_take_up_stream(xd_queue *queue) {
     device->stream_destroy(ctx, queue->stream);
 }
 
-/* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
-static xd_result xdi_queue_context(xd_queue *queue, xd_ctx **out) {
-    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
     xd_ctx_desc settings = *xd_ctx_settings(ctx);
     settings.threads = 1;
     settings.parallel_for.run = NULL;
     settings.stream = NULL;
+    if (xdi_queue_has_device(comm)) settings.kernels = NULL;
     if (xd_ctx_create(&settings, out) == XD_OK) return XD_OK;
-    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of a queue of %d records", queue->capacity);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of %s on %d ranks", what,
+                   xd_comm_size(comm));
 }
 
 static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
@@ -335,7 +336,7 @@ static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
 static xd_result xdi_queue_hire(xd_queue *queue) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
-    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue, &ctx));
+    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue->comm, "a queue", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(queue->comm, ctx, &twin);
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);

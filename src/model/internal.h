@@ -8,6 +8,7 @@
 #include "model/buckets.h"
 #include "model/build.h"
 #include "model/parallel.h"
+#include "model/recompute.h"
 #include "tensor/internal.h"
 
 struct xd_weight {
@@ -40,8 +41,20 @@ struct xd_block {
     int64_t first, count;  /* its own weights in the model's order, once sealed */
     struct xdi_unit *unit; /* of a wrapper */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
-    int open;     /* brackets that are open, and their passes */
-    int64_t leaf; /* backwards of this step that have ended */
+    int open;      /* brackets that are open, and their passes */
+    int64_t leaf;  /* backwards of this step that have ended */
+    int64_t input; /* its number among the blocks whose inputs are kept */
+};
+
+/* Inputs of blocks whose forward runs again. */
+struct xd_inputs {
+    xd_model *model;
+    size_t bytes, step; /* of the largest input; from one to the next */
+    int64_t in_flight, count;
+    unsigned char *memory; /* [count][in_flight][step], of the device */
+    int64_t *leaves;       /* [count][in_flight] whose input is there; -1: free */
+    const xd_block *last;  /* whose input was kept last, and of which leaf */
+    int64_t last_leaf;
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -63,6 +76,7 @@ struct xd_model {
     bool sealed;
     void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
     struct xd_parallel *parallel;          /* the wrapper, while there is one */
+    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -85,6 +99,12 @@ XD_PRIVATE void xdi_model_release(xd_model *model);
 
 /* model_storage.c: an entry of lists of parameters, without value, gradient and count. */
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
+
+/* pass.c: the values of a block that is open, or that has no wrapper. */
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view);
+
+/* model.c: frees the places of all inputs; NULL is fine. */
+XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);

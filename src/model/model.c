@@ -396,6 +396,10 @@ XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
     return found ? found->block : NULL;
 }
 
+XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {
+    for (int64_t i = 0; inputs && i < inputs->count * inputs->in_flight; i++) inputs->leaves[i] = -1;
+}
+
 XD_API void xd_model_destroy(xd_model *model) {
     if (!model) return;
     xd_ctx *ctx = model->ctx;

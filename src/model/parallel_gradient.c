@@ -222,6 +222,7 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         (void)xdi_flight_land(p->reductions, &b->sending);

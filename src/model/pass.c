@@ -58,6 +58,14 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view) {
+    xd_pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.kind = XD_PASS_RECOMPUTE;
+    XD_TRY(xdi_block_check(block, pass));
+    return xdi_block_show(block, pass, view);
+}
+
 /* Part of what ranks compare at the end of a step. */
 static void xdi_block_sign(const xd_block *b, xd_pass pass) {
     xd_parallel *p = b->model->parallel;

@@ -93,15 +93,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
                            xdi_plan_groups(desc));
     const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
+    if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
 }
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 7 };
+enum { XDI_PLAN_COLUMNS = 8 };
 
-/* values, gradients, gathered, whole gradients, optimizer, averages, all. */
+/* values, gradients, gathered, whole gradients, optimizer, averages, inputs, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -109,7 +110,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              w->gathered,
                              w->whole_gradients,
                              plan->optimizer.host + plan->optimizer.device,
-                             plan->averages.host + plan->averages.device };
+                             plan->averages.host + plan->averages.device,
+                             plan->inputs.host + plan->inputs.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -139,9 +141,9 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     char head[24];
     xd_memory_plan plan;
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
-    xdi_plan_write(
-        model->ctx, &report,
-        "KiB of       values    gradients     gathered  whole grad.    optimizer     averages          all");
+    xdi_plan_write(model->ctx, &report,
+                   "KiB of       values    gradients     gathered  whole grad.    optimizer     averages     "
+                   "  inputs          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);

@@ -2,6 +2,7 @@
 #define XDI_MODEL_PLAN_H
 
 #include "model/build.h"
+#include "model/recompute.h"
 #include "train/ema.h"
 #include "train/optimizer.h"
 
@@ -16,6 +17,7 @@ typedef struct xd_memory_plan_desc {
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
+    const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -24,6 +26,7 @@ typedef struct xd_memory_plan {
     xd_parallel_bytes wrapper; /* as xd_parallel_memory says once it is wrapped */
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
+    xd_memory_bytes inputs;    /* as xd_inputs_bytes */
 } xd_memory_plan;
 
 /* Plans one rank.

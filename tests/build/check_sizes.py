@@ -50,6 +50,8 @@ COUNTS_LEFT_OUT = {
         xd_pass.leaf""",
     "tests/test_plan.c makes those wrong that can be": """xd_memory_plan_desc.average_count xd_memory_plan_desc.groups
         xd_memory_plan_desc.ranks xd_plan_memory(rank)""",
+    "tests/test_recompute.c makes those wrong that can be": """xd_inputs_desc.bytes xd_inputs_desc.in_flight
+        xd_inputs_keep(bytes) xd_inputs_keep(leaf) xd_recompute(leaf)""",
     "tests/test_model.c, test_buckets.c and test_comm.c make those wrong that can be": """xd_bucket_param.numel
         xd_bucket_plan_at(index) xd_bucket_plan_desc.bucket_count xd_bucket_plan_desc.bucket_size xd_bucket_plan_desc.chunk
         xd_bucket_plan_desc.instances xd_bucket_plan_desc.param_count xd_bucket_plan_desc.ranks xd_bucket_plan_desc.stage
@@ -65,7 +67,8 @@ COUNTS_LEFT_OUT = {
         xd_checkpoint_load_desc.step xd_checkpoint_network.average_count xd_checkpoint_network.part_count
         xd_checkpoint_open_memory(bytes) xd_checkpoint_save_desc.block_bytes xd_checkpoint_save_desc.file_count
         xd_checkpoint_save_desc.keep xd_checkpoint_save_desc.max_shard_bytes xd_checkpoint_save_desc.network_count
-        xd_checkpoint_save_desc.staging_bytes xd_checkpoint_save_desc.step xd_checkpoint_tensor_at(index) xd_tensor_part.ndim""",
+        xd_checkpoint_save_desc.staging_bytes xd_checkpoint_save_desc.step xd_checkpoint_saver_bytes(network_count)
+        xd_checkpoint_saver_create(network_count) xd_checkpoint_tensor_at(index) xd_tensor_part.ndim""",
     "tests/test_thaw.c and test_rounding.c make them wrong": "xd_optimizer_thaw(index) xd_param.first",
     "any number names a sequence or a place in it: arithmetic without a context": """xd_optimizer_desc.seed xd_philox.seed
         xd_philox_counter(block) xd_philox_fill_normal(count) xd_philox_fill_normal(first) xd_philox_fill_uniform(count)

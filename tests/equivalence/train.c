@@ -94,6 +94,7 @@ typedef struct train_state {
     nn_source source;
     xd_queue *gathers, *reductions;
     xd_parallel *parallel;
+    xd_inputs *inputs;
     int64_t own, most;
     xd_vocab *vocab;
     int32_t ids[TRAIN_LEAVES * POSITIONS];
@@ -135,6 +136,7 @@ static xd_result train_describe(train_state *s) {
     const char *problem = nn_model_init(&config, &tp, NULL, &s->model);
     if (!problem) problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
+    s->model.recompute = s->config->recompute;
     const xd_dtype dtype = s->config->bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     XD_TRY(nn_describe(s->ctx, &s->model, 5, dtype, &s->description));
     const nn_share *share = &s->model.share;
@@ -206,6 +208,21 @@ static xd_result train_make_state(train_state *s) {
     return XD_OK;
 }
 
+/* Room for the inputs of all forwards that a step has in flight, planned before the model is wrapped. */
+static xd_result train_make_inputs(train_state *s) {
+    const nn_config config = train_model();
+    const xd_inputs_desc d = { (size_t)(POSITIONS * config.hidden) * sizeof(float), (int)s->own };
+    const xd_memory_bytes planned = xd_inputs_bytes(s->description.model, &d);
+    const int64_t before = s->memory.bytes;
+    if (!s->config->recompute || s->own == 0) return XD_OK;
+    XD_TRY(xd_inputs_create(s->description.model, &d, &s->inputs));
+    XD_REQUIRE(s->ctx, s->memory.bytes - before == (int64_t)planned.host, XD_ERROR_STATE,
+               "inputs take %lld bytes, planned are %lld", (long long)(s->memory.bytes - before),
+               (long long)planned.host);
+    if (xd_comm_rank(s->world) == 0) s->out->inputs = (int64_t)planned.host;
+    return XD_OK;
+}
+
 static float *train_floats(int64_t count) {
     return (float *)calloc((size_t)count + 1, sizeof(float));
 }
@@ -226,6 +243,9 @@ static void train_make_buffers(train_state *s) {
     s->workspace = train_floats(s->own * s->workspace_floats);
     s->logits = train_floats(logits);
     s->teacher = train_floats(logits);
+    if (xd_comm_rank(s->world) == 0) s->out->leaves = s->own;
+    if (xd_comm_rank(s->world) == 0)
+        s->out->workspace = s->own * s->workspace_floats * (int64_t)sizeof(float);
     s->blocks.model = s->description.model;
     s->source = nn_blocks_source(&s->blocks);
 }
@@ -280,6 +300,7 @@ static xd_result train_passes(train_state *s, int step) {
     int code = 0;
     for (int64_t k = 0; k < s->most && !code; k++) {
         const nn_batch batch = train_batch(s, k);
+        s->blocks.leaf = k;
         code = k < s->own ? nn_forward_from(&s->model, &s->source, &batch, true,
                                             s->workspace + k * s->workspace_floats, s->logits + k * logits)
                           : nn_pass_by(&s->model, &s->source, NN_FORWARD);
@@ -348,13 +369,16 @@ static xd_result train_run(train_state *s) {
     XD_TRY(xd_agree(s->world, train_describe(s)));
     XD_TRY(xd_agree(s->world, train_wrap_model(s)));
     train_make_buffers(s);
+    XD_TRY(xd_agree(s->world, train_make_inputs(s)));
     XD_TRY(xd_agree(s->world, train_make_state(s)));
     for (int step = 0; step < s->config->steps; step++) XD_TRY(train_step(s, step));
+    if (xd_comm_rank(s->world) == 0) s->out->traffic = xd_comm_traffic(s->data ? s->data : s->dp);
     train_keep(s);
     return XD_OK;
 }
 
 static void train_close(train_state *s) {
+    xd_inputs_destroy(s->inputs);
     xd_ema_destroy(s->average);
     xd_optimizer_destroy(s->optimizer);
     xd_parallel_destroy(s->parallel);
@@ -457,4 +481,5 @@ void train_name(const train_config *c, char name[96]) {
              c->tp, ranks, c->whole || c->wrap <= TRAIN_SHARDED ? "one-send" : "each-sent",
 c->bf16 ? "bf16" : "f32");
     if (c->workers) strcat(name, " workers");
+    if (c->recompute) strcat(name, " recompute");
 }

@@ -16,6 +16,7 @@ typedef struct train_config {
     bool whole; /* FSDP, HSDP: a rank adds up its micro-batches and sends once a step, not once for each */
     bool workers; /* queues with threads of their own; FSDP gathers a unit ahead */
     bool bf16;  /* weightsare bf16, with f32 master weights, gradients and state; blocks show them as f32 */
+    bool recompute; /* layers run their forward again in the backward pass */
     xd_reduction reduction;
     int steps;
 } train_config;
@@ -24,6 +25,10 @@ typedef struct train_config {
 typedef struct train_result {
     float values[TRAIN_ROOM], first[TRAIN_ROOM], second[TRAIN_ROOM], average[TRAIN_ROOM];
     double losses[TRAIN_STEPS], norms[TRAIN_STEPS];
+    /* of rank 0, in no comparison: what wrapper, norm and optimizer exchanged, and bytes of what forwards keep */
+    xd_comm_counters traffic;
+    int64_t workspace, inputs;
+    int64_t leaves; /* its own */
 } train_result;
 
 /* A run that ranks share. */

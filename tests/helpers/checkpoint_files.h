@@ -61,4 +61,26 @@ static inline void write_file(const char *path, const char *data, size_t bytes) 
     if (f) fclose(f);
 }
 
+/* The number of files, and whether each has the same bytes in both directories. */
+static inline int compare_directories(xd_ctx *ctx, const char *one, const char *other) {
+    const char **names = NULL, **again = NULL;
+    int64_t count = 0, other_count = 0;
+    CHECK_EQ_INT(xd_file_list(ctx, one, &names, &count), XD_OK);
+    CHECK_EQ_INT(xd_file_list(ctx, other, &again, &other_count), XD_OK);
+    CHECK_EQ_INT(count, other_count);
+    for (int64_t i = 0; i < count && i < other_count; i++) {
+        char path[2][300], *text[2] = { NULL, NULL };
+        size_t bytes[2] = { 0, 1 };
+        CHECK_EQ_STR(names[i], again[i]);
+        snprintf(path[0], sizeof path[0], "%s/%s", one, names[i]);
+        snprintf(path[1], sizeof path[1], "%s/%s", other, names[i]);
+        for (int k = 0; k < 2; k++) CHECK_EQ_INT(xd_file_load(ctx, path[k], 0, &text[k], &bytes[k]), XD_OK);
+        CHECK(bytes[0] == bytes[1] && memcmp(text[0], text[1], bytes[0]) == 0);
+        for (int k = 0; k < 2; k++) xd_release(ctx, text[k]);
+    }
+    xd_release(ctx, (void *)names);
+    xd_release(ctx, (void *)again);
+    return (int)count;
+}
+
 #endif

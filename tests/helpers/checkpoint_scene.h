@@ -254,6 +254,18 @@ static inline void scene_collect(const scene *s, scene_whole *w) {
     w->learning_rate = xd_optimizer_settings(s->optimizer)->learning_rate;
 }
 
+static inline void compare_wholes(const scene_whole *one, const scene_whole *other) {
+    for (int slot = 0; slot < SCENE_SLOTS + SCENE_AVERAGES; slot++)
+        for (int i = 0; i < SCENE_TENSORS; i++)
+            CHECK(memcmp(one->bytes[slot][i], other->bytes[slot][i], sizeof one->bytes[slot][i]) == 0);
+    for (int i = 0; i < SCENE_TENSORS; i++) CHECK_EQ_INT(one->steps[i], other->steps[i]);
+    for (int k = 0; k < SCENE_AVERAGES; k++) {
+        CHECK_EQ_INT(one->iteration[k], other->iteration[k]);
+        CHECK_EQ_INT(one->initialized[k], other->initialized[k]);
+    }
+    CHECK_NEAR(one->learning_rate, other->learning_rate, 0);
+}
+
 /* Contexts whose files are not synced: the disk's speed is not what is tested. */
 static int scene_sync(void *user, intptr_t file) {
     (void)user;

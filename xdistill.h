@@ -626,6 +626,7 @@ typedef struct xd_status {
     int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
     int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
+    int64_t large_norms;        /* norms of gradients above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
@@ -3653,7 +3654,10 @@ typedef struct xd_gradient_norm_desc {
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
     xd_clip_form form;
-    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
+    xd_status *
+        status; /* receives what all ranks have found: the count of non-finite elements, and a norm that is refused.
+                        * Given to xd_optimizer_step it skips the step, on every rank. NULL -> not recorded */
+    double refuse_above; /* a larger norm is a finding, as an infinity is: large gradients; 0 -> none is */
 } xd_gradient_norm_desc;
 
 /* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
@@ -3674,9 +3678,21 @@ typedef struct xd_gradient_norm {
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
  * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
  * every split.
- * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
+ * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
+
+/* Says what a norm has found, in the same words on every rank: the first parameter of the lists with an element that is not finite,
+ * by name, and the first rank with one there; or, of a norm that is refused, where its largest element is. The step is the
+ * caller's: it is skipped when it is given the status, or is not called.
+ *
+ *   comm, desc   as of xd_gradient_norm_compute; gradients have not changed since
+ *   norm         its result, in memory of the context's device; `sum` is written over where something was found
+ *
+ * Collective over comm, with exchanges only where something was found. Waits for the norm on a device. Allocates nothing.
+ * Errors, on every rank alike: DATA with what was found; those of xd_gradient_norm_compute. */
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm);
 
 /* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
  * Errors: DTYPE, before anything is written. */
@@ -7140,10 +7156,11 @@ typedef struct xd_clip_args {
     bool exact;
     xd_clip_form form;
     double max_norm;     /* 0 -> no clipping, the coefficient is 1 */
+    double refuse_above; /* a larger norm is a finding; 0 -> none is */
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
+    xd_status *status; /* not_finite and large_norms are added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */
@@ -7190,7 +7207,7 @@ XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
 XD_SCALAR bool xd_status_refuses(const xd_status *status) {
     return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
+                      status->nothing_counted != 0 || status->overflow != 0 || status->large_norms != 0);
 }
 
 /* What all arrays of a step share: fields of xd_update_args. */
@@ -7371,6 +7388,8 @@ XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->coefficient =
         args->max_norm > 0.0 ? xd_clip_factor(args->form, args->max_norm, *args->norm) : 1.0f;
     if (args->status) args->status->not_finite += args->sum->not_finite;
+    if (args->status && args->refuse_above > 0.0 && *args->norm > args->refuse_above)
+        args->status->large_norms++;
 }
 
 /* >>kernel/matmul */
@@ -27625,6 +27644,7 @@ XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
 /* Norms of gradients over ranks, and clipping by them. */
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
@@ -27649,6 +27669,8 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
                "clip form %d is unknown", (int)d->form);
     XD_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
                d->max_norm);
+    XD_REQUIRE(ctx, d->refuse_above >= 0.0, XD_ERROR_ARGUMENT, "refuse_above %g is negative or not a number",
+               d->refuse_above);
     return XD_OK;
 }
 
@@ -27765,11 +27787,110 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     args.exact = exact;
     args.form = desc->form;
     args.max_norm = desc->max_norm;
+    args.refuse_above = desc->refuse_above;
     args.norm = &out->norm;
     args.not_finite = &out->not_finite;
     args.coefficient = &out->coefficient;
     args.status = desc->status;
     return kernels->clip(&launch, &args);
+}
+
+/* ---- what was found, and where ---- */
+
+/* A parameter of a list, and what its gradient has. */
+typedef struct xdi_clip_place {
+    int64_t index; /* -1: none */
+    xd_norm_sum sum;
+} xdi_clip_place;
+
+/* One gradient as part of a norm of the largest elements; `scratch` is on the device. */
+static xd_result xdi_clip_look(xd_ctx *ctx, const xd_param *p, xd_norm_sum *scratch, xd_norm_sum *out) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_norm_array array;
+    xd_norm_args args;
+    memset(&args, 0, sizeof args);
+    array.data = p->gradient;
+    array.count = p->count;
+    array.dtype = xdi_train_gradient_dtype(p);
+    array.replica = p->replica;
+    args.arrays = &array;
+    args.array_count = 1;
+    args.type = XD_NORM_MAX;
+    XD_TRY(xd_ctx_kernels(ctx)->memory.fill(&launch, scratch, 0, sizeof *scratch));
+    XD_TRY(xd_ctx_kernels(ctx)->optimizer.norm(&launch, &args, scratch));
+    return xd_read(ctx, out, scratch, sizeof *out);
+}
+
+/* The first of this rank's parameters that is not finite; or, where all are, the one with the largest element. */
+static xd_result xdi_clip_find(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool finite, xd_norm_sum *scratch,
+                               xdi_clip_place *out) {
+    memset(out, 0, sizeof *out);
+    out->index = -1;
+    for (int64_t i = 0; i < d->param_count; i++) {
+        xd_norm_sum sum;
+        if (!xdi_clip_has_gradient(&d->params[i])) continue;
+        XD_TRY(xdi_clip_look(ctx, &d->params[i], scratch, &sum));
+        if (finite ? sum.largest <= out->sum.largest : sum.not_finite == 0) continue;
+        out->index = i;
+        out->sum = sum;
+        if (!finite) break;
+    }
+    return XD_OK;
+}
+
+/* Which rank tells: among those with the largest element, or with anything, the one of the lowest entry of its list. */
+static xd_result xdi_clip_choose(xd_comm *comm, const xdi_clip_place *mine, int *teller) {
+    const int64_t ranks = xd_comm_size(comm);
+    double largest = mine->sum.largest;
+    int64_t key = mine->index * ranks + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &largest, &largest, 1, XD_DTYPE_F64, XD_MAX));
+    if (mine->index < 0 || (mine->sum.not_finite == 0 && mine->sum.largest < largest)) key = INT64_MAX;
+    XD_TRY(xd_all_reduce(comm, &key, &key, 1, XD_DTYPE_I64, XD_MIN));
+    *teller = key == INT64_MAX ? -1 : (int)(key % ranks);
+    return XD_OK;
+}
+
+static void xdi_clip_write_place(const xd_param *p, const xdi_clip_place *at, int rank, char *text,
+                                 size_t size) {
+    const char *name = p->name ? p->name : "(unnamed)";
+    if (at->sum.not_finite > 0)
+        snprintf(text, size, "\"%.80s\" on rank %d: %lld of %lld elements there, %lld of them NaN", name,
+                 rank, (long long)at->sum.not_finite, (long long)p->count, (long long)at->sum.nan);
+    else
+        snprintf(text, size, "\"%.80s\" on rank %d: %g", name, rank, at->sum.largest);
+}
+
+/* The words of the rank that tells, on all; empty where gradients have changed and nobody has any. */
+static xd_result xdi_clip_tell(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool finite,
+                               xd_norm_sum *scratch, char text[192]) {
+    xdi_clip_place mine;
+    xd_result result = xdi_clip_validate(ctx, d);
+    int teller = 0;
+    memset(text, 0, 192);
+    if (result == XD_OK) result = xdi_clip_find(ctx, d, finite, scratch, &mine);
+    XD_TRY(comm ? xd_agree(comm, result) : result);
+    if (comm) XD_TRY(xdi_clip_choose(comm, &mine, &teller));
+    const bool tells = mine.index >= 0 && (!comm || teller == xd_comm_rank(comm));
+    if (tells)
+        xdi_clip_write_place(&d->params[mine.index], &mine, comm ? xd_comm_world_rank(comm, teller) : 0, text,
+                             192);
+    return comm && teller >= 0 ? xd_broadcast(comm, text, 192, XD_DTYPE_U8, teller) : XD_OK;
+}
+
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm) {
+    xd_gradient_norm found;
+    char text[192];
+    XD_TRY(xd_read(ctx, &found, norm, sizeof found));
+    const bool large = desc->refuse_above > 0.0 && found.norm > desc->refuse_above;
+    if (found.not_finite == 0 && !large) return XD_OK;
+    XD_TRY(xdi_clip_tell(ctx, comm, desc, found.not_finite == 0, &norm->sum, text));
+    if (found.not_finite > 0)
+        return XD_FAIL(ctx, XD_ERROR_DATA, "%lld elements of gradients are not finite, first in %s",
+                       (long long)found.not_finite, text);
+    return XD_FAIL(ctx, XD_ERROR_DATA,
+                   "the norm of the gradients is %g, above %g; the largest element is in %s", found.norm,
+                   desc->refuse_above, text);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
@@ -33219,10 +33340,25 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     return XD_OK;
 }
 
+/* In one exchange: whether all ranks are ready, and have opened blocks in one order. Under DDP each has its own. */
+static xd_result xdi_parallel_agree_order(const xd_parallel *p, xd_comm *comm, xd_result mine) {
+    const int64_t order = p->sharded ? (int64_t)p->signature : 0;
+    int64_t facts[] = { mine != XD_OK, order, ~order }; /* the last is the least, upside down */
+    XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
+    if (facts[0] > 0) return xd_agree(comm, mine);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return xd_agree_same(comm, p->signature, "the order in which blocks were opened");
+}
+
+/* Groups of replicas wait for each other at the end of a step, so they fail together too. */
+static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
+    const xd_result result = xdi_parallel_agree_order(p, p->data, xdi_parallel_check_step(p));
+    return p->replicas ? xdi_parallel_agree_order(p, p->replicas, result) : result;
+}
+
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    XD_TRY(xdi_parallel_agree_step(p));
     xdi_parallel_drop_ahead(p);
-    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
@@ -44601,6 +44737,8 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
+    XD_REQUIRE(ctx, status->large_norms == 0, XD_ERROR_DATA, "%lld norms of gradients above their limit",
+               (long long)status->large_norms);
     XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
         "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
@@ -58073,4 +58211,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */
+/* xdistill sha256 fce80b7e9a4fa93766b35129f710c79eef9b38b0aa39586120c19af68d11b3bd */

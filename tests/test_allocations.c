@@ -134,8 +134,10 @@ static xd_result run_norm(part *p) {
     param.value = param.gradient = p->memory.student;
     param.dtype = XD_DTYPE_F32;
     param.count = IDS_ROWS;
-    const xd_gradient_norm_desc d = { .params = &param, .param_count = 1, .max_norm = 1.0 };
-    return xd_gradient_norm_compute(xd_comm_ctx(p->world), p->world, &d, &norm);
+    const xd_gradient_norm_desc d = { .params = &param, .param_count = 1, .refuse_above = 1e-30 };
+    XD_TRY(xd_gradient_norm_compute(xd_comm_ctx(p->world), p->world, &d, &norm));
+    const xd_result result = xd_gradient_norm_check(xd_comm_ctx(p->world), p->world, &d, &norm);
+    return result == XD_ERROR_DATA ? XD_OK : result;
 }
 
 static xd_result run_route(part *p) {
@@ -518,7 +520,7 @@ static const call calls[] = {
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
-    { "xd_gradient_norm_compute", run_norm, true },
+    { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },

@@ -384,10 +384,25 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     return XD_OK;
 }
 
+/* In one exchange: whether all ranks are ready, and have opened blocks in one order. Under DDP each has its own. */
+static xd_result xdi_parallel_agree_order(const xd_parallel *p, xd_comm *comm, xd_result mine) {
+    const int64_t order = p->sharded ? (int64_t)p->signature : 0;
+    int64_t facts[] = { mine != XD_OK, order, ~order }; /* the last is the least, upside down */
+    XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
+    if (facts[0] > 0) return xd_agree(comm, mine);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return xd_agree_same(comm, p->signature, "the order in which blocks were opened");
+}
+
+/* Groups of replicas wait for each other at the end of a step, so they fail together too. */
+static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
+    const xd_result result = xdi_parallel_agree_order(p, p->data, xdi_parallel_check_step(p));
+    return p->replicas ? xdi_parallel_agree_order(p, p->replicas, result) : result;
+}
+
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    XD_TRY(xdi_parallel_agree_step(p));
     xdi_parallel_drop_ahead(p);
-    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }

@@ -25,10 +25,20 @@ typedef struct wrap_run {
     int reshard;
     int queues; /* 1 inline, 2 workers, 0 none */
     int prefetch;
+    int steps; /* 0 -> WRAP_STEPS */
+    const char
+        *spoiled; /* in step `spoiled_step` leaf `spoiled_leaf` has `spoil` in the gradient of this weight */
+    int spoiled_step;
+    int64_t spoiled_leaf;
+    float spoil;
+    double refuse_above; /* of norms */
     /* What came out, written by the ranks that count. */
     float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
     int64_t count;
     double norms[WRAP_STEPS];
+    char findings[8][256]; /* of each rank: what the check of a norm said */
+    int skipped[8];        /* steps */
+    int64_t taken;         /* steps of the first weight */
 } wrap_run;
 
 /* ---- the model ---- */
@@ -76,6 +86,7 @@ typedef struct wrap_rank {
     xd_parallel *parallel;
     xd_queue *gathers, *reductions;
     int step;
+    xd_status found;
     float activation[64]; /* of each leaf */
 } wrap_rank;
 

@@ -37,6 +37,12 @@ static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
                                  : xd_f32_from_bf16(((const uint16_t *)values)[i]);
 }
 
+static bool wrap_spoils(const wrap_rank *r, int64_t leaf, const char *name) {
+    const wrap_run *run = r->run;
+    return run->spoiled && r->step == run->spoiled_step && leaf == run->spoiled_leaf &&
+           strcmp(run->spoiled, name) == 0;
+}
+
 /* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
 static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
                          bool backward) {
@@ -58,6 +64,7 @@ static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_vie
             else if (gradient)
                 gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value;
         }
+        if (gradient && wrap_spoils(r, leaf, info.name)) gradient[info.count - 1] = r->run->spoil;
     }
 }
 
@@ -109,14 +116,25 @@ static xd_result wrap_leaves(wrap_rank *r) {
 
 static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer,
                              xd_ema *ema, int step) {
-    const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 2.0 };
+    const xd_gradient_norm_desc clip = { .params = params,
+                                         .param_count = count,
+                                         .max_norm = 2.0,
+                                         .refuse_above = r->run->refuse_above,
+                                         .status = &r->found };
+    const int rank = xd_comm_rank(r->world);
+    bool skipped = false;
     xd_gradient_norm norm;
+    memset(&r->found, 0, sizeof r->found);
     XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
-    const xd_optimizer_step_desc modifiers = { .gradient_scale = &norm.coefficient,
-                                               .averages = &ema,
-                                               .average_count = 1 };
-    if (xd_comm_rank(r->world) == 0) r->run->norms[step] = norm.norm;
-    return xd_optimizer_step(optimizer, &modifiers, NULL);
+    if (xd_gradient_norm_check(r->ctx, r->world, &clip, &norm) != XD_OK)
+        memcpy(r->run->findings[rank], xd_last_error(r->ctx)->message, sizeof r->run->findings[rank] - 1);
+    const xd_optimizer_step_desc modifiers = {
+        .gradient_scale = &norm.coefficient, .status = &r->found, .averages = &ema, .average_count = 1
+    };
+    if (rank == 0) r->run->norms[step] = norm.norm;
+    const xd_result result = xd_optimizer_step(optimizer, &modifiers, &skipped);
+    r->run->skipped[rank] += skipped;
+    return result;
 }
 
 /* What this rank counts, at its place among all weights one after another. */
@@ -139,7 +157,9 @@ static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, 
         }
         at += xd_dtype_is_floating(p->dtype) ? numel : 0;
     }
-    if (xd_comm_rank(r->world) == 0) r->run->count = at;
+    if (xd_comm_rank(r->world) > 0) return;
+    r->run->count = at;
+    r->run->taken = *xd_optimizer_state_at(optimizer, 0).step;
 }
 
 static xd_result wrap_train(wrap_rank *r) {
@@ -158,7 +178,8 @@ static xd_result wrap_train(wrap_rank *r) {
     CHECK(xd_optimizer_create(r->ctx, &d, &optimizer) == XD_OK);
     CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
-    for (int step = 0; step < WRAP_STEPS && result == XD_OK; step++) {
+    const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
+    for (int step = 0; step < steps && result == XD_OK; step++) {
         r->step = step;
         result = wrap_leaves(r);
         if (result == XD_OK) result = xd_parallel_reduce(r->parallel);

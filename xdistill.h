@@ -4377,7 +4377,8 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
  *     }
  *
  * Leaves. A step has `leaves` micro-batches over all data ranks together, the same number on every layout; the content of one
- * depends on its number alone. The gradient is their sum, not their mean: losses divide by the whole batch (xd_loss). In
+ * depends on its number alone. The gradient is their sum, not their mean (but for xd_gradient_divisors): losses divide by the
+ * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
@@ -4389,6 +4390,17 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
  * amount, and a rank's part of a weight is one range of it. So there are no shard dimensions, and weights may have any size,
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
+
+/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place that no
+ * layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
+typedef struct xd_gradient_divisors {
+    bool
+        average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
+    double
+        before; /* each leaf, before it is added to others, so that the sum of large ones stays finite; outside of INVARIANT mode
+                    * what a rank sends. 0 -> 1 */
+    double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
+} xd_gradient_divisors;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -4406,6 +4418,7 @@ typedef struct xd_ddp_desc {
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
+    xd_gradient_divisors divide;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4434,6 +4447,7 @@ typedef struct xd_fsdp_desc {
      * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
+    xd_gradient_divisors divide;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -4446,8 +4460,9 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
- * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
+ * weights over data ranks), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -8375,6 +8390,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_pass XDISTILL_NO_MODELS_leaves_out_xd_pass
 #    define xd_block_view XDISTILL_NO_MODELS_leaves_out_xd_block_view
 #    define xd_parallel XDISTILL_NO_MODELS_leaves_out_xd_parallel
+#    define xd_gradient_divisors XDISTILL_NO_MODELS_leaves_out_xd_gradient_divisors
 #    define xd_ddp_desc XDISTILL_NO_MODELS_leaves_out_xd_ddp_desc
 #    define xd_fsdp_desc XDISTILL_NO_MODELS_leaves_out_xd_fsdp_desc
 #    define xd_parallel_leaf_count XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf_count
@@ -30822,6 +30838,7 @@ struct xd_parallel {
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
@@ -30901,6 +30918,8 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
 XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
 /* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */
@@ -32726,10 +32745,40 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
  * reduced by itself and only parts wait, as nodes of the tree over k. Both are the same additions in the same order when N is
  * a power of two. */
 
+#include <float.h>
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
     return leaf < p->leaves.count;
+}
+
+/* ---- factors ---- */
+
+static xd_result xdi_gradient_factor(xd_ctx *ctx, double divisor, const char *name, float *out) {
+    const float factor = divisor == 0.0 ? 1.0f : (float)(1.0 / divisor);
+    XD_REQUIRE(ctx, factor > 0.0f && factor <= FLT_MAX, XD_ERROR_ARGUMENT,
+               "divisor %g of %s: its inverse is not a positive number of F32", divisor, name);
+    *out = factor;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide) {
+    const double after = divide->after == 0.0 ? 1.0 : divide->after;
+    XD_TRY(xdi_gradient_factor(p->ctx, divide->before, "leaves", &p->before));
+    return xdi_gradient_factor(p->ctx, divide->average ? after * (double)p->total : after,
+                               "the sum of all leaves", &p->after);
+}
+
+static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_scale_args args;
+    memset(&args, 0, sizeof args);
+    args.data = data;
+    args.count = count;
+    args.dtype = XD_DTYPE_F32;
+    args.factor = factor;
+    if (factor == 1.0f || count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
@@ -32911,6 +32960,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
+        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
         XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
                                         : xd_leaf_stack_push(b->stack, place));
     }
@@ -32933,6 +32983,7 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) {
         XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
         XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+        XD_TRY(xdi_gradient_scale(p, p->buckets[i].sum, p->buckets[i].kept, p->after));
     }
     return XD_OK;
 }
@@ -33021,7 +33072,9 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
         p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
         p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
     };
+    const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
+    hash = xd_hash(hash, factors, sizeof factors);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -33062,6 +33115,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
 }
@@ -33109,6 +33163,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->view_dtype = ddp->view_dtype;
         settings->gathers = ddp->gathers;
         settings->reductions = ddp->reductions;
+        settings->divide = ddp->divide;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -58211,4 +58266,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fce80b7e9a4fa93766b35129f710c79eef9b38b0aa39586120c19af68d11b3bd */
+/* xdistill sha256 72dd61ceb3907c861662f66b8fe0351ab4a9bb6e3febcbb358795b3b681e53a5 */

@@ -107,4 +107,86 @@ XD_TEST(groups_of_replicas_end_a_step_together_after_one_exchange_in_each) {
         CHECK(xd_run_threads(4, &desc, end_a_step, &wrong, NULL) == XD_OK);
 }
 
+/* ---- divisors ---- */
+
+/* Whether all wrappers on 1 to 4 ranks have the bits of `one`. */
+static bool all_equal(const wrap_run *one, const wrap_run *like) {
+    bool ok = true;
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int kind = WRAP_DDP; kind <= WRAP_HSDP; kind++) {
+            if (kind == WRAP_HSDP && ranks % 2) continue;
+            wrap_run mixed = *like;
+            mixed.queues = (ranks + kind) % 3;
+            mixed.nested = kind >= WRAP_FSDP && ranks % 2 == 0;
+            mixed.together = ranks == 3;
+            wrap_run *run = run_like(&mixed, (wrap_kind)kind, ranks);
+            const bool same = wrap_equal(one, run);
+            if (!same) printf("%s, %d ranks differs\n", kinds[kind], ranks);
+            ok = ok && same;
+            free(run);
+        }
+    return ok;
+}
+
+XD_TEST(gradients_divided_by_anything_have_one_set_of_bits_on_every_layout) {
+    static const xd_gradient_divisors divisors[] = { { true, 0.0, 0.0 },
+                                                     { true, 3.0, 0.7 },
+                                                     { false, 1e3, 1e-3 } };
+    const wrap_run plain = { .steps = 0 };
+    wrap_run *sum = run_like(&plain, WRAP_DDP, 1);
+    for (int i = 0; i < 3; i++) {
+        const wrap_run like = { .divide = divisors[i] };
+        wrap_run *one = run_like(&like, WRAP_DDP, 1);
+        CHECK(!wrap_equal(sum, one));
+        CHECK(all_equal(one, &like));
+        free(one);
+    }
+    free(sum);
+}
+
+XD_TEST(an_average_is_the_sum_divided_by_the_number_of_leaves) {
+    const wrap_run plain = { .steps = 1 }, mean = { .steps = 1, .divide = { .average = true } };
+    const wrap_run undone = { .steps = 1, .divide = { true, 1024.0, 1.0 / 8192.0 } };
+    wrap_run *sum = run_like(&plain, WRAP_DDP, 1), *average = run_like(&mean, WRAP_FSDP, 2);
+    CHECK(sum->norms[0] > 0.0 && average->norms[0] == sum->norms[0] / 8.0);
+    CHECK(all_equal(sum, &undone)); /* powers of two are exact */
+    free(average);
+    free(sum);
+}
+
+XD_TEST(leaves_are_divided_before_they_are_added) {
+    wrap_run like = { .steps = 1, .spoiled = "embed", .spoiled_leaf = -1, .spoil = 3e38f };
+    for (int kind = WRAP_DDP; kind <= WRAP_HSDP; kind++)
+        for (int divides = 0; divides < 2; divides++) {
+            like.divide.before = divides ? 16.0 : 0.0;
+            wrap_run *run = run_like(&like, (wrap_kind)kind, 2);
+            CHECK_EQ_INT(run->skipped[1], !divides);
+            free(run);
+        }
+}
+
+static xd_result refuse_divisors(xd_comm *world, void *argument) {
+    static const double bad[] = { -2.0, NAN, INFINITY, 1e300, 1e-300 };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
+    xd_parallel *parallel = NULL;
+    (void)argument;
+    for (int i = 0; i < 5; i++) {
+        xd_ddp_desc ddp = { .divide = { .before = bad[i] } };
+        CHECK(xd_ddp_create(model, world, &ddp, &parallel) == XD_ERROR_ARGUMENT);
+        CHECK(strstr(xd_last_error(ctx)->message, " of leaves: its inverse"));
+        const xd_fsdp_desc fsdp = { .divide = { .average = true, .after = bad[i] } };
+        CHECK(xd_fsdp_create(model, world, &fsdp, &parallel) == XD_ERROR_ARGUMENT);
+        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all leaves: its inverse") && !parallel);
+    }
+    xd_ddp_desc other = { .divide = { .average = xd_comm_rank(world) == 1 } };
+    CHECK(xd_ddp_create(model, world, &other, &parallel) == XD_ERROR_MISMATCH && !parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(divisors_without_an_inverse_and_different_ones_are_refused) {
+    CHECK(xd_run_threads(2, NULL, refuse_divisors, NULL, NULL) == XD_OK);
+}
+
 XD_TEST_MAIN()

@@ -236,6 +236,7 @@ struct xd_parallel {
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
@@ -315,6 +316,8 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
 XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
 /* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */

@@ -20,7 +20,8 @@
  *     }
  *
  * Leaves. A step has `leaves` micro-batches over all data ranks together, the same number on every layout; the content of one
- * depends on its number alone. The gradient is their sum, not their mean: losses divide by the whole batch (xd_loss). In
+ * depends on its number alone. The gradient is their sum, not their mean (but for xd_gradient_divisors): losses divide by the
+ * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
@@ -32,6 +33,17 @@
  * amount, and a rank's part of a weight is one range of it. So there are no shard dimensions, and weights may have any size,
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
+
+/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place that no
+ * layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
+typedef struct xd_gradient_divisors {
+    bool
+        average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
+    double
+        before; /* each leaf, before it is added to others, so that the sum of large ones stays finite; outside of INVARIANT mode
+                    * what a rank sends. 0 -> 1 */
+    double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
+} xd_gradient_divisors;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -49,6 +61,7 @@ typedef struct xd_ddp_desc {
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
+    xd_gradient_divisors divide;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -77,6 +90,7 @@ typedef struct xd_fsdp_desc {
      * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
+    xd_gradient_divisors divide;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -89,8 +103,9 @@ typedef struct xd_fsdp_desc {
  * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
- * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
+ * weights over data ranks), UNSUPPORTED (experts), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in

@@ -9,10 +9,40 @@
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
+#include <float.h>
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
     return leaf < p->leaves.count;
+}
+
+/* ---- factors ---- */
+
+static xd_result xdi_gradient_factor(xd_ctx *ctx, double divisor, const char *name, float *out) {
+    const float factor = divisor == 0.0 ? 1.0f : (float)(1.0 / divisor);
+    XD_REQUIRE(ctx, factor > 0.0f && factor <= FLT_MAX, XD_ERROR_ARGUMENT,
+               "divisor %g of %s: its inverse is not a positive number of F32", divisor, name);
+    *out = factor;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide) {
+    const double after = divide->after == 0.0 ? 1.0 : divide->after;
+    XD_TRY(xdi_gradient_factor(p->ctx, divide->before, "leaves", &p->before));
+    return xdi_gradient_factor(p->ctx, divide->average ? after * (double)p->total : after,
+                               "the sum of all leaves", &p->after);
+}
+
+static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_scale_args args;
+    memset(&args, 0, sizeof args);
+    args.data = data;
+    args.count = count;
+    args.dtype = XD_DTYPE_F32;
+    args.factor = factor;
+    if (factor == 1.0f || count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
@@ -194,6 +224,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
+        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
         XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
                                         : xd_leaf_stack_push(b->stack, place));
     }
@@ -216,6 +247,7 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) {
         XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
         XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+        XD_TRY(xdi_gradient_scale(p, p->buckets[i].sum, p->buckets[i].kept, p->after));
     }
     return XD_OK;
 }

@@ -25,9 +25,10 @@ typedef struct wrap_run {
     int reshard;
     int queues; /* 1 inline, 2 workers, 0 none */
     int prefetch;
+    xd_gradient_divisors divide;
     int steps; /* 0 -> WRAP_STEPS */
-    const char
-        *spoiled; /* in step `spoiled_step` leaf `spoiled_leaf` has `spoil` in the gradient of this weight */
+    const char *
+        spoiled; /* in step `spoiled_step` leaf `spoiled_leaf`, -1 for all, has `spoil` in the gradient of this weight */
     int spoiled_step;
     int64_t spoiled_leaf;
     float spoil;
@@ -107,7 +108,8 @@ static xd_result wrap_create(wrap_rank *r) {
                                 .view_dtype = run->view,
                                 .gathers = r->gathers,
                                 .reductions = r->reductions,
-                                .bucket_size = 64 };
+                                .bucket_size = 64,
+                                .divide = run->divide };
         return xd_ddp_create(r->model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = run->leaves,
@@ -120,7 +122,8 @@ static xd_result wrap_create(wrap_rank *r) {
                              .reshard_ranks = run->reshard,
                              .gathers = r->gathers,
                              .reductions = r->reductions,
-                             .prefetch = run->prefetch };
+                             .prefetch = run->prefetch,
+                             .divide = run->divide };
     return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
 }
 

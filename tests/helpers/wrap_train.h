@@ -39,8 +39,8 @@ static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
 
 static bool wrap_spoils(const wrap_rank *r, int64_t leaf, const char *name) {
     const wrap_run *run = r->run;
-    return run->spoiled && r->step == run->spoiled_step && leaf == run->spoiled_leaf &&
-           strcmp(run->spoiled, name) == 0;
+    return run->spoiled && r->step == run->spoiled_step &&
+           (leaf == run->spoiled_leaf || run->spoiled_leaf < 0) && strcmp(run->spoiled, name) == 0;
 }
 
 /* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */

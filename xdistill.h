@@ -4245,8 +4245,7 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight);
 
 /* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
  * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
- * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
- * wrapped model's frozen weights stay frozen. */
+ * the caller's and goes to xd_optimizer_thaw; of a wrapped model, to xd_parallel_thaw first. */
 XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
@@ -4419,6 +4418,9 @@ typedef struct xd_ddp_desc {
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
     xd_gradient_divisors divide;
+    bool
+        reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
+                          * sharded_optimizer such weights are kept in parts from the start */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4448,6 +4450,7 @@ typedef struct xd_fsdp_desc {
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
     xd_gradient_divisors divide;
+    bool reserve_frozen; /* as in xd_ddp_desc */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -4502,6 +4505,15 @@ XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacit
                                     int64_t *count);
 XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count);
+
+/* Trains a weight from the next step on that was frozen when its model was wrapped with reserve_frozen, or what it is tied to. From
+ * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
+ * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
+ *
+ * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
+ * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
@@ -8455,6 +8467,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_parallel_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf)
 #    define xd_parallel_params (XDISTILL_NO_MODELS_leaves_out_xd_parallel_params)
 #    define xd_parallel_parts (XDISTILL_NO_MODELS_leaves_out_xd_parallel_parts)
+#    define xd_parallel_thaw (XDISTILL_NO_MODELS_leaves_out_xd_parallel_thaw)
 #    define xd_parallel_push_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_push_leaf)
 #    define xd_parallel_reduce (XDISTILL_NO_MODELS_leaves_out_xd_parallel_reduce)
 #    define xd_parallel_publish (XDISTILL_NO_MODELS_leaves_out_xd_parallel_publish)
@@ -30736,7 +30749,7 @@ typedef struct xdi_bucket {
     struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
-    int64_t blocks;     /* that add to it, ties included */
+    int64_t blocks;     /* that add to it, ties included; 0: it rests */
     int64_t done;       /* of these, in the leaf that is being formed */
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
@@ -30755,8 +30768,8 @@ typedef struct xdi_flat {
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
     xd_dtype dtype, sent_dtype, view_dtype;
-    bool trained;
-    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    bool trained; /* or may be later */
+    bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
@@ -30818,6 +30831,7 @@ struct xd_parallel {
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
     bool split_optimizer;   /* DDP: each rank steps its part */
+    bool reserve_frozen;    /* frozen weights have buckets, which rest until one of their weights is thawed */
     xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;    /* leaves: of the rank that has most; of all groups */
     int level_count;        /* of units inside units */
@@ -30904,8 +30918,12 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
-/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
+ * takes its gradient now; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner);
+/* parallel_flat.c: how many blocks add to each bucket, from the weights that train now. */
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p);
 /* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
  * met already. */
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);
@@ -32082,11 +32100,19 @@ static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) 
     return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
 }
 
+/* Whether a frozen weight has a place for its gradient, so that it can be thawed. */
+static bool xdi_weight_is_reserved(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    return p->reserve_frozen && d->traits.frozen && !d->buffer && xdi_dtype_trains(d->dtype) &&
+           d->gradient_dtype == XD_DTYPE_F32;
+}
+
 /* Whether two weights of a unit lie in one buffer. */
 static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
            xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
-           xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
+           xdi_weight_is_trained(a) == xdi_weight_is_trained(b) &&
+           xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }
 
 /* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
@@ -32100,7 +32126,7 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->dtype = first->desc.dtype;
     flat->sent_dtype = xdi_weight_sent_dtype(p, first);
     flat->view_dtype = xdi_weight_view_dtype(p, first);
-    flat->trained = xdi_weight_is_trained(first);
+    flat->trained = xdi_weight_is_trained(first) || xdi_weight_is_reserved(p, first);
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
@@ -32172,8 +32198,12 @@ XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
     return &owner->flat->buckets[index];
 }
 
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner) {
+    return xdi_weight_is_trained(owner) ? xdi_flat_bucket(owner) : NULL;
+}
+
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i) {
-    xdi_bucket *bucket = xdi_flat_bucket(p->model->weights[block->first + i]->owner);
+    xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
     if (i == 0) p->round++;
     if (!bucket || bucket->seen == p->round) return NULL;
     bucket->seen = p->round;
@@ -32190,6 +32220,15 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
     }
 }
 
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p) {
+    for (int64_t i = 0; i < p->bucket_count; i++) p->buckets[i].blocks = 0;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count; i++) {
+            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
+            if (bucket) bucket->blocks++;
+        }
+}
+
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     int64_t at = 0;
     for (int64_t i = 0; i < p->flat_count; i++) {
@@ -32204,11 +32243,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
         xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
         at += p->flats[i].bucket_count;
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count; i++) {
-            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
-            if (bucket) bucket->blocks++;
-        }
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 
@@ -32841,7 +32876,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
     const xd_weight *owner = weight->owner;
-    xdi_bucket *b = xdi_flat_bucket(owner);
+    xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
     if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
@@ -32915,7 +32950,7 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
-    if (b->reduced) return XD_OK;
+    if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
     xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
@@ -32940,6 +32975,11 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Whether nothing is to be added any more. */
+static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
+    return b->blocks == 0 || b->leaf == p->leaves.count;
+}
+
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
  * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
@@ -32947,7 +32987,8 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+    while (p->reductions && p->launched < p->bucket_count &&
+           xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
 }
@@ -32981,9 +33022,11 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
-        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
-        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
-        XD_TRY(xdi_gradient_scale(p, p->buckets[i].sum, p->buckets[i].kept, p->after));
+        xdi_bucket *b = &p->buckets[i];
+        XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+        if (b->blocks == 0) continue;
+        XD_TRY(xdi_gradient_join_replicas(p, b));
+        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
     }
     return XD_OK;
 }
@@ -33068,9 +33111,9 @@ static bool xdi_weight_is_copy(const xd_weight *w) {
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
-        p->sharded,       p->dealt,         p->split_optimizer,     p->total,
-        p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-        p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
+        p->sharded,    p->dealt,           p->split_optimizer,     p->reserve_frozen,      p->total,
+        p->unit_count, p->replica_count,   (int64_t)p->sent_dtype, (int64_t)p->view_dtype, p->reshard_ranks,
+        p->prefetch,   p->gathers != NULL, p->reductions != NULL
     };
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
@@ -33164,6 +33207,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->gathers = ddp->gathers;
         settings->reductions = ddp->reductions;
         settings->divide = ddp->divide;
+        settings->reserve_frozen = ddp->reserve_frozen;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -33174,6 +33218,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->gathers = settings->gathers;
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
+    p->reserve_frozen = settings->reserve_frozen;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -33395,20 +33440,34 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     return XD_OK;
 }
 
-/* In one exchange: whether all ranks are ready, and have opened blocks in one order. Under DDP each has its own. */
-static xd_result xdi_parallel_agree_order(const xd_parallel *p, xd_comm *comm, xd_result mine) {
-    const int64_t order = p->sharded ? (int64_t)p->signature : 0;
-    int64_t facts[] = { mine != XD_OK, order, ~order }; /* the last is the least, upside down */
+/* What ranks agree on in one exchange: that none has failed, and that all say the same. */
+typedef struct xdi_agreement {
+    xd_result mine;
+    uint64_t hash;
+    const char *what; /* the hash is of */
+} xdi_agreement;
+
+static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
+    const int64_t hash = (int64_t)a->hash;
+    int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
     XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
-    if (facts[0] > 0) return xd_agree(comm, mine);
-    if (facts[1] == ~facts[2]) return XD_OK;
-    return xd_agree_same(comm, p->signature, "the order in which blocks were opened");
+    if (facts[0] > 0) return xd_agree(comm, a->mine);
+    return facts[1] == ~facts[2] ? XD_OK : xd_agree_same(comm, a->hash, a->what);
 }
 
-/* Groups of replicas wait for each other at the end of a step, so they fail together too. */
+/* Groups of replicas wait for each other later, so they fail together too. */
+static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreement) {
+    agreement.mine = xdi_agreement_reach(&agreement, p->data);
+    return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
+}
+
+/* Under DDP each rank opens blocks in an order of its own. */
 static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
-    const xd_result result = xdi_parallel_agree_order(p, p->data, xdi_parallel_check_step(p));
-    return p->replicas ? xdi_parallel_agree_order(p, p->replicas, result) : result;
+    xdi_agreement step;
+    step.mine = xdi_parallel_check_step(p);
+    step.hash = p->sharded ? p->signature : 0;
+    step.what = "the order in which blocks were opened";
+    return xdi_parallel_agree(p, step);
 }
 
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
@@ -33429,6 +33488,45 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
     XD_TRY(xdi_parallel_renew_values(p));
     xdi_gradient_reset(p);
+    return XD_OK;
+}
+
+/* ---- weights that are thawed ---- */
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || p->buckets[i].place;
+    return within;
+}
+
+static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
+    XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",
+               w->name);
+    const xd_weight *owner = w->owner;
+    XD_REQUIRE(p->ctx, p->reserve_frozen, XD_ERROR_STATE,
+               "weight \"%.80s\" cannot be thawed: the model was wrapped without reserve_frozen",
+               owner->name);
+    XD_REQUIRE(p->ctx, !owner->desc.buffer, XD_ERROR_STATE, "buffer \"%.80s\" cannot be thawed", owner->name);
+    XD_REQUIRE(p->ctx, owner->desc.traits.frozen, XD_ERROR_STATE, "weight \"%.80s\" is trained already",
+               owner->name);
+    XD_REQUIRE(p->ctx, owner->flat->trained, XD_ERROR_DTYPE,
+               "weight \"%.80s\" is %s with gradients of %s: F32, BF16 and F16 train, with F32", owner->name,
+               xd_dtype_name(owner->desc.dtype), xd_dtype_name(owner->desc.gradient_dtype));
+    XD_REQUIRE(p->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name, (long long)p->total);
+    return xdi_parallel_check_closed(p, "xd_parallel_thaw");
+}
+
+XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
+    xdi_agreement thaw;
+    thaw.mine = xdi_parallel_may_thaw(p, weight);
+    thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
+    thaw.what = "the weight that is thawed";
+    XD_TRY(xdi_parallel_agree(p, thaw));
+    weight->owner->desc.traits.frozen = false;
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 
@@ -58266,4 +58364,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 72dd61ceb3907c861662f66b8fe0351ab4a9bb6e3febcbb358795b3b681e53a5 */
+/* xdistill sha256 4bb6638ce5463e59150f5b94279a9116aadb7bf788543bb2b64207ac4c0d429c */

@@ -189,4 +189,154 @@ XD_TEST(divisors_without_an_inverse_and_different_ones_are_refused) {
     CHECK(xd_run_threads(2, NULL, refuse_divisors, NULL, NULL) == XD_OK);
 }
 
+/* ---- thawed weights ---- */
+
+XD_TEST(weights_thawed_during_training_have_the_bits_of_one_rank_under_every_wrapper) {
+    const wrap_run likes[] = {
+        { .thaws = { { "layers.1.attention", 1 } } },
+        { .thaws = { { "head", 2 },
+                     { "layers.0.mlp.up", 1 },
+                     { "layers.2.mlp.bias", 2 },
+                     { "layers.1.table", 0 } } },
+        { .thaws = { { "embed", 1 }, { "layers.2.attention", 1 } }, .kept = XD_DTYPE_BF16 },
+        { .thaws = { { "layers.0.norm", 1 }, { "layers.0.table", 2 } },
+          .view = XD_DTYPE_BF16,
+          .skips = true },
+    };
+    for (int i = 0; i < 4; i++) {
+        const wrap_run never = { .kept = likes[i].kept, .view = likes[i].view, .skips = likes[i].skips };
+        wrap_run *one = run_like(&likes[i], WRAP_DDP, 1), *plain = run_like(&never, WRAP_DDP, 1);
+        CHECK(!wrap_equal(one, plain));
+        CHECK(all_equal(one, &likes[i]));
+        free(plain);
+        free(one);
+    }
+}
+
+XD_TEST(weights_thawed_before_the_first_step_train_as_if_they_had_never_been_frozen) {
+    const wrap_run plain = { .steps = 0 };
+    const wrap_run like = { .thaws = { { "head", 0 },
+                                       { "layers.0.mlp.up", 0 },
+                                       { "layers.2.mlp.bias", 0 },
+                                       { "layers.1.norm", 0 } } };
+    wrap_run *one = run_like(&plain, WRAP_DDP, 1);
+    CHECK(all_equal(one, &like));
+    free(one);
+}
+
+/* A step of DDP over a model with a frozen weight: bytes of gradients that this rank has sent. */
+static uint64_t step_bytes(wrap_rank *r) {
+    const uint64_t before = xd_comm_traffic(r->world).bytes_sent;
+    CHECK(wrap_leaves(r) == XD_OK && xd_parallel_reduce(r->parallel) == XD_OK &&
+          xd_parallel_publish(r->parallel) == XD_OK);
+    return xd_comm_traffic(r->world).bytes_sent - before;
+}
+
+static xd_result rest_and_wake(xd_comm *world, void *argument) {
+    uint64_t bytes[3];
+    (void)argument;
+    for (int reserves = 0; reserves < 2; reserves++) {
+        wrap_run run = { .leaves = 4 };
+        wrap_rank r = { .run = &run, .ctx = xd_comm_ctx(world), .world = world, .data = world };
+        if (reserves) run.thaws[0].name = "layers.1.table";
+        r.model = wrap_model(r.ctx, XD_DTYPE_F32);
+        const xd_ddp_desc ddp = { .leaves = 4, .reserve_frozen = reserves };
+        const xd_memory_plan_desc d = { .ddp = &ddp, .ranks = 2 };
+        xd_memory_plan plan;
+        CHECK(xd_plan_memory(r.model, &d, xd_comm_rank(world), &plan) == XD_OK);
+        CHECK(xd_ddp_create(r.model, world, &ddp, &r.parallel) == XD_OK);
+        const xd_parallel_bytes taken = xd_parallel_memory(r.parallel);
+        CHECK(memcmp(&taken, &plan.wrapper, sizeof taken) == 0);
+        bytes[reserves] = step_bytes(&r);
+        if (reserves) {
+            CHECK(xd_parallel_thaw(r.parallel, xd_model_find_weight(r.model, "layers.1.table")) == XD_OK);
+            bytes[2] = step_bytes(&r);
+        }
+        wrap_close(&r);
+    }
+    CHECK(bytes[0] > 0 && bytes[1] == bytes[0] && bytes[2] > bytes[1]);
+    return XD_OK;
+}
+
+XD_TEST(buckets_of_frozen_weights_rest_until_one_is_thawed) {
+    CHECK(xd_run_threads(2, NULL, rest_and_wake, NULL, NULL) == XD_OK);
+}
+
+static bool says(const wrap_rank *r, const char *text) {
+    const char *message = xd_last_error(r->ctx)->message;
+    if (!strstr(message, text)) printf("\"%s\" lacks \"%s\"\n", message, text);
+    return strstr(message, text) != NULL;
+}
+
+static xd_weight *weight_of(const wrap_rank *r, const char *name) {
+    return xd_model_find_weight(r->model, name);
+}
+
+static xd_result refuse_thaws(xd_comm *world, void *argument) {
+    wrap_run run = { .kind = WRAP_HSDP, .groups = 2, .leaves = 4, .thaws = { { "layers.1.table", 0 } } };
+    wrap_rank r = { .run = &run, .ctx = xd_comm_ctx(world), .world = world };
+    const int rank = xd_comm_rank(world);
+    xd_weight_desc d = { .name = "wide", .dtype = XD_DTYPE_F64, .ndim = 1, .shape = { 3 } };
+    d.traits.frozen = true;
+    (void)argument;
+    r.model = wrap_describe(r.ctx, XD_DTYPE_F32);
+    CHECK(xd_weight_add(xd_model_root(r.model), &d, NULL) == XD_OK && xd_model_seal(r.model) == XD_OK);
+    xd_model *other = wrap_model(r.ctx, XD_DTYPE_F32);
+    CHECK(wrap_groups(&r) == XD_OK && wrap_create(&r) == XD_OK);
+    xd_parallel *p = r.parallel;
+    CHECK(xd_parallel_thaw(p, xd_model_find_weight(other, "layers.1.table")) == XD_ERROR_ARGUMENT &&
+          says(&r, "\"layers.1.table\" is one of another model"));
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "head")) == XD_ERROR_STATE &&
+          says(&r, "\"embed\" is trained already"));
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "wide")) == XD_ERROR_DTYPE && says(&r, "\"wide\" is F64"));
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.0.seen")) == XD_ERROR_STATE &&
+          says(&r, "buffer \"layers.0.seen\""));
+    /* Another weight on one rank, then in one group. */
+    for (int groups = 0; groups < 2; groups++) {
+        const bool differs = groups ? rank >= 2 : rank == 3;
+        CHECK(xd_parallel_thaw(p, weight_of(&r, differs ? "layers.0.table" : "layers.1.table")) != XD_OK);
+        CHECK(says(&r, "the weight that is thawed"));
+    }
+    CHECK(wrap_leaves(&r) == XD_OK);
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
+          says(&r, "\"layers.1.table\" is thawed within a step of 4 leaves"));
+    CHECK(xd_parallel_reduce(p) == XD_OK);
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
+          says(&r, "within a step"));
+    CHECK(xd_parallel_publish(p) == XD_OK);
+    /* One group has a reason of its own; all are told. */
+    xd_block_view view;
+    const xd_pass pass = { XD_PASS_FORWARD, 0, false };
+    if (rank < 2) CHECK(xd_block_begin(xd_model_root(r.model), pass, &view) == XD_OK);
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) ==
+          (rank < 2 ? XD_ERROR_STATE : XD_ERROR_PEER));
+    CHECK(says(&r, "xd_parallel_thaw while block \"\" is open"));
+    if (rank < 2) CHECK(xd_block_end(xd_model_root(r.model)) == XD_OK);
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_OK);
+    CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
+          says(&r, "is trained already"));
+    wrap_close(&r);
+    xd_model_destroy(other);
+    return XD_OK;
+}
+
+static xd_result refuse_without_room(xd_comm *world, void *argument) {
+    xd_parallel *parallel = NULL;
+    wrap_rank r = { .ctx = xd_comm_ctx(world), .model = wrap_model(xd_comm_ctx(world), XD_DTYPE_F32) };
+    (void)argument;
+    CHECK(xd_fsdp_create(r.model, world, NULL, &parallel) == XD_OK);
+    CHECK(xd_parallel_thaw(parallel, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
+          says(&r, "\"layers.1.table\" cannot be thawed: the model was wrapped without reserve_frozen"));
+    xd_parallel_destroy(parallel);
+    const xd_ddp_desc d = { .reserve_frozen = xd_comm_rank(world) == 1 };
+    CHECK(xd_ddp_create(r.model, world, &d, &parallel) == XD_ERROR_MISMATCH);
+    xd_model_destroy(r.model);
+    return XD_OK;
+}
+
+XD_TEST(weights_that_cannot_be_thawed_are_named_on_all_ranks) {
+    CHECK(xd_run_threads(4, NULL, refuse_thaws, NULL, NULL) == XD_OK);
+    CHECK(xd_run_threads(2, NULL, refuse_without_room, NULL, NULL) == XD_OK);
+}
+
 XD_TEST_MAIN()

@@ -134,7 +134,7 @@ typedef struct xdi_bucket {
     struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
-    int64_t blocks;     /* that add to it, ties included */
+    int64_t blocks;     /* that add to it, ties included; 0: it rests */
     int64_t done;       /* of these, in the leaf that is being formed */
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
@@ -153,8 +153,8 @@ typedef struct xdi_flat {
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
     xd_dtype dtype, sent_dtype, view_dtype;
-    bool trained;
-    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    bool trained; /* or may be later */
+    bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
@@ -216,6 +216,7 @@ struct xd_parallel {
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
     bool split_optimizer;   /* DDP: each rank steps its part */
+    bool reserve_frozen;    /* frozen weights have buckets, which rest until one of their weights is thawed */
     xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;    /* leaves: of the rank that has most; of all groups */
     int level_count;        /* of units inside units */
@@ -302,8 +303,12 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
-/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
+ * takes its gradient now; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner);
+/* parallel_flat.c: how many blocks add to each bucket, from the weights that train now. */
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p);
 /* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
  * met already. */
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);

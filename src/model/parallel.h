@@ -62,6 +62,9 @@ typedef struct xd_ddp_desc {
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
     xd_gradient_divisors divide;
+    bool
+        reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
+                          * sharded_optimizer such weights are kept in parts from the start */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -91,6 +94,7 @@ typedef struct xd_fsdp_desc {
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
     xd_gradient_divisors divide;
+    bool reserve_frozen; /* as in xd_ddp_desc */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -145,6 +149,15 @@ XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacit
                                     int64_t *count);
 XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count);
+
+/* Trains a weight from the next step on that was frozen when its model was wrapped with reserve_frozen, or what it is tied to. From
+ * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
+ * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
+ *
+ * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
+ * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.

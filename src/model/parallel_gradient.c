@@ -105,7 +105,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
     const xd_weight *owner = weight->owner;
-    xdi_bucket *b = xdi_flat_bucket(owner);
+    xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
     if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
@@ -179,7 +179,7 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
-    if (b->reduced) return XD_OK;
+    if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
     xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
@@ -204,6 +204,11 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Whether nothing is to be added any more. */
+static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
+    return b->blocks == 0 || b->leaf == p->leaves.count;
+}
+
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
  * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
@@ -211,7 +216,8 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+    while (p->reductions && p->launched < p->bucket_count &&
+           xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
 }
@@ -245,9 +251,11 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
-        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
-        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
-        XD_TRY(xdi_gradient_scale(p, p->buckets[i].sum, p->buckets[i].kept, p->after));
+        xdi_bucket *b = &p->buckets[i];
+        XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+        if (b->blocks == 0) continue;
+        XD_TRY(xdi_gradient_join_replicas(p, b));
+        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
     }
     return XD_OK;
 }

@@ -137,6 +137,23 @@ static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count
     return result;
 }
 
+/* Weights whose time has come: in the wrapper, in the list, in the optimizer. */
+static xd_result wrap_thaw_weights(wrap_rank *r, xd_param *params, int64_t count, xd_optimizer *optimizer,
+                                   int step) {
+    for (int i = 0; i < 4 && r->run->thaws[i].name; i++) {
+        xd_weight *weight = xd_model_find_weight(r->model, r->run->thaws[i].name);
+        const char *name = xd_weight_describe(xd_weight_describe(weight).owner).name;
+        if (r->run->thaws[i].step != step) continue;
+        XD_TRY(xd_parallel_thaw(r->parallel, weight));
+        for (int64_t k = 0; k < count; k++) {
+            if (strcmp(params[k].name, name) != 0) continue;
+            params[k].frozen = false;
+            XD_TRY(xd_optimizer_thaw(optimizer, k));
+        }
+    }
+    return XD_OK;
+}
+
 /* What this rank counts, at its place among all weights one after another. */
 static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, xd_optimizer *optimizer,
                       xd_ema *ema) {
@@ -172,6 +189,7 @@ static xd_result wrap_train(wrap_rank *r) {
     CHECK(xd_parallel_parts(r->parallel, WRAP_WEIGHTS, parts, &count) == XD_OK);
     xd_optimizer_desc d = xd_adamw_defaults(params, count);
     d.learning_rate = 0.01;
+    d.reserve_frozen = r->run->thaws[0].name;
     xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     average.decay = 0.9;
     average.init_from_current = true;
@@ -181,7 +199,8 @@ static xd_result wrap_train(wrap_rank *r) {
     const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
     for (int step = 0; step < steps && result == XD_OK; step++) {
         r->step = step;
-        result = wrap_leaves(r);
+        result = wrap_thaw_weights(r, params, count, optimizer, step);
+        if (result == XD_OK) result = wrap_leaves(r);
         if (result == XD_OK) result = xd_parallel_reduce(r->parallel);
         if (result == XD_OK) result = wrap_update(r, params, count, optimizer, ema, step);
         if (result == XD_OK) result = xd_parallel_publish(r->parallel);
@@ -198,7 +217,10 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     r.run = (wrap_run *)argument;
     r.world = world;
     r.ctx = xd_comm_ctx(world);
-    r.model = wrap_model(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
+    r.model = wrap_describe(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
+    for (int i = 0; i < 4 && r.run->thaws[i].name; i++)
+        CHECK(xd_weight_freeze(xd_model_find_weight(r.model, r.run->thaws[i].name)) == XD_OK);
+    CHECK(xd_model_seal(r.model) == XD_OK);
     xd_result result = wrap_groups(&r);
     if (result == XD_OK) result = wrap_create(&r);
     if (result == XD_OK) result = wrap_train(&r);

@@ -4523,8 +4523,8 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open), MISMATCH
- * (ranks opened blocks in another order), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+ * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
+ * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values
@@ -30821,6 +30821,16 @@ typedef struct xdi_gradient_slot {
     uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
+/* A bracket of this step: a pass, one with more to follow, or a skip. */
+enum { XDI_OPENINGS = 64, XDI_OPENING_MORE = XD_PASS_INFERENCE + 1, XDI_OPENING_SKIP };
+
+typedef struct xdi_opening {
+    const xd_block *block;
+    int kind;
+    int64_t leaf;
+    uint64_t signature; /* of it and all before */
+} xdi_opening;
+
 struct xd_parallel {
     xd_ctx *ctx;
     xd_model *model;
@@ -30857,11 +30867,13 @@ struct xd_parallel {
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
-    uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far, and pieces of memory that they took */
-    int64_t open;       /* brackets */
-    uint64_t signature; /* of the brackets of this step */
-    bool reduced;       /* between reduce and publish */
+    uint64_t round;                     /* over a block's buckets */
+    uint64_t opened;                    /* units so far, and pieces of memory that they took */
+    int64_t open;                       /* brackets */
+    uint64_t signature;                 /* of the brackets of this step */
+    xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
+    int64_t opening_count;
+    bool reduced; /* between reduce and publish */
 };
 
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
@@ -30891,6 +30903,11 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
 /* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
+
+/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that names the
+ * first two that do. Collective. */
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
@@ -32159,6 +32176,106 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     return XD_OK;
 }
 
+/* >>model/parallel_order.c */
+
+/* The order of brackets: a rolling hash of those of a step, which ranks compare at its end, and the last of them, to say where
+ * orders part. */
+
+#include <inttypes.h>
+#include <string.h>
+
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped) {
+    const int kind = skipped ? XDI_OPENING_SKIP : pass.more ? XDI_OPENING_MORE : (int)pass.kind;
+    const int64_t facts[] = { block->first, block->count, kind, pass.leaf };
+    xdi_opening *o = &p->openings[p->opening_count++ % XDI_OPENINGS];
+    p->signature = xd_hash(p->signature, facts, sizeof facts);
+    p->signature = xd_hash(p->signature, block->name, strlen(block->name));
+    o->signature = p->signature;
+    o->block = block;
+    o->kind = kind;
+    o->leaf = pass.leaf;
+}
+
+/* ---- where orders part ---- */
+
+/* What the ranks of a group have done by themselves and together. */
+typedef struct xdi_order_search {
+    const xd_parallel *p;
+    xd_comm *comm;
+    int64_t least, most; /* brackets of the ranks with fewest and most */
+    int64_t
+        at; /* the first that is not the same on all ranks, as far back as is kept; least: none among these */
+} xdi_order_search;
+
+static xd_result xdi_order_find(xdi_order_search *s) {
+    int64_t counts[] = { s->p->opening_count, ~s->p->opening_count }, seen[2 * XDI_OPENINGS];
+    XD_TRY(xd_all_reduce(s->comm, counts, counts, 2, XD_DTYPE_I64, XD_MAX));
+    s->most = counts[0];
+    s->least = ~counts[1];
+    const int64_t begin = s->most > XDI_OPENINGS ? s->most - XDI_OPENINGS : 0;
+    memset(seen, 0, sizeof seen);
+    for (int64_t i = begin; i < s->least; i++) {
+        const int64_t signature = (int64_t)s->p->openings[i % XDI_OPENINGS].signature;
+        seen[2 * (i - begin)] = signature;
+        seen[2 * (i - begin) + 1] = ~signature;
+    }
+    XD_TRY(xd_all_reduce(s->comm, seen, seen, 2 * XDI_OPENINGS, XD_DTYPE_I64, XD_MAX));
+    for (s->at = begin; s->at < s->least; s->at++)
+        if (seen[2 * (s->at - begin)] != ~seen[2 * (s->at - begin) + 1]) break;
+    return XD_OK;
+}
+
+/* This rank's bracket at that place, or rank 0's, or that of the first rank that has another. */
+static xd_result xdi_order_compare(const xdi_order_search *s, int64_t theirs[3], int64_t others[3],
+                                   int *other) {
+    const xdi_opening *o = &s->p->openings[s->at % XDI_OPENINGS];
+    int64_t mine[3] = { 0, o->kind, o->leaf };
+    for (const xd_block *b = &s->p->model->root; b != o->block; b = xdi_block_after(b)) mine[0]++;
+    memcpy(theirs, mine, sizeof mine);
+    XD_TRY(xd_broadcast(s->comm, theirs, 3, XD_DTYPE_I64, 0));
+    const bool same = memcmp(mine, theirs, sizeof mine) == 0;
+    *other = same ? xd_comm_size(s->comm) : xd_comm_rank(s->comm);
+    XD_TRY(xd_all_reduce(s->comm, other, other, 1, XD_DTYPE_I32, XD_MIN));
+    if (*other == xd_comm_size(s->comm)) return XD_OK;
+    memcpy(others, mine, sizeof mine);
+    return xd_broadcast(s->comm, others, 3, XD_DTYPE_I64, *other);
+}
+
+static const char *xdi_order_name(const xd_parallel *p, int64_t index) {
+    const xd_block *b = &p->model->root;
+    while (index-- > 0 && b) b = xdi_block_after(b);
+    return b ? b->name : "";
+}
+
+static const char *xdi_order_kind(int64_t kind) {
+    static const char *const kinds[] = { "a forward",    "a backward",           "a recomputation",
+                                         "an inference", "a part of a backward", "a skip" };
+    return kind >= 0 && kind <= XDI_OPENING_SKIP ? kinds[kind] : "a pass";
+}
+
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm) {
+    xdi_order_search s = { p, comm, 0, 0, 0 };
+    int64_t a[3] = { 0, 0, 0 }, b[3] = { 0, 0, 0 };
+    int other = 0;
+    XD_TRY(xdi_order_find(&s));
+    if (s.at == s.least)
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "the order in which blocks were opened: a rank has opened %" PRId64
+                       " in this step, another %" PRId64,
+                       s.least, s.most);
+    XD_TRY(xdi_order_compare(&s, a, b, &other));
+    if (other == xd_comm_size(comm))
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "the order in which blocks were opened: it has parted %d or more brackets ago",
+                       XDI_OPENINGS);
+    return XD_FAIL_CULPRIT(
+        p->ctx, XD_ERROR_STATE, xd_comm_world_rank(comm, other),
+        "the order in which blocks were opened: rank %d began %s of \"%.80s\", leaf %" PRId64
+        ", where rank %d began %s of \"%.80s\", leaf %" PRId64,
+        xd_comm_world_rank(comm, other), xdi_order_kind(b[1]), xdi_order_name(p, b[0]), b[2],
+        xd_comm_world_rank(comm, 0), xdi_order_kind(a[1]), xdi_order_name(p, a[0]), a[2]);
+}
+
 /* >>model/parallel_flat.c */
 
 /* Flat buffers: where each weight lies, the memory of a wrapper, and the values in it. */
@@ -33048,6 +33165,7 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
     p->launched = 0;
     p->signature = 0;
+    p->opening_count = 0;
     p->reduced = false;
 }
 
@@ -33444,7 +33562,8 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
 typedef struct xdi_agreement {
     xd_result mine;
     uint64_t hash;
-    const char *what; /* the hash is of */
+    const char *what;         /* the hash is of; NULL: the order of brackets */
+    const xd_parallel *order; /* whose */
 } xdi_agreement;
 
 static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
@@ -33452,7 +33571,8 @@ static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
     int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
     XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
     if (facts[0] > 0) return xd_agree(comm, a->mine);
-    return facts[1] == ~facts[2] ? XD_OK : xd_agree_same(comm, a->hash, a->what);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
 }
 
 /* Groups of replicas wait for each other later, so they fail together too. */
@@ -33466,7 +33586,8 @@ static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
     xdi_agreement step;
     step.mine = xdi_parallel_check_step(p);
     step.hash = p->sharded ? p->signature : 0;
-    step.what = "the order in which blocks were opened";
+    step.what = NULL;
+    step.order = p;
     return xdi_parallel_agree(p, step);
 }
 
@@ -33524,6 +33645,7 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
     thaw.mine = xdi_parallel_may_thaw(p, weight);
     thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
     thaw.what = "the weight that is thawed";
+    thaw.order = NULL;
     XD_TRY(xdi_parallel_agree(p, thaw));
     weight->owner->desc.traits.frozen = false;
     xdi_parallel_count_blocks(p);
@@ -33776,14 +33898,6 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     return XD_OK;
 }
 
-/* Part of what ranks compare at the end of a step. */
-static void xdi_block_sign(const xd_block *b, xd_pass pass) {
-    xd_parallel *p = b->model->parallel;
-    const int64_t facts[] = { b->first, b->count, (int64_t)pass.kind, pass.leaf, pass.more };
-    p->signature = xd_hash(p->signature, facts, sizeof facts);
-    p->signature = xd_hash(p->signature, b->name, strlen(b->name));
-}
-
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
     xd_parallel *p = block->model->parallel;
     xd_block_view shown;
@@ -33794,7 +33908,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
         if (p) block->unit->open--;
         return result;
     }
-    if (p) xdi_block_sign(block, pass);
+    if (p) xdi_order_add(p, block, pass, false);
     if (p) p->open++;
     block->passes[block->open++] = pass;
     *view = shown;
@@ -33812,8 +33926,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
         XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
     }
-    xdi_block_sign(block, pass);
-    p->signature = xd_hash(p->signature, "skip", 4);
+    xdi_order_add(p, block, pass, true);
     return xdi_gradient_finish(p, block);
 }
 
@@ -58364,4 +58477,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4bb6638ce5463e59150f5b94279a9116aadb7bf788543bb2b64207ac4c0d429c */
+/* xdistill sha256 b377747ad6bb47408e168cf4e7765480e5c1b9bed3f05d81f4aae432f4c55bda */

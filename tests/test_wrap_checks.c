@@ -91,7 +91,7 @@ static xd_result end_a_step(xd_comm *world, void *argument) {
         const xd_result result = xd_parallel_reduce(r.parallel), alone = wrong == 1 ? XD_ERROR_STATE : XD_OK;
         const char *text = wrong == 1 ? "\"layers.2\" has had" : "the order in which blocks were opened";
         if (step == 0 && wrong) {
-            CHECK(result == (wrong == 2 ? XD_ERROR_MISMATCH : rank < 2 ? alone : XD_ERROR_PEER));
+            CHECK(result == (wrong == 2 ? XD_ERROR_STATE : rank < 2 ? alone : XD_ERROR_PEER));
             CHECK(strstr(xd_last_error(r.ctx)->message, text));
         } else
             CHECK(result == XD_OK && xd_comm_traffic(r.data).calls == calls + 1);

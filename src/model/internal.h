@@ -206,6 +206,16 @@ typedef struct xdi_gradient_slot {
     uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
+/* A bracket of this step: a pass, one with more to follow, or a skip. */
+enum { XDI_OPENINGS = 64, XDI_OPENING_MORE = XD_PASS_INFERENCE + 1, XDI_OPENING_SKIP };
+
+typedef struct xdi_opening {
+    const xd_block *block;
+    int kind;
+    int64_t leaf;
+    uint64_t signature; /* of it and all before */
+} xdi_opening;
+
 struct xd_parallel {
     xd_ctx *ctx;
     xd_model *model;
@@ -242,11 +252,13 @@ struct xd_parallel {
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
-    uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far, and pieces of memory that they took */
-    int64_t open;       /* brackets */
-    uint64_t signature; /* of the brackets of this step */
-    bool reduced;       /* between reduce and publish */
+    uint64_t round;                     /* over a block's buckets */
+    uint64_t opened;                    /* units so far, and pieces of memory that they took */
+    int64_t open;                       /* brackets */
+    uint64_t signature;                 /* of the brackets of this step */
+    xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
+    int64_t opening_count;
+    bool reduced; /* between reduce and publish */
 };
 
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
@@ -276,6 +288,11 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
 /* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
+
+/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that names the
+ * first two that do. Collective. */
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);

@@ -394,7 +394,8 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
 typedef struct xdi_agreement {
     xd_result mine;
     uint64_t hash;
-    const char *what; /* the hash is of */
+    const char *what;         /* the hash is of; NULL: the order of brackets */
+    const xd_parallel *order; /* whose */
 } xdi_agreement;
 
 static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
@@ -402,7 +403,8 @@ static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
     int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
     XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
     if (facts[0] > 0) return xd_agree(comm, a->mine);
-    return facts[1] == ~facts[2] ? XD_OK : xd_agree_same(comm, a->hash, a->what);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
 }
 
 /* Groups of replicas wait for each other later, so they fail together too. */
@@ -416,7 +418,8 @@ static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
     xdi_agreement step;
     step.mine = xdi_parallel_check_step(p);
     step.hash = p->sharded ? p->signature : 0;
-    step.what = "the order in which blocks were opened";
+    step.what = NULL;
+    step.order = p;
     return xdi_parallel_agree(p, step);
 }
 
@@ -474,6 +477,7 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
     thaw.mine = xdi_parallel_may_thaw(p, weight);
     thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
     thaw.what = "the weight that is thawed";
+    thaw.order = NULL;
     XD_TRY(xdi_parallel_agree(p, thaw));
     weight->owner->desc.traits.frozen = false;
     xdi_parallel_count_blocks(p);

@@ -167,8 +167,8 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open), MISMATCH
- * (ranks opened blocks in another order), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+ * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
+ * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values

@@ -277,5 +277,6 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
     p->launched = 0;
     p->signature = 0;
+    p->opening_count = 0;
     p->reduced = false;
 }

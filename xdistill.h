@@ -4421,6 +4421,9 @@ typedef struct xd_ddp_desc {
     bool
         reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
                           * sharded_optimizer such weights are kept in parts from the start */
+    xd_comm *
+        replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
+                        * steps all weights among its own ranks. NULL -> there is one group */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4460,12 +4463,13 @@ typedef struct xd_fsdp_desc {
  *   data    the data ranks; a group of one is fine. Must outlive the wrapper
  *   desc    NULL -> defaults
  *
- * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
+ * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
  * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
  * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
- * weights over data ranks), UNSUPPORTED (experts), MEMORY. */
+ * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
+ * MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -4713,7 +4717,7 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
-/* Step 7: the wrapper and its settings, exactly those of its kind. FSDP with replicas shards over groups->intra_dp_cp. */
+/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;
@@ -4803,10 +4807,10 @@ XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
 /* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp;             /* one of these two */
-    const xd_fsdp_desc *fsdp;           /* `replicas` is not read */
-    int ranks;                          /* data ranks of a group; 0 -> 1 */
-    int groups;                         /* FSDP: groups that hold replicas of each other (HSDP); 0 -> 1 */
+    const xd_ddp_desc *ddp; /* one of these two; `replicas` is not read */
+    const xd_fsdp_desc *fsdp;
+    int ranks;  /* data ranks of a group; 0 -> 1 */
+    int groups; /* that hold replicas of each other (HSDP, instances of optimizers); 0 -> 1 */
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
@@ -33326,6 +33330,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->reductions = ddp->reductions;
         settings->divide = ddp->divide;
         settings->reserve_frozen = ddp->reserve_frozen;
+        settings->replicas = ddp->replicas;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -33379,6 +33384,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 
@@ -33702,8 +33708,8 @@ static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc
     XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
                "%d kinds of wrappers: a plan is of one of DDP and FSDP",
                (d->ddp != NULL) + (d->fsdp != NULL));
-    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0 && (d->fsdp || d->groups <= 1), XD_ERROR_ARGUMENT,
-               "%d data ranks in %d groups", d->ranks, d->groups);
+    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0, XD_ERROR_ARGUMENT, "%d data ranks in %d groups",
+               d->ranks, d->groups);
     XD_REQUIRE(model->ctx, rank >= 0 && rank < all, XD_ERROR_ARGUMENT, "rank %d of %lld", rank,
                (long long)all);
     XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,
@@ -34212,9 +34218,10 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
                "wrap is FSDP, without settings of FSDP");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
                "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
-    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || !w->fsdp->replicas || b->groups.intra_dp_cp,
-               XD_ERROR_ARGUMENT, "FSDP with replicas of %d groups shards over intra_dp_cp, which is NULL",
-               xdi_group_size(w->fsdp->replicas));
+    const xd_comm *replicas = w->ddp ? w->ddp->replicas : w->fsdp ? w->fsdp->replicas : NULL;
+    XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
+               "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
+               w->ddp ? "DDP" : "FSDP", xdi_group_size(replicas));
     XD_REQUIRE(
         b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
         "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");
@@ -34824,9 +34831,10 @@ static xd_result xdi_builder_first_values(xdi_builder *b) {
 
 static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
     const xd_wrap *wrap = &b->desc->wrap;
-    if (wrap->kind == XD_WRAP_DDP) return xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel);
-    return xd_fsdp_create(stage->model, wrap->fsdp->replicas ? b->groups.intra_dp_cp : data, wrap->fsdp,
-                          &stage->parallel);
+    const bool ddp = wrap->kind == XD_WRAP_DDP;
+    if (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) data = b->groups.intra_dp_cp;
+    return ddp ? xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, data, wrap->fsdp, &stage->parallel);
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
@@ -58477,4 +58485,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b377747ad6bb47408e168cf4e7765480e5c1b9bed3f05d81f4aae432f4c55bda */
+/* xdistill sha256 48621fc964521b7af5eb44fc12b3ea52709d897760225e0d90ee6d718ef9b90f */

@@ -15,7 +15,7 @@ static wrap_run *run_like(const wrap_run *like, wrap_kind kind, int ranks) {
     run->ranks = ranks;
     run->leaves = empty.leaves;
     run->reduction = empty.reduction;
-    run->groups = kind == WRAP_HSDP ? 2 : 0;
+    run->groups = kind == WRAP_HSDP ? 2 : like->groups;
     CHECK(wrap_execute(run) == XD_OK);
     return run;
 }
@@ -337,6 +337,23 @@ static xd_result refuse_without_room(xd_comm *world, void *argument) {
 XD_TEST(weights_that_cannot_be_thawed_are_named_on_all_ranks) {
     CHECK(xd_run_threads(4, NULL, refuse_thaws, NULL, NULL) == XD_OK);
     CHECK(xd_run_threads(2, NULL, refuse_without_room, NULL, NULL) == XD_OK);
+}
+
+/* ---- instances of the optimizer ---- */
+
+XD_TEST(optimizers_of_several_instances_have_the_bits_of_one_rank) {
+    static const int worlds[][2] = { { 2, 2 }, { 4, 2 }, { 4, 4 }, { 6, 2 }, { 8, 4 } };
+    wrap_run like = { .thaws = { { "layers.1.attention", 1 } }, .divide = { .average = true } };
+    wrap_run *one = run_like(&like, WRAP_DDP, 1);
+    for (int i = 0; i < 5; i++)
+        for (int kind = WRAP_DDP; kind <= WRAP_SHARDED; kind++)
+            for (like.queues = 0; like.queues <= 2; like.queues++) {
+                like.groups = worlds[i][1];
+                wrap_run *run = run_like(&like, (wrap_kind)kind, worlds[i][0]);
+                CHECK(wrap_equal(one, run));
+                free(run);
+            }
+    free(one);
 }
 
 XD_TEST_MAIN()

@@ -158,6 +158,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->reductions = ddp->reductions;
         settings->divide = ddp->divide;
         settings->reserve_frozen = ddp->reserve_frozen;
+        settings->replicas = ddp->replicas;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -211,6 +212,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 

@@ -65,6 +65,9 @@ typedef struct xd_ddp_desc {
     bool
         reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
                           * sharded_optimizer such weights are kept in parts from the start */
+    xd_comm *
+        replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
+                        * steps all weights among its own ranks. NULL -> there is one group */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -104,12 +107,13 @@ typedef struct xd_fsdp_desc {
  *   data    the data ranks; a group of one is fine. Must outlive the wrapper
  *   desc    NULL -> defaults
  *
- * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
+ * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
  * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
  * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
- * weights over data ranks), UNSUPPORTED (experts), MEMORY. */
+ * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
+ * MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in

@@ -109,7 +109,7 @@ static void settle_layout(int *f, int begin) {
     if (at[RANKS] > leaves) at[RANKS] = leaves;
     if (f[SENT] && at[WRAP] <= WRAP_SHARDED) at[WRAP] = WRAP_FSDP;
     if (at[WRAP] > WRAP_SHARDED || f[HALF]) at[OWN] = 0;
-    if (at[WRAP] != WRAP_HSDP) at[GROUPS] = 1;
+    if (at[WRAP] != WRAP_HSDP && at[WRAP] != WRAP_SHARDED) at[GROUPS] = 1;
     while (at[RANKS] % at[GROUPS] || leaves % at[GROUPS]) --at[GROUPS];
     const int each = leaves / at[GROUPS];
     if (at[GROUPS] > 1 && (each & (each - 1))) at[GROUPS] = 1; /* a group's leaves must be a node of the tree */

@@ -41,7 +41,8 @@ typedef struct rank {
 /* ---- set-up ---- */
 
 static xd_result make_groups(rank *r) {
-    const int groups = r->job->layout->wrap == WRAP_HSDP ? r->job->layout->groups : 1;
+    const int wrap = r->job->layout->wrap;
+    const int groups = wrap == WRAP_HSDP || wrap == WRAP_SHARDED ? r->job->layout->groups : 1;
     const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
     r->data = r->world;
     if (groups == 1) return XD_OK;
@@ -70,7 +71,8 @@ static xd_result make_wrapper(rank *r) {
                                 .reductions = r->reductions,
                                 .bucket_size = 40,
                                 .divide = divisors[r->job->config->divide],
-                                .reserve_frozen = thaws };
+                                .reserve_frozen = thaws,
+                                .replicas = r->replicas };
         return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = leaves,

@@ -15,7 +15,7 @@ typedef enum compose_wrap {
 
 /* How the ranks hold the model. */
 typedef struct compose_layout {
-    int ranks, groups; /* groups of HSDP */
+    int ranks, groups; /* groups of HSDP, or of ranks that share an optimizer under DDP */
     int wrap;
     int nested; /* units inside units */
     int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */

@@ -123,6 +123,7 @@ static xd_result wrap_create(wrap_rank *r) {
                                 .reductions = r->reductions,
                                 .bucket_size = 64,
                                 .reserve_frozen = run->thaws[0].name,
+                                .replicas = r->replicas,
                                 .divide = run->divide };
         return xd_ddp_create(r->model, r->data, &d, &r->parallel);
     }

@@ -356,4 +356,59 @@ XD_TEST(optimizers_of_several_instances_have_the_bits_of_one_rank) {
     free(one);
 }
 
+/* ---- weights on several meshes ---- */
+
+/* One model over all ranks and one over each half of them; one norm over both, and an optimizer for each. */
+static xd_result clip_two_meshes(xd_comm *world, void *argument) {
+    double *out = (double *)argument; /* the norm, and two sums of stepped values */
+    wrap_run run = { .kind = WRAP_FSDP, .leaves = 8 };
+    wrap_rank r[2];
+    xd_param params[2 * WRAP_WEIGHTS];
+    xd_optimizer *optimizers[2] = { NULL, NULL };
+    int64_t count[2], first = 0;
+    const int rank = xd_comm_rank(world), half = (xd_comm_size(world) + 1) / 2;
+    for (int m = 0; m < 2; m++) {
+        r[m] = (wrap_rank){ .run = &run, .ctx = xd_comm_ctx(world), .world = world, .data = world };
+        if (m) CHECK(xd_comm_split(world, rank / half, rank, &r[m].data) == XD_OK);
+        r[m].model = wrap_model(r[m].ctx, XD_DTYPE_F32);
+        CHECK(wrap_create(&r[m]) == XD_OK && wrap_leaves(&r[m]) == XD_OK);
+        CHECK(xd_parallel_reduce(r[m].parallel) == XD_OK);
+        CHECK(xd_parallel_params(r[m].parallel, WRAP_WEIGHTS, params + first, &count[m]) == XD_OK);
+        for (int64_t i = first; i < first + count[m]; i++) params[i].replica |= m && rank >= half;
+        xd_optimizer_desc d =
+            m ? xd_sgd_defaults(params + first, count[m]) : xd_adamw_defaults(params, count[m]);
+        d.learning_rate = 0.5;
+        CHECK(xd_optimizer_create(r[m].ctx, &d, &optimizers[m]) == XD_OK);
+        first += count[m];
+    }
+    const xd_gradient_norm_desc clip = { .params = params, .param_count = first, .max_norm = 1.0 };
+    xd_gradient_norm norm;
+    CHECK(xd_gradient_norm_compute(r[0].ctx, world, &clip, &norm) == XD_OK && norm.coefficient < 1.0f);
+    const xd_optimizer_step_desc step = { .gradient_scale = &norm.coefficient };
+    if (rank == 0) out[0] = norm.norm;
+    for (int m = 0; m < 2; m++) {
+        xd_block_view view;
+        const xd_pass pass = { XD_PASS_INFERENCE, 0, false };
+        CHECK(xd_optimizer_step(optimizers[m], &step, NULL) == XD_OK &&
+              xd_parallel_publish(r[m].parallel) == XD_OK);
+        CHECK(xd_block_begin(xd_model_root(r[m].model), pass, &view) == XD_OK);
+        for (int i = 0; i < 35 && rank == 0; i++) out[1 + m] += ((const float *)view.values[0])[i];
+        CHECK(xd_block_end(xd_model_root(r[m].model)) == XD_OK);
+        xd_optimizer_destroy(optimizers[m]);
+        wrap_close(&r[m]);
+    }
+    return XD_OK;
+}
+
+XD_TEST(one_norm_clips_weights_on_several_meshes_and_each_mesh_has_an_optimizer_of_its_own) {
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
+    double one[3] = { 0 };
+    CHECK(xd_run_threads(1, &desc, clip_two_meshes, one, NULL) == XD_OK && one[1] != one[2]);
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        double many[3] = { 0 };
+        CHECK(xd_run_threads(ranks, &desc, clip_two_meshes, many, NULL) == XD_OK);
+        CHECK(memcmp(one, many, sizeof one) == 0);
+    }
+}
+
 XD_TEST_MAIN()

@@ -304,6 +304,7 @@
 #include "model/model_agree.c"
 #include "model/buckets.c"
 #include "model/parallel_units.c"
+#include "model/parallel_order.c"
 #include "model/parallel_flat.c"
 #include "model/parallel_flight.c"
 #include "model/parallel_values.c"

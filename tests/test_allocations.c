@@ -134,8 +134,10 @@ static xd_result run_norm(part *p) {
     param.value = param.gradient = p->memory.student;
     param.dtype = XD_DTYPE_F32;
     param.count = IDS_ROWS;
-    const xd_gradient_norm_desc d = { .params = &param, .param_count = 1, .max_norm = 1.0 };
-    return xd_gradient_norm_compute(xd_comm_ctx(p->world), p->world, &d, &norm);
+    const xd_gradient_norm_desc d = { .params = &param, .param_count = 1, .refuse_above = 1e-30 };
+    XD_TRY(xd_gradient_norm_compute(xd_comm_ctx(p->world), p->world, &d, &norm));
+    const xd_result result = xd_gradient_norm_check(xd_comm_ctx(p->world), p->world, &d, &norm);
+    return result == XD_ERROR_DATA ? XD_OK : result;
 }
 
 static xd_result run_route(part *p) {
@@ -271,15 +273,16 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     const xd_pass pass = { XD_PASS_BACKWARD, 0, false };
     xd_parallel *parallel = NULL;
     xd_block_view view;
-    xd_param param;
-    xd_tensor_part tensor;
+    xd_param params[2];
+    xd_tensor_part tensors[2];
     int64_t count;
     const int ranks = xd_comm_size(p->world);
-    const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2 };
+    const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2, .reserve_frozen = true };
     XD_TRY(sharded ? xd_fsdp_create(model, p->world, &parts, &parallel)
                    : xd_ddp_create(model, p->world, NULL, &parallel));
-    xd_result result = xd_parallel_params(parallel, 1, &param, &count);
-    if (result == XD_OK) result = xd_parallel_parts(parallel, 1, &tensor, &count);
+    xd_result result = xd_parallel_params(parallel, 2, params, &count);
+    if (result == XD_OK) result = xd_parallel_parts(parallel, 2, tensors, &count);
+    if (result == XD_OK && sharded) result = xd_parallel_thaw(parallel, xd_model_find_weight(model, "late"));
     if (result == XD_OK && sharded) result = xd_block_begin(xd_model_root(model), pass, &view);
     if (result == XD_OK && sharded) result = xd_block_end(xd_model_root(model));
     if (result == XD_OK && sharded) result = xd_block_skip(xd_model_find_block(model, "empty"), 0);
@@ -303,7 +306,11 @@ static xd_result run_wrap(part *p, bool sharded) {
     fails_in = 0;
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
     CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "empty" }, NULL) == XD_OK);
-    CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
+    CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK);
+    w.name = "late";
+    w.traits.frozen = true;
+    if (sharded) CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK);
     fails_in = left;
     const xd_result result = wrapped_step(p, model, sharded);
     xd_model_destroy(model);
@@ -518,7 +525,7 @@ static const call calls[] = {
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
-    { "xd_gradient_norm_compute", run_norm, true },
+    { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },
@@ -540,7 +547,8 @@ static const call calls[] = {
     { "xd_agree_same", run_agree_same, false },
     { "xd_model_agree", run_model_agree, false },
     { "xd_ddp_create, xd_parallel_push_leaf, xd_parallel_params, xd_parallel_parts", run_ddp, false },
-    { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish",
+    { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
+      "xd_parallel_thaw",
       run_fsdp, false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
     { "xd_tensor_full", run_full, false },

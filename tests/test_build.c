@@ -530,15 +530,19 @@ XD_TEST(each_stage_gets_a_wrapper_over_its_data_ranks) {
 }
 
 static xd_result wrap_replicas(xd_comm *world, void *argument) {
-    build_scene s;
     (void)argument;
-    build_open(&s, world, &(xd_expert_desc){ .optimizer_instances = 2 });
-    const xd_fsdp_desc fsdp = { .leaves = 8, .replicas = s.desc.groups->inter_instances };
-    s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
-    CHECK(build_run(&s) == XD_OK);
-    CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).own, 2);
-    CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).total, 8);
-    build_close(&s);
+    for (int i = 0; i < 2; i++) {
+        build_scene s;
+        build_open(&s, world, &(xd_expert_desc){ .optimizer_instances = 2 });
+        xd_comm *replicas = s.desc.groups->inter_instances;
+        const xd_fsdp_desc fsdp = { .leaves = 8, .replicas = replicas };
+        const xd_ddp_desc ddp = { .leaves = 8, .sharded_optimizer = true, .replicas = replicas };
+        s.desc.wrap = i ? (xd_wrap){ XD_WRAP_DDP, &ddp, NULL } : (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
+        CHECK(build_run(&s) == XD_OK);
+        CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).own, 2);
+        CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).total, 8);
+        build_close(&s);
+    }
     return XD_OK;
 }
 

@@ -523,7 +523,12 @@ static xd_result bad_groups(xd_comm *world, void *argument) {
     g = *xd_grid_groups(s.grid);
     g.intra_dp_cp = NULL;
     s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
-    build_fails(&s, XD_ERROR_ARGUMENT, true, "replicas of 2 groups shards over intra_dp_cp, which is NULL");
+    build_fails(&s, XD_ERROR_ARGUMENT, true,
+                "FSDP with replicas of 2 groups shards over intra_dp_cp, which is NULL");
+    const xd_ddp_desc ddp = { .replicas = g.cp };
+    s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
+    build_fails(&s, XD_ERROR_ARGUMENT, true,
+                "DDP with replicas of 2 groups shards over intra_dp_cp, which is NULL");
     build_close(&s);
     return XD_OK;
 }

@@ -63,8 +63,8 @@ XD_TEST(a_plan_says_what_the_wrapper_and_all_that_train_it_take) {
             wrap_run *run = (wrap_run *)calloc(1, sizeof *run);
             run->kind = (wrap_kind)kind;
             run->ranks = kind == WRAP_HSDP ? 6 : 1 + variant;
-            run->leaves = 24;
-            run->groups = kind == WRAP_HSDP ? 3 : 0;
+            run->leaves = kind == WRAP_SHARDED && variant == 3 ? 16 : 24;
+            run->groups = kind == WRAP_HSDP ? 3 : kind == WRAP_SHARDED && variant == 3 ? 2 : 0;
             run->nested = variant % 2 == 1;
             run->view = variant == 1 ? XD_DTYPE_F32 : XD_DTYPE_NONE;
             run->kept = variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;

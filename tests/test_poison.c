@@ -20,6 +20,9 @@
  *   xd_model_params, xd_parallel_params: make structs of a list
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
+ *   xd_ddp_create, xd_fsdp_create, xd_build, xd_build_existing: divisors that have no inverse are refused, tested in
+ *     test_wrap_checks.c
+ *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
  *   xd_ema_import: reads the counters of a record, none of its settings

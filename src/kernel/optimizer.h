@@ -112,10 +112,11 @@ typedef struct xd_clip_args {
     bool exact;
     xd_clip_form form;
     double max_norm;     /* 0 -> no clipping, the coefficient is 1 */
+    double refuse_above; /* a larger norm is a finding; 0 -> none is */
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
+    xd_status *status; /* not_finite and large_norms are added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */

@@ -9,7 +9,7 @@
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
 XD_SCALAR bool xd_status_refuses(const xd_status *status) {
     return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
+                      status->nothing_counted != 0 || status->overflow != 0 || status->large_norms != 0);
 }
 
 /* What all arrays of a step share: fields of xd_update_args. */
@@ -190,6 +190,8 @@ XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->coefficient =
         args->max_norm > 0.0 ? xd_clip_factor(args->form, args->max_norm, *args->norm) : 1.0f;
     if (args->status) args->status->not_finite += args->sum->not_finite;
+    if (args->status && args->refuse_above > 0.0 && *args->norm > args->refuse_above)
+        args->status->large_norms++;
 }
 
 #endif

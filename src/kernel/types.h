@@ -30,6 +30,7 @@ typedef struct xd_status {
     int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
     int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
+    int64_t large_norms;        /* norms of gradients above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for

@@ -140,6 +140,8 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
+    XD_REQUIRE(ctx, status->large_norms == 0, XD_ERROR_DATA, "%lld norms of gradients above their limit",
+               (long long)status->large_norms);
     XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
         "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",

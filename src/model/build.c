@@ -267,9 +267,10 @@ static xd_result xdi_builder_first_values(xdi_builder *b) {
 
 static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
     const xd_wrap *wrap = &b->desc->wrap;
-    if (wrap->kind == XD_WRAP_DDP) return xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel);
-    return xd_fsdp_create(stage->model, wrap->fsdp->replicas ? b->groups.intra_dp_cp : data, wrap->fsdp,
-                          &stage->parallel);
+    const bool ddp = wrap->kind == XD_WRAP_DDP;
+    if (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) data = b->groups.intra_dp_cp;
+    return ddp ? xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, data, wrap->fsdp, &stage->parallel);
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {

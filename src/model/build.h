@@ -127,7 +127,7 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
-/* Step 7: the wrapper and its settings, exactly those of its kind. FSDP with replicas shards over groups->intra_dp_cp. */
+/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;

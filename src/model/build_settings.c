@@ -42,9 +42,10 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
                "wrap is FSDP, without settings of FSDP");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
                "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
-    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || !w->fsdp->replicas || b->groups.intra_dp_cp,
-               XD_ERROR_ARGUMENT, "FSDP with replicas of %d groups shards over intra_dp_cp, which is NULL",
-               xdi_group_size(w->fsdp->replicas));
+    const xd_comm *replicas = w->ddp ? w->ddp->replicas : w->fsdp ? w->fsdp->replicas : NULL;
+    XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
+               "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
+               w->ddp ? "DDP" : "FSDP", xdi_group_size(replicas));
     XD_REQUIRE(
         b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
         "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");

@@ -154,7 +154,7 @@ typedef struct xdi_bucket {
     struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
-    int64_t blocks;     /* that add to it, ties included */
+    int64_t blocks;     /* that add to it, ties included; 0: it rests */
     int64_t done;       /* of these, in the leaf that is being formed */
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
@@ -173,8 +173,8 @@ typedef struct xdi_flat {
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
     xd_dtype dtype, sent_dtype, view_dtype;
-    bool trained;
-    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    bool trained; /* or may be later */
+    bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
@@ -226,6 +226,16 @@ typedef struct xdi_gradient_slot {
     uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
+/* A bracket of this step: a pass, one with more to follow, or a skip. */
+enum { XDI_OPENINGS = 64, XDI_OPENING_MORE = XD_PASS_INFERENCE + 1, XDI_OPENING_SKIP };
+
+typedef struct xdi_opening {
+    const xd_block *block;
+    int kind;
+    int64_t leaf;
+    uint64_t signature; /* of it and all before */
+} xdi_opening;
+
 struct xd_parallel {
     xd_ctx *ctx;
     xd_model *model;
@@ -236,6 +246,7 @@ struct xd_parallel {
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
     bool split_optimizer;   /* DDP: each rank steps its part */
+    bool reserve_frozen;    /* frozen weights have buckets, which rest until one of their weights is thawed */
     xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;    /* leaves: of the rank that has most; of all groups */
     int level_count;        /* of units inside units */
@@ -256,15 +267,18 @@ struct xd_parallel {
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
-    uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far, and pieces of memory that they took */
-    int64_t open;       /* brackets */
-    uint64_t signature; /* of the brackets of this step */
-    bool reduced;       /* between reduce and publish */
+    uint64_t round;                     /* over a block's buckets */
+    uint64_t opened;                    /* units so far, and pieces of memory that they took */
+    int64_t open;                       /* brackets */
+    uint64_t signature;                 /* of the brackets of this step */
+    xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
+    int64_t opening_count;
+    bool reduced; /* between reduce and publish */
 };
 
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
@@ -295,6 +309,11 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
 
+/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that names the
+ * first two that do. Collective. */
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
+
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
 /* parallel_values.c: whether a few ranks keep gathered units together. */
@@ -321,8 +340,12 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
-/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
+ * takes its gradient now; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner);
+/* parallel_flat.c: how many blocks add to each bucket, from the weights that train now. */
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p);
 /* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
  * met already. */
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);
@@ -335,6 +358,8 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
 XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
 /* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */

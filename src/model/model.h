@@ -148,8 +148,7 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight);
 
 /* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
  * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
- * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
- * wrapped model's frozen weights stay frozen. */
+ * the caller's and goes to xd_optimizer_thaw; of a wrapped model, to xd_parallel_thaw first. */
 XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.

@@ -61,11 +61,13 @@ static bool xdi_weight_is_copy(const xd_weight *w) {
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
-        p->sharded,       p->dealt,         p->split_optimizer,     p->total,
-        p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-        p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
+        p->sharded,    p->dealt,           p->split_optimizer,     p->reserve_frozen,      p->total,
+        p->unit_count, p->replica_count,   (int64_t)p->sent_dtype, (int64_t)p->view_dtype, p->reshard_ranks,
+        p->prefetch,   p->gathers != NULL, p->reductions != NULL
     };
+    const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
+    hash = xd_hash(hash, factors, sizeof factors);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -106,6 +108,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
 }
@@ -153,6 +156,9 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->view_dtype = ddp->view_dtype;
         settings->gathers = ddp->gathers;
         settings->reductions = ddp->reductions;
+        settings->divide = ddp->divide;
+        settings->reserve_frozen = ddp->reserve_frozen;
+        settings->replicas = ddp->replicas;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -163,6 +169,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->gathers = settings->gathers;
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
+    p->reserve_frozen = settings->reserve_frozen;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -205,6 +212,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 
@@ -384,10 +392,42 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     return XD_OK;
 }
 
+/* What ranks agree on in one exchange: that none has failed, and that all say the same. */
+typedef struct xdi_agreement {
+    xd_result mine;
+    uint64_t hash;
+    const char *what;         /* the hash is of; NULL: the order of brackets */
+    const xd_parallel *order; /* whose */
+} xdi_agreement;
+
+static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
+    const int64_t hash = (int64_t)a->hash;
+    int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
+    XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
+    if (facts[0] > 0) return xd_agree(comm, a->mine);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
+}
+
+/* Groups of replicas wait for each other later, so they fail together too. */
+static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreement) {
+    agreement.mine = xdi_agreement_reach(&agreement, p->data);
+    return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
+}
+
+/* Under DDP each rank opens blocks in an order of its own. */
+static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
+    xdi_agreement step;
+    step.mine = xdi_parallel_check_step(p);
+    step.hash = p->sharded ? p->signature : 0;
+    step.what = NULL;
+    step.order = p;
+    return xdi_parallel_agree(p, step);
+}
+
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    XD_TRY(xdi_parallel_agree_step(p));
     xdi_parallel_drop_ahead(p);
-    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
@@ -403,6 +443,46 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
     XD_TRY(xdi_parallel_renew_values(p));
     xdi_gradient_reset(p);
+    return XD_OK;
+}
+
+/* ---- weights that are thawed ---- */
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || p->buckets[i].place;
+    return within;
+}
+
+static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
+    XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",
+               w->name);
+    const xd_weight *owner = w->owner;
+    XD_REQUIRE(p->ctx, p->reserve_frozen, XD_ERROR_STATE,
+               "weight \"%.80s\" cannot be thawed: the model was wrapped without reserve_frozen",
+               owner->name);
+    XD_REQUIRE(p->ctx, !owner->desc.buffer, XD_ERROR_STATE, "buffer \"%.80s\" cannot be thawed", owner->name);
+    XD_REQUIRE(p->ctx, owner->desc.traits.frozen, XD_ERROR_STATE, "weight \"%.80s\" is trained already",
+               owner->name);
+    XD_REQUIRE(p->ctx, owner->flat->trained, XD_ERROR_DTYPE,
+               "weight \"%.80s\" is %s with gradients of %s: F32, BF16 and F16 train, with F32", owner->name,
+               xd_dtype_name(owner->desc.dtype), xd_dtype_name(owner->desc.gradient_dtype));
+    XD_REQUIRE(p->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name, (long long)p->total);
+    return xdi_parallel_check_closed(p, "xd_parallel_thaw");
+}
+
+XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
+    xdi_agreement thaw;
+    thaw.mine = xdi_parallel_may_thaw(p, weight);
+    thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
+    thaw.what = "the weight that is thawed";
+    thaw.order = NULL;
+    XD_TRY(xdi_parallel_agree(p, thaw));
+    weight->owner->desc.traits.frozen = false;
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 

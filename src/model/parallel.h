@@ -20,7 +20,8 @@
  *     }
  *
  * Leaves. A step has `leaves` micro-batches over all data ranks together, the same number on every layout; the content of one
- * depends on its number alone. The gradient is their sum, not their mean: losses divide by the whole batch (xd_loss). In
+ * depends on its number alone. The gradient is their sum, not their mean (but for xd_gradient_divisors): losses divide by the
+ * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
@@ -32,6 +33,17 @@
  * amount, and a rank's part of a weight is one range of it. So there are no shard dimensions, and weights may have any size,
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
+
+/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place that no
+ * layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
+typedef struct xd_gradient_divisors {
+    bool
+        average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
+    double
+        before; /* each leaf, before it is added to others, so that the sum of large ones stays finite; outside of INVARIANT mode
+                    * what a rank sends. 0 -> 1 */
+    double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
+} xd_gradient_divisors;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -49,6 +61,13 @@ typedef struct xd_ddp_desc {
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
+    xd_gradient_divisors divide;
+    bool
+        reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
+                          * sharded_optimizer such weights are kept in parts from the start */
+    xd_comm *
+        replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
+                        * steps all weights among its own ranks. NULL -> there is one group */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -77,6 +96,8 @@ typedef struct xd_fsdp_desc {
      * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
+    xd_gradient_divisors divide;
+    bool reserve_frozen; /* as in xd_ddp_desc */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -86,11 +107,13 @@ typedef struct xd_fsdp_desc {
  *   data    the data ranks; a group of one is fine. Must outlive the wrapper
  *   desc    NULL -> defaults
  *
- * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
+ * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
- * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
+ * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
+ * MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -131,6 +154,15 @@ XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacit
 XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count);
 
+/* Trains a weight from the next step on that was frozen when its model was wrapped with reserve_frozen, or what it is tied to. From
+ * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
+ * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
+ *
+ * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
+ * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
+
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
  * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP). */
@@ -139,8 +171,8 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open), MISMATCH
- * (ranks opened blocks in another order), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+ * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
+ * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values

@@ -39,8 +39,12 @@ XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
     return &owner->flat->buckets[index];
 }
 
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner) {
+    return xdi_weight_is_trained(owner) ? xdi_flat_bucket(owner) : NULL;
+}
+
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i) {
-    xdi_bucket *bucket = xdi_flat_bucket(p->model->weights[block->first + i]->owner);
+    xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
     if (i == 0) p->round++;
     if (!bucket || bucket->seen == p->round) return NULL;
     bucket->seen = p->round;
@@ -57,6 +61,15 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
     }
 }
 
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p) {
+    for (int64_t i = 0; i < p->bucket_count; i++) p->buckets[i].blocks = 0;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count; i++) {
+            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
+            if (bucket) bucket->blocks++;
+        }
+}
+
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     int64_t at = 0;
     for (int64_t i = 0; i < p->flat_count; i++) {
@@ -71,11 +84,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
         xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
         at += p->flats[i].bucket_count;
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count; i++) {
-            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
-            if (bucket) bucket->blocks++;
-        }
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 

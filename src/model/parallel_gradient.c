@@ -9,10 +9,40 @@
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
+#include <float.h>
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
     return leaf < p->leaves.count;
+}
+
+/* ---- factors ---- */
+
+static xd_result xdi_gradient_factor(xd_ctx *ctx, double divisor, const char *name, float *out) {
+    const float factor = divisor == 0.0 ? 1.0f : (float)(1.0 / divisor);
+    XD_REQUIRE(ctx, factor > 0.0f && factor <= FLT_MAX, XD_ERROR_ARGUMENT,
+               "divisor %g of %s: its inverse is not a positive number of F32", divisor, name);
+    *out = factor;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide) {
+    const double after = divide->after == 0.0 ? 1.0 : divide->after;
+    XD_TRY(xdi_gradient_factor(p->ctx, divide->before, "leaves", &p->before));
+    return xdi_gradient_factor(p->ctx, divide->average ? after * (double)p->total : after,
+                               "the sum of all leaves", &p->after);
+}
+
+static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_scale_args args;
+    memset(&args, 0, sizeof args);
+    args.data = data;
+    args.count = count;
+    args.dtype = XD_DTYPE_F32;
+    args.factor = factor;
+    if (factor == 1.0f || count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
@@ -75,7 +105,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
     const xd_weight *owner = weight->owner;
-    xdi_bucket *b = xdi_flat_bucket(owner);
+    xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
     if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
@@ -149,7 +179,7 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
-    if (b->reduced) return XD_OK;
+    if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
     xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
@@ -174,6 +204,11 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Whether nothing is to be added any more. */
+static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
+    return b->blocks == 0 || b->leaf == p->leaves.count;
+}
+
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
  * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
@@ -181,7 +216,8 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+    while (p->reductions && p->launched < p->bucket_count &&
+           xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
 }
@@ -194,6 +230,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
+        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
         XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
                                         : xd_leaf_stack_push(b->stack, place));
     }
@@ -214,8 +251,11 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
-        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
-        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+        xdi_bucket *b = &p->buckets[i];
+        XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+        if (b->blocks == 0) continue;
+        XD_TRY(xdi_gradient_join_replicas(p, b));
+        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
     }
     return XD_OK;
 }
@@ -238,5 +278,6 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
     p->launched = 0;
     p->signature = 0;
+    p->opening_count = 0;
     p->reduced = false;
 }

@@ -67,11 +67,19 @@ static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) 
     return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
 }
 
+/* Whether a frozen weight has a place for its gradient, so that it can be thawed. */
+static bool xdi_weight_is_reserved(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    return p->reserve_frozen && d->traits.frozen && !d->buffer && xdi_dtype_trains(d->dtype) &&
+           d->gradient_dtype == XD_DTYPE_F32;
+}
+
 /* Whether two weights of a unit lie in one buffer. */
 static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
            xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
-           xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
+           xdi_weight_is_trained(a) == xdi_weight_is_trained(b) &&
+           xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }
 
 /* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
@@ -85,7 +93,7 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->dtype = first->desc.dtype;
     flat->sent_dtype = xdi_weight_sent_dtype(p, first);
     flat->view_dtype = xdi_weight_view_dtype(p, first);
-    flat->trained = xdi_weight_is_trained(first);
+    flat->trained = xdi_weight_is_trained(first) || xdi_weight_is_reserved(p, first);
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];

@@ -66,14 +66,6 @@ XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view)
     return xdi_block_show(block, pass, view);
 }
 
-/* Part of what ranks compare at the end of a step. */
-static void xdi_block_sign(const xd_block *b, xd_pass pass) {
-    xd_parallel *p = b->model->parallel;
-    const int64_t facts[] = { b->first, b->count, (int64_t)pass.kind, pass.leaf, pass.more };
-    p->signature = xd_hash(p->signature, facts, sizeof facts);
-    p->signature = xd_hash(p->signature, b->name, strlen(b->name));
-}
-
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
     xd_parallel *p = block->model->parallel;
     xd_block_view shown;
@@ -84,7 +76,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
         if (p) block->unit->open--;
         return result;
     }
-    if (p) xdi_block_sign(block, pass);
+    if (p) xdi_order_add(p, block, pass, false);
     if (p) p->open++;
     block->passes[block->open++] = pass;
     *view = shown;
@@ -102,8 +94,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
         XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
     }
-    xdi_block_sign(block, pass);
-    p->signature = xd_hash(p->signature, "skip", 4);
+    xdi_order_add(p, block, pass, true);
     return xdi_gradient_finish(p, block);
 }
 

@@ -20,8 +20,8 @@ static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc
     XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
                "%d kinds of wrappers: a plan is of one of DDP and FSDP",
                (d->ddp != NULL) + (d->fsdp != NULL));
-    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0 && (d->fsdp || d->groups <= 1), XD_ERROR_ARGUMENT,
-               "%d data ranks in %d groups", d->ranks, d->groups);
+    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0, XD_ERROR_ARGUMENT, "%d data ranks in %d groups",
+               d->ranks, d->groups);
     XD_REQUIRE(model->ctx, rank >= 0 && rank < all, XD_ERROR_ARGUMENT, "rank %d of %lld", rank,
                (long long)all);
     XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,

@@ -10,10 +10,10 @@
 
 /* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp;             /* one of these two */
-    const xd_fsdp_desc *fsdp;           /* `replicas` is not read */
-    int ranks;                          /* data ranks of a group; 0 -> 1 */
-    int groups;                         /* FSDP: groups that hold replicas of each other (HSDP); 0 -> 1 */
+    const xd_ddp_desc *ddp; /* one of these two; `replicas` is not read */
+    const xd_fsdp_desc *fsdp;
+    int ranks;  /* data ranks of a group; 0 -> 1 */
+    int groups; /* that hold replicas of each other (HSDP, instances of optimizers); 0 -> 1 */
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;

@@ -4,6 +4,7 @@
 #include "train/internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
@@ -28,6 +29,8 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
                "clip form %d is unknown", (int)d->form);
     XD_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
                d->max_norm);
+    XD_REQUIRE(ctx, d->refuse_above >= 0.0, XD_ERROR_ARGUMENT, "refuse_above %g is negative or not a number",
+               d->refuse_above);
     return XD_OK;
 }
 
@@ -144,11 +147,110 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     args.exact = exact;
     args.form = desc->form;
     args.max_norm = desc->max_norm;
+    args.refuse_above = desc->refuse_above;
     args.norm = &out->norm;
     args.not_finite = &out->not_finite;
     args.coefficient = &out->coefficient;
     args.status = desc->status;
     return kernels->clip(&launch, &args);
+}
+
+/* ---- what was found, and where ---- */
+
+/* A parameter of a list, and what its gradient has. */
+typedef struct xdi_clip_place {
+    int64_t index; /* -1: none */
+    xd_norm_sum sum;
+} xdi_clip_place;
+
+/* One gradient as part of a norm of the largest elements; `scratch` is on the device. */
+static xd_result xdi_clip_look(xd_ctx *ctx, const xd_param *p, xd_norm_sum *scratch, xd_norm_sum *out) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_norm_array array;
+    xd_norm_args args;
+    memset(&args, 0, sizeof args);
+    array.data = p->gradient;
+    array.count = p->count;
+    array.dtype = xdi_train_gradient_dtype(p);
+    array.replica = p->replica;
+    args.arrays = &array;
+    args.array_count = 1;
+    args.type = XD_NORM_MAX;
+    XD_TRY(xd_ctx_kernels(ctx)->memory.fill(&launch, scratch, 0, sizeof *scratch));
+    XD_TRY(xd_ctx_kernels(ctx)->optimizer.norm(&launch, &args, scratch));
+    return xd_read(ctx, out, scratch, sizeof *out);
+}
+
+/* The first of this rank's parameters that is not finite; or, where all are, the one with the largest element. */
+static xd_result xdi_clip_find(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool finite, xd_norm_sum *scratch,
+                               xdi_clip_place *out) {
+    memset(out, 0, sizeof *out);
+    out->index = -1;
+    for (int64_t i = 0; i < d->param_count; i++) {
+        xd_norm_sum sum;
+        if (!xdi_clip_has_gradient(&d->params[i])) continue;
+        XD_TRY(xdi_clip_look(ctx, &d->params[i], scratch, &sum));
+        if (finite ? sum.largest <= out->sum.largest : sum.not_finite == 0) continue;
+        out->index = i;
+        out->sum = sum;
+        if (!finite) break;
+    }
+    return XD_OK;
+}
+
+/* Which rank tells: among those with the largest element, or with anything, the one of the lowest entry of its list. */
+static xd_result xdi_clip_choose(xd_comm *comm, const xdi_clip_place *mine, int *teller) {
+    const int64_t ranks = xd_comm_size(comm);
+    double largest = mine->sum.largest;
+    int64_t key = mine->index * ranks + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &largest, &largest, 1, XD_DTYPE_F64, XD_MAX));
+    if (mine->index < 0 || (mine->sum.not_finite == 0 && mine->sum.largest < largest)) key = INT64_MAX;
+    XD_TRY(xd_all_reduce(comm, &key, &key, 1, XD_DTYPE_I64, XD_MIN));
+    *teller = key == INT64_MAX ? -1 : (int)(key % ranks);
+    return XD_OK;
+}
+
+static void xdi_clip_write_place(const xd_param *p, const xdi_clip_place *at, int rank, char *text,
+                                 size_t size) {
+    const char *name = p->name ? p->name : "(unnamed)";
+    if (at->sum.not_finite > 0)
+        snprintf(text, size, "\"%.80s\" on rank %d: %lld of %lld elements there, %lld of them NaN", name,
+                 rank, (long long)at->sum.not_finite, (long long)p->count, (long long)at->sum.nan);
+    else
+        snprintf(text, size, "\"%.80s\" on rank %d: %g", name, rank, at->sum.largest);
+}
+
+/* The words of the rank that tells, on all; empty where gradients have changed and nobody has any. */
+static xd_result xdi_clip_tell(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool finite,
+                               xd_norm_sum *scratch, char text[192]) {
+    xdi_clip_place mine;
+    xd_result result = xdi_clip_validate(ctx, d);
+    int teller = 0;
+    memset(text, 0, 192);
+    if (result == XD_OK) result = xdi_clip_find(ctx, d, finite, scratch, &mine);
+    XD_TRY(comm ? xd_agree(comm, result) : result);
+    if (comm) XD_TRY(xdi_clip_choose(comm, &mine, &teller));
+    const bool tells = mine.index >= 0 && (!comm || teller == xd_comm_rank(comm));
+    if (tells)
+        xdi_clip_write_place(&d->params[mine.index], &mine, comm ? xd_comm_world_rank(comm, teller) : 0, text,
+                             192);
+    return comm && teller >= 0 ? xd_broadcast(comm, text, 192, XD_DTYPE_U8, teller) : XD_OK;
+}
+
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm) {
+    xd_gradient_norm found;
+    char text[192];
+    XD_TRY(xd_read(ctx, &found, norm, sizeof found));
+    const bool large = desc->refuse_above > 0.0 && found.norm > desc->refuse_above;
+    if (found.not_finite == 0 && !large) return XD_OK;
+    XD_TRY(xdi_clip_tell(ctx, comm, desc, found.not_finite == 0, &norm->sum, text));
+    if (found.not_finite > 0)
+        return XD_FAIL(ctx, XD_ERROR_DATA, "%lld elements of gradients are not finite, first in %s",
+                       (long long)found.not_finite, text);
+    return XD_FAIL(ctx, XD_ERROR_DATA,
+                   "the norm of the gradients is %g, above %g; the largest element is in %s", found.norm,
+                   desc->refuse_above, text);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,

@@ -14,7 +14,10 @@ typedef struct xd_gradient_norm_desc {
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
     xd_clip_form form;
-    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
+    xd_status *
+        status; /* receives what all ranks have found: the count of non-finite elements, and a norm that is refused.
+                        * Given to xd_optimizer_step it skips the step, on every rank. NULL -> not recorded */
+    double refuse_above; /* a larger norm is a finding, as an infinity is: large gradients; 0 -> none is */
 } xd_gradient_norm_desc;
 
 /* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
@@ -35,9 +38,21 @@ typedef struct xd_gradient_norm {
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
  * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
  * every split.
- * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
+ * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
+
+/* Says what a norm has found, in the same words on every rank: the first parameter of the lists with an element that is not finite,
+ * by name, and the first rank with one there; or, of a norm that is refused, where its largest element is. The step is the
+ * caller's: it is skipped when it is given the status, or is not called.
+ *
+ *   comm, desc   as of xd_gradient_norm_compute; gradients have not changed since
+ *   norm         its result, in memory of the context's device; `sum` is written over where something was found
+ *
+ * Collective over comm, with exchanges only where something was found. Waits for the norm on a device. Allocates nothing.
+ * Errors, on every rank alike: DATA with what was found; those of xd_gradient_norm_compute. */
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm);
 
 /* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
  * Errors: DTYPE, before anything is written. */

@@ -58,6 +58,8 @@ enum {
     HALF,
     SENT,
     SKIPS,
+    THAW,
+    DIVIDE,
     FEATURES
 };
 
@@ -96,7 +98,9 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "ignored", 0, 1 },
                                             { "half", 0, 1 },
                                             { "sent", 0, 1 },
-                                            { "skips", 0, 1 } };
+                                            { "skips", 0, 1 },
+                                            { "thaw", 0, COMPOSE_STEPS },
+                                            { "divide", 0, 2 } };
 
 /* Which rank counts and wrappers the leaves allow; others become the nearest that are. */
 static void settle_layout(int *f, int begin) {
@@ -105,7 +109,7 @@ static void settle_layout(int *f, int begin) {
     if (at[RANKS] > leaves) at[RANKS] = leaves;
     if (f[SENT] && at[WRAP] <= WRAP_SHARDED) at[WRAP] = WRAP_FSDP;
     if (at[WRAP] > WRAP_SHARDED || f[HALF]) at[OWN] = 0;
-    if (at[WRAP] != WRAP_HSDP) at[GROUPS] = 1;
+    if (at[WRAP] != WRAP_HSDP && at[WRAP] != WRAP_SHARDED) at[GROUPS] = 1;
     while (at[RANKS] % at[GROUPS] || leaves % at[GROUPS]) --at[GROUPS];
     const int each = leaves / at[GROUPS];
     if (at[GROUPS] > 1 && (each & (each - 1))) at[GROUPS] = 1; /* a group's leaves must be a node of the tree */
@@ -119,7 +123,8 @@ static void settle(int *f) {
     settle_layout(f, RANKS);
     settle_layout(f, RANKS2);
     for (int i = RANKS2;i <= QUEUES2 && !f[STOP]; i++) f[i] = features[i].least;
-    if (f[OWN] == 2 || f[OWN2] == 2) f[RECOMPUTE] = 0;
+    if (f[OWN] == 2 || f[OWN2] == 2) f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
+    if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
 
 static compose_layout layout_of(const int *f, int ranks) {
@@ -147,6 +152,8 @@ static compose_config config_of(const int *f) {
     c.smoothing = f[SMOOTHING];
     c.ignored = f[IGNORED];
     c.sent = f[SENT];
+    c.thaw = f[THAW];
+    c.divide = f[DIVIDE];
     c.layout = layout_of(f, RANKS);
     c.stop = f[STOP];
     c.then = layout_of(f, RANKS2);

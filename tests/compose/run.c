@@ -41,7 +41,8 @@ typedef struct rank {
 /* ---- set-up ---- */
 
 static xd_result make_groups(rank *r) {
-    const int groups = r->job->layout->wrap == WRAP_HSDP ? r->job->layout->groups : 1;
+    const int wrap = r->job->layout->wrap;
+    const int groups = wrap == WRAP_HSDP || wrap == WRAP_SHARDED ? r->job->layout->groups : 1;
     const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
     r->data = r->world;
     if (groups == 1) return XD_OK;
@@ -50,7 +51,8 @@ static xd_result make_groups(rank *r) {
 }
 
 static xd_result make_queues(rank *r) {
-    const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE };
+    const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
+                               .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
@@ -58,6 +60,8 @@ static xd_result make_queues(rank *r) {
 
 static xd_result make_wrapper(rank *r) {
     static const char *const types[] = { "layer", "mlp" };
+    static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 }, { true, 0.0, 0.0 }, { false, 4.0, 0.3 } };
+    const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
     if (l->wrap <= WRAP_SHARDED) {
@@ -65,7 +69,10 @@ static xd_result make_wrapper(rank *r) {
 .view_dtype = XD_DTYPE_F32,
                                 .gathers = r->gathers,
                                 .reductions = r->reductions,
-                                .bucket_size = 40 };
+                                .bucket_size = 40,
+                                .divide = divisors[r->job->config->divide],
+                                .reserve_frozen = thaws,
+                                .replicas = r->replicas };
         return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = leaves,
@@ -78,7 +85,9 @@ static xd_result make_wrapper(rank *r) {
 .reshard_ranks = l->reshard,
                              .gathers = r->gathers,
                              .reductions = r->reductions,
-                             .prefetch = l->queues };
+                             .prefetch = l->queues,
+                             .divide = divisors[r->job->config->divide],
+                             .reserve_frozen = thaws };
     return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
 }
 
@@ -129,6 +138,7 @@ static xd_result make_state(rank *r) {
     if (c->optimizer == 1) d = xd_adam_defaults(r->params, r->count);
     if (c->optimizer == 2) d = xd_sgd_defaults(r->params, r->count);
     d.learning_rate = 0.02;
+    d.reserve_frozen = c->thaw > 0;
     if (c->optimizer == 2) d.momentum = 0.9;
     XD_TRY(xd_optimizer_create(r->ctx, &d, &r->optimizer));
     for (int i = 0; i < c->averages; i++) {
@@ -136,6 +146,22 @@ static xd_result make_state(rank *r) {
         e.decay = 0.75;
         e.init_from_current = i == 0;
         XD_TRY(xd_ema_create(r->ctx, r->params, r->count, &e, &r->averages[i]));
+    }
+    return XD_OK;
+}
+
+/* ---- thawing ---- */
+
+static bool is_thawed(const char *name) {
+    return strncmp(name, "layers.", 7) != 0 || !strstr(name, ".shift") || strncmp(name, "layers.0.", 9) == 0;
+}
+
+static xd_result thaw(rank *r) {
+    for (int64_t i = 0; i < r->count; i++) {
+        if (!r->params[i].frozen || !is_thawed(r->params[i].name)) continue;
+        XD_TRY(xd_parallel_thaw(r->parallel, xd_model_find_weight(r->toy.model, r->params[i].name)));
+        r->params[i].frozen = false;
+        XD_TRY(xd_optimizer_thaw(r->optimizer, i));
     }
     return XD_OK;
 }
@@ -235,6 +261,7 @@ static xd_result update(rank *r, int step) {
 }
 
 static xd_result train_step(rank *r, int step) {
+    if (step + 1 == r->job->config->thaw) XD_TRY(thaw(r));
     read_batch(r, step);
     XD_TRY(train_leaves(r, step));
     XD_TRY(xd_parallel_reduce(r->parallel));
@@ -320,6 +347,7 @@ static xd_result run_rank_steps(rank *r) {
     XD_TRY(make_wrapper(r));
     XD_TRY(make_buffers(r));
     XD_TRY(make_state(r));
+    if (j->config->thaw > 0 && j->config->thaw <= j->begin) XD_TRY(thaw(r)); /* what is loaded has states of it */
     if (j->begin > 0) XD_TRY(load(r));
     for (int step = j->begin; step < j->end; step++) XD_TRY(train_step(r, step));
     return j->last ? keep(r) : save(r);

@@ -15,7 +15,7 @@ typedef enum compose_wrap {
 
 /* How the ranks hold the model. */
 typedef struct compose_layout {
-    int ranks, groups; /* groups of HSDP */
+    int ranks, groups; /* groups of HSDP, or of ranks that share an optimizer under DDP */
     int wrap;
     int nested; /* units inside units */
     int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */
@@ -34,6 +34,8 @@ typedef struct compose_config {
     int soft; /* 0 labels; 1 a teacher; 2 both */
     int smoothing, ignored;
     int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
+    int thaw;   /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
+    int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;
     int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
     compose_layout then;

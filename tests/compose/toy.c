@@ -224,6 +224,7 @@ static void toy_head_backward(const toy_sizes *z, float *const *w, float *const 
 static void toy_layer_row_backward(const toy_sizes *z, float *const *w, const float *down, float *const *g,
                                    float *d_down, const float *h, const float *inner, float *d_h) {
     float d_inner[TOY_INNER];
+    for (int c = 0; c < z->hidden && g[SHIFT]; c++) g[SHIFT][c] += d_h[c];
     for (int j = 0; j < z->inner; j++) {
         float d = 0.0f;
         for (int c = 0; c < z->hidden; c++) {

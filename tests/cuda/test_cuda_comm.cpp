@@ -182,6 +182,11 @@ static xd_result run_step(xd_comm *comm, void *argument) {
         CHECK(xd_optimizer_step(optimizer, &modifiers, nullptr) == XD_OK);
         unseal();
         value.keep();
+        CHECK(xd_gradient_norm_check(m.ctx, comm, &clip, result) == XD_OK);
+        clip.refuse_above = 1e-30;
+        CHECK(xd_gradient_norm_compute(m.ctx, comm, &clip, result) == XD_OK);
+        CHECK(xd_gradient_norm_check(m.ctx, comm, &clip, result) == XD_ERROR_DATA);
+        CHECK(strstr(xd_last_error(m.ctx)->message, "the largest element is in \"w\" on rank "));
     }
     xd_optimizer_destroy(optimizer);
     xd_leaves leaves;

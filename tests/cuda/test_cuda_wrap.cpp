@@ -85,7 +85,9 @@ static void run_leaf(const RankGpu &p, xd_block *const blocks[2], xd_parallel *p
     CHECK(cudaStreamSynchronize(p.stream) == cudaSuccess); /* `gradient` ends here */
 }
 
-static void check_sums(xd_ctx *ctx, const xd_parallel *parallel) {
+/* With divisors each leaf is a quarter of itself, which is exact, and the sum becomes the mean. */
+static void check_sums(xd_ctx *ctx, const xd_parallel *parallel, bool divides) {
+    const float before = divides ? 0.25f : 1.0f, after = divides ? (float)(1.0 / LEAVES) : 1.0f;
     xd_param params[2];
     xd_tensor_part parts[2];
     int64_t count = 0;
@@ -94,13 +96,16 @@ static void check_sums(xd_ctx *ctx, const xd_parallel *parallel) {
     for (int b = 0; b < 2; b++) {
         std::vector<float> sum((size_t)params[b].count);
         CHECK(xd_read(ctx, sum.data(), params[b].gradient, sum.size() * sizeof(float)) == XD_OK);
-        for (size_t i = 0; i < sum.size(); i++) CHECK(sum[i] == tree(0, LEAVES, b, parts[b].range.begin + (int64_t)i));
+        for (size_t i = 0; i < sum.size(); i++) {
+            const float whole = before * tree(0, LEAVES, b, parts[b].range.begin + (int64_t)i);
+            CHECK(sum[i] == whole * after);
+        }
     }
 }
 
 struct Setting {
     int kind;
-    bool queues; /* of streams: gathers ahead, sums beside the passes */
+    bool queues; /* of streams: gathers ahead, sums beside the passes; gradients are divided then */
 };
 
 static xd_result train_once(xd_comm *world, void *argument) {
@@ -119,18 +124,21 @@ static xd_result train_once(xd_comm *world, void *argument) {
     ddp.gathers = gathers;
     ddp.reductions = reductions;
     ddp.bucket_size = SIZE;
+    ddp.divide.average = setting.queues;
+    ddp.divide.before = setting.queues ? 4.0 : 0.0;
     xd_fsdp_desc fsdp = {};
     fsdp.leaves = LEAVES;
     fsdp.accumulate_whole = kind == FSDP_WHOLE;
     fsdp.gathers = gathers;
     fsdp.reductions = reductions;
     fsdp.prefetch = setting.queues;
+    fsdp.divide = ddp.divide;
     CHECK((kind <= SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
                            : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
     for (int step = 0; step < 2; step++) {
         for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) run_leaf(p, blocks, parallel, k);
         CHECK(xd_parallel_reduce(parallel) == XD_OK);
-        check_sums(p.ctx, parallel);
+        check_sums(p.ctx, parallel, setting.queues);
         CHECK(xd_parallel_publish(parallel) == XD_OK);
     }
     xd_parallel_destroy(parallel);

@@ -10,6 +10,12 @@ enum { WRAP_LAYERS = 3, WRAP_ROOM = 4096, WRAP_STEPS = 3, WRAP_WEIGHTS = 32 };
 
 typedef enum wrap_kind { WRAP_DDP, WRAP_SHARDED, WRAP_FSDP, WRAP_FSDP_WHOLE, WRAP_HSDP } wrap_kind;
 
+/* A weight that is frozen until a step. */
+typedef struct wrap_thaw {
+    const char *name;
+    int step;
+} wrap_thaw;
+
 /* One run. */
 typedef struct wrap_run {
     wrap_kind kind;
@@ -25,10 +31,22 @@ typedef struct wrap_run {
     int reshard;
     int queues; /* 1 inline, 2 workers, 0 none */
     int prefetch;
+    xd_gradient_divisors divide;
+    wrap_thaw thaws[4];
+    int steps; /* 0 -> WRAP_STEPS */
+    const char *
+        spoiled; /* in step `spoiled_step` leaf `spoiled_leaf`, -1 for all, has `spoil` in the gradient of this weight */
+    int spoiled_step;
+    int64_t spoiled_leaf;
+    float spoil;
+    double refuse_above; /* of norms */
     /* What came out, written by the ranks that count. */
     float values[WRAP_ROOM], averages[WRAP_ROOM], moments[WRAP_ROOM], squares[WRAP_ROOM];
     int64_t count;
     double norms[WRAP_STEPS];
+    char findings[16][256]; /* of each rank: what the check of a norm said */
+    int skipped[16];        /* steps */
+    int64_t taken;          /* steps of the first weight */
 } wrap_run;
 
 /* ---- the model ---- */
@@ -52,7 +70,7 @@ static void wrap_layer(xd_block *root, int i, xd_dtype dtype) {
     CHECK(xd_weight_add(layer, &seen, NULL) == XD_OK);
 }
 
-static xd_model *wrap_model(xd_ctx *ctx, xd_dtype dtype) {
+static xd_model *wrap_describe(xd_ctx *ctx, xd_dtype dtype) {
     xd_model *model = NULL;
     CHECK(xd_model_create(ctx, &(xd_model_desc){ .seed = 3 }, &model) == XD_OK);
     xd_block *root = xd_model_root(model);
@@ -62,6 +80,11 @@ static xd_model *wrap_model(xd_ctx *ctx, xd_dtype dtype) {
     xd_weight_desc head = { .name = "head", .dtype = dtype, .ndim = 2, .shape = { 7, 5 } };
     head.tied_to = "embed";
     CHECK(xd_weight_add(root, &head, NULL) == XD_OK);
+    return model;
+}
+
+static xd_model *wrap_model(xd_ctx *ctx, xd_dtype dtype) {
+    xd_model *model = wrap_describe(ctx, dtype);
     CHECK(xd_model_seal(model) == XD_OK);
     return model;
 }
@@ -76,11 +99,13 @@ typedef struct wrap_rank {
     xd_parallel *parallel;
     xd_queue *gathers, *reductions;
     int step;
+    xd_status found;
     float activation[64]; /* of each leaf */
 } wrap_rank;
 
 static xd_result wrap_queues(wrap_rank *r) {
-    const xd_queue_desc d = { .form = r->run->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE };
+    const xd_queue_desc d = { .form = r->run->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
+                              .capacity = 32 };
     if (!r->run->queues) return XD_OK;
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
@@ -96,7 +121,10 @@ static xd_result wrap_create(wrap_rank *r) {
                                 .view_dtype = run->view,
                                 .gathers = r->gathers,
                                 .reductions = r->reductions,
-                                .bucket_size = 64 };
+                                .bucket_size = 64,
+                                .reserve_frozen = run->thaws[0].name,
+                                .replicas = r->replicas,
+                                .divide = run->divide };
         return xd_ddp_create(r->model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = run->leaves,
@@ -109,7 +137,9 @@ static xd_result wrap_create(wrap_rank *r) {
                              .reshard_ranks = run->reshard,
                              .gathers = r->gathers,
                              .reductions = r->reductions,
-                             .prefetch = run->prefetch };
+                             .prefetch = run->prefetch,
+                             .reserve_frozen = run->thaws[0].name,
+                             .divide = run->divide };
     return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
 }
 

@@ -37,6 +37,12 @@ static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
                                  : xd_f32_from_bf16(((const uint16_t *)values)[i]);
 }
 
+static bool wrap_spoils(const wrap_rank *r, int64_t leaf, const char *name) {
+    const wrap_run *run = r->run;
+    return run->spoiled && r->step == run->spoiled_step &&
+           (leaf == run->spoiled_leaf || run->spoiled_leaf < 0) && strcmp(run->spoiled, name) == 0;
+}
+
 /* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
 static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
                          bool backward) {
@@ -58,6 +64,7 @@ static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_vie
             else if (gradient)
                 gradient[i] += r->activation[k] * wrap_number(leaf, first + w, i) + 0.01f * value;
         }
+        if (gradient && wrap_spoils(r, leaf, info.name)) gradient[info.count - 1] = r->run->spoil;
     }
 }
 
@@ -109,14 +116,42 @@ static xd_result wrap_leaves(wrap_rank *r) {
 
 static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer,
                              xd_ema *ema, int step) {
-    const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 2.0 };
+    const xd_gradient_norm_desc clip = { .params = params,
+                                         .param_count = count,
+                                         .max_norm = 2.0,
+                                         .refuse_above = r->run->refuse_above,
+                                         .status = &r->found };
+    const int rank = xd_comm_rank(r->world);
+    bool skipped = false;
     xd_gradient_norm norm;
+    memset(&r->found, 0, sizeof r->found);
     XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
-    const xd_optimizer_step_desc modifiers = { .gradient_scale = &norm.coefficient,
-                                               .averages = &ema,
-                                               .average_count = 1 };
-    if (xd_comm_rank(r->world) == 0) r->run->norms[step] = norm.norm;
-    return xd_optimizer_step(optimizer, &modifiers, NULL);
+    if (xd_gradient_norm_check(r->ctx, r->world, &clip, &norm) != XD_OK)
+        memcpy(r->run->findings[rank], xd_last_error(r->ctx)->message, sizeof r->run->findings[rank] - 1);
+    const xd_optimizer_step_desc modifiers = {
+        .gradient_scale = &norm.coefficient, .status = &r->found, .averages = &ema, .average_count = 1
+    };
+    if (rank == 0) r->run->norms[step] = norm.norm;
+    const xd_result result = xd_optimizer_step(optimizer, &modifiers, &skipped);
+    r->run->skipped[rank] += skipped;
+    return result;
+}
+
+/* Weights whose time has come: in the wrapper, in the list, in the optimizer. */
+static xd_result wrap_thaw_weights(wrap_rank *r, xd_param *params, int64_t count, xd_optimizer *optimizer,
+                                   int step) {
+    for (int i = 0; i < 4 && r->run->thaws[i].name; i++) {
+        xd_weight *weight = xd_model_find_weight(r->model, r->run->thaws[i].name);
+        const char *name = xd_weight_describe(xd_weight_describe(weight).owner).name;
+        if (r->run->thaws[i].step != step) continue;
+        XD_TRY(xd_parallel_thaw(r->parallel, weight));
+        for (int64_t k = 0; k < count; k++) {
+            if (strcmp(params[k].name, name) != 0) continue;
+            params[k].frozen = false;
+            XD_TRY(xd_optimizer_thaw(optimizer, k));
+        }
+    }
+    return XD_OK;
 }
 
 /* What this rank counts, at its place among all weights one after another. */
@@ -139,7 +174,9 @@ static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, 
         }
         at += xd_dtype_is_floating(p->dtype) ? numel : 0;
     }
-    if (xd_comm_rank(r->world) == 0) r->run->count = at;
+    if (xd_comm_rank(r->world) > 0) return;
+    r->run->count = at;
+    r->run->taken = *xd_optimizer_state_at(optimizer, 0).step;
 }
 
 static xd_result wrap_train(wrap_rank *r) {
@@ -152,15 +189,18 @@ static xd_result wrap_train(wrap_rank *r) {
     CHECK(xd_parallel_parts(r->parallel, WRAP_WEIGHTS, parts, &count) == XD_OK);
     xd_optimizer_desc d = xd_adamw_defaults(params, count);
     d.learning_rate = 0.01;
+    d.reserve_frozen = r->run->thaws[0].name;
     xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     average.decay = 0.9;
     average.init_from_current = true;
     CHECK(xd_optimizer_create(r->ctx, &d, &optimizer) == XD_OK);
     CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
-    for (int step = 0; step < WRAP_STEPS && result == XD_OK; step++) {
+    const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
+    for (int step = 0; step < steps && result == XD_OK; step++) {
         r->step = step;
-        result = wrap_leaves(r);
+        result = wrap_thaw_weights(r, params, count, optimizer, step);
+        if (result == XD_OK) result = wrap_leaves(r);
         if (result == XD_OK) result = xd_parallel_reduce(r->parallel);
         if (result == XD_OK) result = wrap_update(r, params, count, optimizer, ema, step);
         if (result == XD_OK) result = xd_parallel_publish(r->parallel);
@@ -177,7 +217,10 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     r.run = (wrap_run *)argument;
     r.world = world;
     r.ctx = xd_comm_ctx(world);
-    r.model = wrap_model(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
+    r.model = wrap_describe(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
+    for (int i = 0; i < 4 && r.run->thaws[i].name; i++)
+        CHECK(xd_weight_freeze(xd_model_find_weight(r.model, r.run->thaws[i].name)) == XD_OK);
+    CHECK(xd_model_seal(r.model) == XD_OK);
     xd_result result = wrap_groups(&r);
     if (result == XD_OK) result = wrap_create(&r);
     if (result == XD_OK) result = wrap_train(&r);

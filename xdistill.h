@@ -5192,6 +5192,102 @@ XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, 
 XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
                                xd_state_report *report);
 
+/* >>checkpoint/map */
+
+/* Weights under the names and in the layouts of others: a model directory of Hugging Face is read into a model that names, turns,
+ * joins or stacks its weights otherwise, and written again so that every tensor has the bits that were read. A list of entries
+ * says what is what, and works in both directions. GPT-2, for a model with a weight for each projection:
+ *
+ *     { "wte.weight", "embed.weight" },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.q.weight", .transpose = true, .dim = 1, .length = 768 },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.k.weight", .transpose = true, .dim = 1, .their_begin = 768, .length = 768 },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.v.weight", .transpose = true, .dim = 1, .their_begin = 1536, .length = 768 },
+ *     { "h.{}.mlp.c_fc.weight", "blocks.{}.up.weight", .transpose = true },
+ *     ...
+ *
+ * A weight that no entry names is itself in the files. Every element of a weight must come from exactly one entry, and every
+ * element of a tensor of theirs must go to exactly one weight: what the entries do not say is refused, not guessed. */
+
+/* An entry: a tensor of theirs, or indices of one of its dimensions, is a weight of ours, or indices of it. Zero is the default of
+ * every field but theirs. */
+typedef struct xd_weight_map {
+    /* Names, with at most one "{}" for a number: 0, 1, 2 and so on. If ours alone has it, theirs is stacked: number n of ours is
+     * index n of their dimension 0, which ours lacks. If theirs alone has it, ours is stacked likewise. */
+    const char *theirs; /* required */
+    const char *ours;   /* NULL: such tensors may be in the files, are not read, and are not written */
+    bool
+        transpose; /* the last two dimensions are exchanged: a linear layer is [in, out] there and [out, in] here */
+    /* Part of a tensor: indices [their_begin, their_begin + length) of their dimension `dim` (counted with the dimension that is
+     * stacked, which cannot be this one) are indices [our_begin, our_begin + length) of the same dimension of ours. */
+    int dim;
+    int64_t their_begin, our_begin;
+    int64_t length; /* 0 -> all indices, of both */
+} xd_weight_map;
+
+/* Weights, and the names they have elsewhere. All ranks have the same list: names, types, shapes, order, entries. */
+typedef struct xd_mapped_weights {
+    const xd_tensor_part *parts; /* [part_count] as for a checkpoint: xd_parallel_parts */
+    int64_t part_count;
+    const xd_weight_map *maps; /* [map_count] */
+    int64_t map_count;
+} xd_mapped_weights;
+
+/* Checks that entries can be followed in both directions, with the shapes of the parts alone: no file is touched. Local.
+ * Errors: ARGUMENT for an entry that makes no sense or names no weight, and for two entries that take the same elements, naming
+ * both; SHAPE for elements of a tensor that no entry names, with their number; DTYPE for weights of different types in one tensor of
+ * theirs; MEMORY. */
+XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
+
+/* What to read. Zero is the default of the fields that are not required. */
+typedef struct xd_weights_import_desc {
+    const char *
+        directory; /* required; model.safetensors, or shards with an index. Ranks may reach it by different paths */
+    xd_mapped_weights weights;
+    bool
+        lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and what is here of
+                   * them stays as it is; entries may name no weight. false -> they are errors */
+    bool
+        convert; /* floating-point tensors of another type are converted, rounded to nearest even; false -> DTYPE */
+    size_t staging_bytes; /* of elements in memory at once, at least 64, the same on all ranks; 0 -> 16 MiB */
+} xd_weights_import_desc;
+
+/* Fills the parts from a model directory. Each rank reads what it holds, and what lies less than 256 KiB from it; a tensor that is
+ * turned is read in the order of the file, piece by piece. Any number of ranks, with any parts. A wrapped model shows the new
+ * values after xd_parallel_publish.
+ *
+ *   report   counts and names tensors of theirs; step is 0. Filled in also when the load is refused for what it counts; may be
+ *            NULL
+ *
+ * A tied weight is one part, under the name of its owner, and one tensor of the files; a second copy of it there is unexpected,
+ * unless an entry leaves it out.
+ *
+ * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
+ * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_files_open; MISSING, UNEXPECTED, SHAPE
+ * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
+ * loaded. */
+XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
+                                   xd_checkpoint_report *report);
+
+/* What to write. Zero is the default of the fields that are not required. */
+typedef struct xd_weights_export_desc {
+    const char *directory; /* required; exists where rank 0 writes */
+    xd_mapped_weights weights;
+    size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
+    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file, of rank 0 */
+    int64_t metadata_count;
+} xd_weights_export_desc;
+
+/* Writes a model directory under their names, in the order of these, in their shapes and the types of the parts: whatever an
+ * import without conversion has read is written with the same bits. Rank 0 writes, a window of a weight at a time
+ * (xd_state_gather); the directory changes in one step, as xd_weights_writer_commit says. Files that are no weights (config.json)
+ * are the caller's.
+ *
+ * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0. Errors, on every rank: those of xd_weight_map_check,
+ * of xd_state_gather and of xd_weights_writer; an older model stays unless the message says otherwise. */
+XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
+
 #endif
 
 /* What reproduces other trainers. */
@@ -8288,6 +8384,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_state_gather_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather_desc
 #    define xd_state_scatter_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter_desc
 #    define xd_state_report XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_report
+#    define xd_weight_map XDISTILL_NO_CHECKPOINT_leaves_out_xd_weight_map
+#    define xd_mapped_weights XDISTILL_NO_CHECKPOINT_leaves_out_xd_mapped_weights
+#    define xd_weights_import_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_import_desc
+#    define xd_weights_export_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_export_desc
 #    define xd_checkpoint_save (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save)
 #    define xd_checkpoint_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_find)
 #    define xd_checkpoint_load (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_load)
@@ -8303,6 +8403,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_state_scatter (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter)
 #    define xd_ema_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_export)
 #    define xd_ema_import (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_import)
+#    define xd_weight_map_check (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weight_map_check)
+#    define xd_weights_import (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_import)
+#    define xd_weights_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_export)
 #endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
@@ -12030,18 +12133,62 @@ XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, d
 
 #include <string.h>
 
+enum { XDI_COPY_SQUARE = 32 /* elements of a side: the lines of both arrays stay in the nearest cache */ };
+
+/* Elements one by one; steps are in bytes. */
+static void xdi_copy_line(const char *src, int64_t src_step, char *dst, int64_t dst_step, int64_t count,
+                          size_t size) {
+    if (size == 4)
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, 4);
+    else if (size == 2)
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, 2);
+    else
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, size);
+}
+
+/* The dimension with the nearest neighbours, besides the last: with the last it makes the squares of a transposition. */
+static int xdi_copy_partner(const xd_copy *copy) {
+    int best = copy->ndim - 2;
+    for (int d = best - 1; d >= 0; d--)
+        if (copy->src_stride[d] + copy->dst_stride[d] < copy->src_stride[best] + copy->dst_stride[best])
+            best = d;
+    return best;
+}
+
+/* Dimensions `side` and the last, of which one is far in either array, square by square. */
+static void xdi_copy_squares(const xd_copy *copy, int side, const char *src, char *dst, size_t size) {
+    const int last = copy->ndim - 1;
+    const int64_t bytes = (int64_t)size, rows = copy->extent[side], columns = copy->extent[last];
+    const int64_t src_step = copy->src_stride[last] * bytes, dst_step = copy->dst_stride[last] * bytes;
+    for (int64_t r = 0; r < rows; r += XDI_COPY_SQUARE)
+        for (int64_t c = 0; c < columns; c += XDI_COPY_SQUARE) {
+            const int64_t end = rows - r < XDI_COPY_SQUARE ? rows : r + XDI_COPY_SQUARE;
+            const int64_t count = columns - c < XDI_COPY_SQUARE ? columns - c : (int64_t)XDI_COPY_SQUARE;
+            for (int64_t i = r; i < end; i++)
+                xdi_copy_line(src + i * copy->src_stride[side] * bytes + c * src_step, src_step,
+                              dst + i * copy->dst_stride[side] * bytes + c * dst_step, dst_step, count, size);
+        }
+}
+
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
     const int last = copy->ndim - 1;
     const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
-    const int64_t inner = dense ? 1 : copy->extent[last];
-    const size_t block = dense ? (size_t)copy->extent[last] * size : size;
+    const int side = dense || last == 0 ? -1 : xdi_copy_partner(copy);
+    const size_t block = (size_t)copy->extent[last] * size;
     int64_t at[XD_DIMS_MAX] = { 0 }, s = copy->src_offset, d = copy->dst_offset;
     int dim;
     do {
-        for (int64_t i = 0; i < inner; i++)
-            memcpy((char *)dst + (size_t)(d + i * copy->dst_stride[last]) * size,
-                   (const char *)src + (size_t)(s + i * copy->src_stride[last]) * size, block);
+        const char *from = (const char *)src + (size_t)s * size;
+        char *to = (char *)dst + (size_t)d * size;
+        if (dense)
+            memcpy(to, from, block);
+        else if (side >= 0)
+            xdi_copy_squares(copy, side, from, to, size);
+        else
+            xdi_copy_line(from, copy->src_stride[last] * (int64_t)size, to,
+                          copy->dst_stride[last] * (int64_t)size, copy->extent[last], size);
         for (dim = last - 1; dim >= 0; dim--) {
+            if (dim == side) continue;
             s += copy->src_stride[dim];
             d += copy->dst_stride[dim];
             if (++at[dim] < copy->extent[dim]) break;
@@ -26024,6 +26171,9 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
+/* interval.c: drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
+XD_PRIVATE void xdi_interval_fold(xd_copy *copy);
+
 /* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
 XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
                                    const xd_philox *random, int64_t limit);
@@ -26236,8 +26386,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
-static void xdi_interval_fold(xd_copy *copy) {
+XD_PRIVATE void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {
         const int64_t extent = copy->extent[d], src = copy->src_stride[d], dst = copy->dst_stride[d];
@@ -30483,6 +30632,8 @@ struct xd_weight {
     char *name;       /* full; belongs to the table of names */
     xd_weight_desc desc;
     xd_region region;
+    xd_region
+        *saved; /* what of it is no padding, of a weight with stored rows that it does not have; NULL: all */
     int64_t index; /* in the model's order, once sealed */
     int64_t count;
     int64_t shape[XD_DIMS_MAX]; /* of the region */
@@ -31071,7 +31222,20 @@ static void xdi_weight_append(xd_block *block, xd_weight *weight) {
     block->model->weight_count++;
 }
 
-/* Fills in a new weight, whose name is `full`. */
+static bool xdi_weight_is_padded(const xd_weight_desc *desc) {
+    return desc->ndim > 0 && desc->stored_rows > desc->shape[0];
+}
+
+static void xdi_weight_set_saved(xd_weight *weight, xd_region *saved) {
+    const xd_region *held = &weight->region;
+    const xd_interval rows = { 0, weight->desc.shape[0] };
+    *saved = *held;
+    saved->count[0] =
+        xd_intervals_intersect(held->interval[0], held->count[0], &rows, rows.end > 0, saved->interval[0]);
+    weight->saved = saved;
+}
+
+/* Fills in a new weight, whose name is `full`; a region follows it in memory if it is padded. */
 static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_weight_desc *desc,
                                    char *full) {
     const xdi_model_named *tie = desc->tied_to ? xdi_model_named_at(block->model, desc->tied_to) : NULL;
@@ -31089,14 +31253,17 @@ static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_
     if (weight->desc.gradient_dtype == XD_DTYPE_NONE) weight->desc.gradient_dtype = XD_DTYPE_F32;
     if (weight->desc.stored_rows == 0 && desc->ndim > 0) weight->desc.stored_rows = desc->shape[0];
     if (weight->desc.traits.partition_stride == 0) weight->desc.traits.partition_stride = 1;
-    return xdi_weight_place(weight);
+    XD_TRY(xdi_weight_place(weight));
+    if (xdi_weight_is_padded(desc)) xdi_weight_set_saved(weight, (xd_region *)(void *)(weight + 1));
+    return XD_OK;
 }
 
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
     xd_model *model = block->model;
     char *full = NULL;
     XD_TRY(xdi_model_begin_add(block, desc->name, &full));
-    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight);
+    const size_t more = xdi_weight_is_padded(desc) ? sizeof(xd_region) : 0;
+    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight + more);
     const xd_result result = weight
                                  ? xdi_weight_set_up(weight, block, desc, full)
                                  : XD_FAIL(model->ctx, XD_ERROR_MEMORY, "no room for weight \"%.80s\"", full);
@@ -33163,7 +33330,7 @@ static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w
     out.dtype = w->desc.dtype;
     out.ndim = w->desc.ndim;
     memcpy(out.shape, w->desc.shape, sizeof out.shape);
-    out.region = &w->region;
+    out.region = w->saved ? w->saved : &w->region;
     if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
     out.range.begin = xdi_at_most(piece.param.begin, most);
     out.range.end = xdi_at_most(piece.param.end, most);
@@ -38289,6 +38456,1146 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     else
         xdi_ema_restore(ema, now.iteration, now.initialized || filled);
     return XD_OK;
+}
+
+/* >>checkpoint/map_internal */
+
+/* The two sides of a map. */
+enum { XDI_THEIRS = 0, XDI_OURS = 1, XDI_SIDES = 2 };
+
+/* A box of a tensor of theirs that is a box of one of ours, turned or not. */
+typedef struct xdi_mapped_piece {
+    const char *theirs; /* the tensor's name */
+    int64_t their;      /* of the plan's list */
+    int64_t ours;       /* of the content's tensors */
+    int ndim;           /* of theirs */
+    int axis
+        [XD_DIMS_MAX]; /* which of our dimensions a dimension of theirs is; -1 for the one that ours lacks */
+    struct {
+        int64_t begin[XD_DIMS_MAX], end[XD_DIMS_MAX];
+    } box[XDI_SIDES];
+} xdi_mapped_piece;
+
+/* A tensor of theirs as the map makes it, and where it is. */
+typedef struct xdi_mapped_tensor {
+    const char *name;
+    xd_dtype dtype; /* of the first weight in it */
+    int ndim;
+    int64_t shape[XD_DIMS_MAX];
+    xd_safetensors *file; /* NULL: it is not read */
+    int64_t index;
+} xdi_mapped_tensor;
+
+/* ---- map_plan.c: everything that follows from the weights and the entries ---- */
+
+typedef struct xdi_mapped_plan {
+    xd_ctx *ctx;
+    const xdi_content *content;
+    const xd_mapped_weights *weights;
+    xdi_mapped_piece *pieces; /* [piece_count], in the order of ours */
+    int64_t piece_count;
+    int64_t *first;             /* [content->tensor_count + 1]: of a tensor's pieces */
+    const void **order;         /* [piece_count] by tensor of one side and place in it */
+    xdi_mapped_tensor *tensors; /* [tensor_count] by name */
+    int64_t tensor_count;
+    bool *used; /* [map_count] */
+    char *text; /* names of theirs */
+    size_t text_bytes;
+    bool filling; /* false: counting */
+} xdi_mapped_plan;
+
+/* Local, and the same on all ranks. The plan is to be freed whatever the result. */
+XD_PRIVATE xd_result xdi_mapped_plan_create(const xdi_content *content, const xd_mapped_weights *weights,
+                                            bool lenient, xdi_mapped_plan *out);
+XD_PRIVATE void xdi_mapped_plan_destroy(xdi_mapped_plan *plan);
+
+/* DTYPE when weights of different types are in one tensor of theirs. */
+XD_PRIVATE xd_result xdi_mapped_plan_check_types(const xdi_mapped_plan *plan);
+
+/* Whether an entry leaves a tensor of theirs out. */
+XD_PRIVATE bool xdi_mapped_leaves_out(const xd_mapped_weights *weights, const char *name);
+
+/* ---- map_boxes.c: which of it lies where ---- */
+
+/* A box of theirs whose elements have places in our memory that follow from their indices. */
+typedef struct xdi_mapped_box {
+    const xdi_mapped_piece *piece;
+    int64_t begin[XD_DIMS_MAX], end[XD_DIMS_MAX];
+    int64_t offset; /* of the element at begin, in elements of our memory, and from neighbour to neighbour */
+    int64_t stride[XD_DIMS_MAX];
+} xdi_mapped_box;
+
+/* The boxes of positions `range` in the dense storage of a region of our tensor `ours`, NULL for the whole; memory begins with the
+ * first position. Returns how many there are; `out` NULL: only that, otherwise the first `capacity` are written. `regions`: room
+ * for XD_REGION_FLAT_MAX + 1. */
+XD_PRIVATE int64_t xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                   xd_interval range, xd_region *regions, xdi_mapped_box *out,
+                                   int64_t capacity);
+
+/* A part of a box, and its place in the dense memory of the part (src) and in ours (dst). */
+typedef struct xdi_mapped_tile {
+    int64_t begin[XD_DIMS_MAX], size[XD_DIMS_MAX]; /* of theirs */
+    int64_t count;
+    xd_copy copy;
+    bool dense; /* in both, so nothing has to be moved */
+} xdi_mapped_tile;
+
+/* The tile of at most `room` elements that begins at `at` of a box; moves `at`, which is box->begin at first. False after the
+ * last. Tiles follow one another as their elements do in their tensor. */
+XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
+                                     xdi_mapped_tile *tile);
+
+/* >>checkpoint/map_plan.c */
+
+/* What a map makes of a list of weights: their tensors, and which box of one is which box of ours. */
+
+#include <stdio.h>
+#include <string.h>
+
+#define XDI_MAPPED_PLACE "{}"
+
+enum { XDI_MAPPED_DIGITS = 9 };
+
+/* ---- names ---- */
+
+static bool xdi_mapped_has_place(const char *pattern) {
+    return strstr(pattern, XDI_MAPPED_PLACE) != NULL;
+}
+
+/* The number at the place of a pattern in a name, as it is written without zeros before it; 0 for a pattern that is the name
+ * itself; -1 when the name is another. */
+static int64_t xdi_mapped_match(const char *pattern, const char *name) {
+    const char *place = strstr(pattern, XDI_MAPPED_PLACE);
+    if (!place) return strcmp(pattern, name) == 0 ? 0 : -1;
+    const size_t before = (size_t)(place - pattern);
+    if (strncmp(pattern, name, before) != 0) return -1;
+    const char *digits = name + before, *rest = digits;
+    int64_t number = 0;
+    for (; *rest >= '0' && *rest <= '9' && rest - digits < XDI_MAPPED_DIGITS; rest++)
+        number = 10 * number + (*rest - '0');
+    if (rest == digits || (*digits == '0' && rest - digits > 1)) return -1;
+    return strcmp(place + strlen(XDI_MAPPED_PLACE), rest) == 0 ? number : -1;
+}
+
+/* The name in memory of the plan; NULL while sizes are counted. */
+static const char *xdi_mapped_name(xdi_mapped_plan *p, const char *pattern, int64_t number) {
+    const char *place = strstr(pattern, XDI_MAPPED_PLACE);
+    const size_t bytes = strlen(pattern) + 24;
+    char *text = p->filling ? p->text + p->text_bytes : NULL;
+    p->text_bytes += bytes;
+    if (!text) return NULL;
+    if (place)
+        snprintf(text, bytes, "%.*s%lld%s", (int)(place - pattern), pattern, (long long)number,
+                 place + strlen(XDI_MAPPED_PLACE));
+    else
+        snprintf(text, bytes, "%s", pattern);
+    return text;
+}
+
+XD_PRIVATE bool xdi_mapped_leaves_out(const xd_mapped_weights *weights, const char *name) {
+    for (int64_t i = 0; i < weights->map_count; i++)
+        if (!weights->maps[i].ours && xdi_mapped_match(weights->maps[i].theirs, name) >= 0) return true;
+    return false;
+}
+
+/* ---- entries ---- */
+
+static bool xdi_mapped_is_pattern(const char *name) {
+    const char *place = strstr(name, XDI_MAPPED_PLACE);
+    return name[0] && !(place && strstr(place + 1, XDI_MAPPED_PLACE));
+}
+
+static xd_result xdi_mapped_check_entry(xd_ctx *ctx, const xd_weight_map *m, int64_t i) {
+    const int64_t most = INT64_MAX / 4;
+    XD_REQUIRE(ctx, m->theirs && xdi_mapped_is_pattern(m->theirs), XD_ERROR_ARGUMENT,
+               "entry %lld of the map: their name \"%.80s\" is empty or has several " XDI_MAPPED_PLACE,
+               (long long)i, m->theirs ? m->theirs : "");
+    XD_REQUIRE(ctx, !m->ours || xdi_mapped_is_pattern(m->ours), XD_ERROR_ARGUMENT,
+               "entry %lld of the map: our name \"%.80s\" is empty or has several " XDI_MAPPED_PLACE,
+               (long long)i, m->ours ? m->ours : "");
+    XD_REQUIRE(ctx,
+               m->length >= 0 && m->their_begin >= 0 && m->our_begin >= 0 && m->length <= most &&
+                   m->their_begin <= most && m->our_begin <= most,
+               XD_ERROR_ARGUMENT,
+               "entry %lld of the map, \"%.80s\": %lld indices from %lld there and %lld here", (long long)i,
+               m->theirs, (long long)m->length, (long long)m->their_begin, (long long)m->our_begin);
+    const bool part = m->dim != 0 || m->their_begin != 0 || m->our_begin != 0 || m->length != 0;
+    XD_REQUIRE(ctx, !part || m->length > 0, XD_ERROR_ARGUMENT,
+               "entry %lld of the map, \"%.80s\": a part of dimension %d has no length", (long long)i,
+               m->theirs, m->dim);
+    XD_REQUIRE(ctx, m->ours || (!part && !m->transpose), XD_ERROR_ARGUMENT,
+               "entry %lld of the map leaves \"%.80s\" out and says how to read it", (long long)i, m->theirs);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_check_entries(xd_ctx *ctx, const xd_mapped_weights *w) {
+    XD_REQUIRE(ctx, w->map_count >= 0 && (w->maps || w->map_count == 0), XD_ERROR_ARGUMENT,
+               "%lld entries of a map at %p", (long long)w->map_count, (const void *)w->maps);
+    for (int64_t i = 0; i < w->map_count; i++) XD_TRY(xdi_mapped_check_entry(ctx, &w->maps[i], i));
+    return XD_OK;
+}
+
+/* ---- pieces: the functions run twice, to count and to fill in ---- */
+
+/* How an entry brings a weight in: its number and whose dimension 0 that number is an index of. */
+typedef struct xdi_mapped_use {
+    const xd_weight_map *map;
+    int64_t number;
+    bool stacked[XDI_SIDES];
+} xdi_mapped_use;
+
+/* The boxes of a whole weight, or of one index of a stacked one. */
+static xd_result xdi_mapped_shape(xdi_mapped_plan *p, const xdi_mapped_use *use, xdi_mapped_piece *piece) {
+    const xd_tensor_part *part = p->content->tensors[piece->ours].part;
+    const int above = use->stacked[XDI_THEIRS], lost = use->stacked[XDI_OURS], ndim = part->ndim - lost;
+    const bool turned = use->map && use->map->transpose;
+    XD_REQUIRE(p->ctx, ndim + above <= XD_DIMS_MAX && (!turned || ndim >= 2), XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, of which the map %s", part->name, part->ndim,
+               turned && ndim < 2 ? "exchanges the last two" : "makes one more");
+    piece->ndim = ndim + above;
+    for (int d = 0; d < part->ndim; d++) piece->box[XDI_OURS].end[d] = part->shape[d];
+    for (int d = above; d < piece->ndim; d++) {
+        int ours = d - above;
+        if (turned && ours >= ndim - 2) ours = 2 * ndim - 3 - ours;
+        piece->axis[d] = ours + lost;
+        piece->box[XDI_THEIRS].end[d] = part->shape[ours + lost];
+    }
+    for (int side = 0; side < XDI_SIDES; side++) {
+        if (!use->stacked[side]) continue;
+        piece->box[side].begin[0] = use->number;
+        piece->box[side].end[0] = use->number + 1;
+    }
+    if (above) piece->axis[0] = -1;
+    return XD_OK;
+}
+
+/* Restricts the boxes to the indices that the entry names. */
+static xd_result xdi_mapped_slice(xdi_mapped_plan *p, const xdi_mapped_use *use, xdi_mapped_piece *piece) {
+    const xd_weight_map *m = use->map;
+    const xd_tensor_part *part = p->content->tensors[piece->ours].part;
+    if (!m || m->length == 0) return XD_OK;
+    XD_REQUIRE(
+        p->ctx, m->dim >= 0 && m->dim < piece->ndim && piece->axis[m->dim] >= 0, XD_ERROR_ARGUMENT,
+        "tensor \"%.80s\": \"%.80s\" has no dimension %d that can be taken in parts, but %d dimensions",
+        part->name, m->theirs, m->dim, piece->ndim);
+    const int axis = piece->axis[m->dim];
+    XD_REQUIRE(
+        p->ctx, m->length <= part->shape[axis] && m->our_begin <= part->shape[axis] - m->length,
+        XD_ERROR_SHAPE,
+        "tensor \"%.80s\": indices [%lld, %lld) of dimension %d, which has %lld, are those of \"%.80s\"",
+        part->name, (long long)m->our_begin, (long long)(m->our_begin + m->length), axis,
+        (long long)part->shape[axis], m->theirs);
+    piece->box[XDI_OURS].begin[axis] = m->our_begin;
+    piece->box[XDI_OURS].end[axis] = m->our_begin + m->length;
+    piece->box[XDI_THEIRS].begin[m->dim] = m->their_begin;
+    piece->box[XDI_THEIRS].end[m->dim] = m->their_begin + m->length;
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_add(xdi_mapped_plan *p, int64_t ours, const xdi_mapped_use *use) {
+    const char *name =
+        use->map ? xdi_mapped_name(p, use->map->theirs, use->number) : p->content->tensors[ours].name;
+    const int64_t at = p->piece_count++;
+    if (!p->filling) return XD_OK;
+    xdi_mapped_piece *piece = &p->pieces[at];
+    memset(piece, 0, sizeof *piece);
+    piece->theirs = name;
+    piece->ours = ours;
+    p->order[at] = piece;
+    XD_TRY(xdi_mapped_shape(p, use, piece));
+    return xdi_mapped_slice(p, use, piece);
+}
+
+/* An entry that names tensor `ours`. */
+static xd_result xdi_mapped_apply(xdi_mapped_plan *p, int64_t ours, const xd_weight_map *map,
+                                  int64_t number) {
+    const xd_tensor_part *part = p->content->tensors[ours].part;
+    const bool there = xdi_mapped_has_place(map->theirs), here = xdi_mapped_has_place(map->ours);
+    xdi_mapped_use use;
+    memset(&use, 0, sizeof use);
+    use.map = map;
+    use.number = number;
+    use.stacked[XDI_THEIRS] = here && !there;
+    use.stacked[XDI_OURS] = there && !here;
+    if (!use.stacked[XDI_OURS]) return xdi_mapped_add(p, ours, &use);
+    XD_REQUIRE(p->ctx, part->ndim > 0, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" is a scalar, and not the stack of all \"%.80s\"", part->name, map->theirs);
+    for (use.number = 0; use.number < part->shape[0]; use.number++) XD_TRY(xdi_mapped_add(p, ours, &use));
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_list_pieces(xdi_mapped_plan *p, bool filling) {
+    const xd_mapped_weights *w = p->weights;
+    xdi_mapped_use itself;
+    memset(&itself, 0, sizeof itself);
+    p->filling = filling;
+    p->piece_count = 0;
+    p->text_bytes = 0;
+    for (int64_t i = 0; i < p->content->tensor_count; i++) {
+        bool named = false;
+        p->first[i] = p->piece_count;
+        for (int64_t k = 0; k < w->map_count; k++) {
+            const xd_weight_map *map = &w->maps[k];
+            const int64_t number = map->ours ? xdi_mapped_match(map->ours, p->content->tensors[i].name) : -1;
+            if (number < 0) continue;
+            named = p->used[k] = true;
+            XD_TRY(xdi_mapped_apply(p, i, map, number));
+        }
+        if (!named) XD_TRY(xdi_mapped_add(p, i, &itself));
+    }
+    p->first[p->content->tensor_count] = p->piece_count;
+    return XD_OK;
+}
+
+/* ---- whether each element is there once ---- */
+
+static int xdi_mapped_by_place(const xdi_mapped_piece *a, const xdi_mapped_piece *b, int side) {
+    const int64_t one = a->box[side].begin[0], other = b->box[side].begin[0];
+    if (one != other) return one < other ? -1 : 1;
+    return (a > b) - (a < b);
+}
+
+static int xdi_mapped_by_ours(const void *a, const void *b) {
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)a, *other = (const xdi_mapped_piece *)b;
+    if (one->ours != other->ours) return one->ours < other->ours ? -1 : 1;
+    return xdi_mapped_by_place(one, other, XDI_OURS);
+}
+
+static int xdi_mapped_by_theirs(const void *a, const void *b) {
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)a, *other = (const xdi_mapped_piece *)b;
+    const int names = strcmp(one->theirs, other->theirs);
+    return names ? names : xdi_mapped_by_place(one, other, XDI_THEIRS);
+}
+
+/* The pieces of one tensor, which are in order[first .. end) by their place in it. */
+typedef struct xdi_mapped_cover {
+    const char *name;
+    int side, ndim;
+    const int64_t *shape;
+    int64_t first, end;
+} xdi_mapped_cover;
+
+static bool xdi_mapped_overlap(const xdi_mapped_piece *a, const xdi_mapped_piece *b,
+                               const xdi_mapped_cover *c) {
+    bool common = true;
+    for (int d = 0; d < c->ndim; d++)
+        common = common && a->box[c->side].begin[d] < b->box[c->side].end[d] &&
+                 b->box[c->side].begin[d] < a->box[c->side].end[d];
+    return common;
+}
+
+static xd_result xdi_mapped_check_cover(const xdi_mapped_plan *p, const xdi_mapped_cover *c) {
+    const xdi_mapped_piece *const *list = (const xdi_mapped_piece *const *)(const void *)p->order;
+    int64_t held = 0, numel = 1;
+    for (int64_t i = c->first; i < c->end; i++) {
+        int64_t volume = 1;
+        for (int d = 0; d < c->ndim; d++)
+            volume *= list[i]->box[c->side].end[d] - list[i]->box[c->side].begin[d];
+        held += volume; /* cannot overflow: those before have nothing in common */
+        for (int64_t k = i + 1; k < c->end; k++) {
+            if (c->ndim > 0 && list[k]->box[c->side].begin[0] >= list[i]->box[c->side].end[0]) break;
+            XD_REQUIRE(p->ctx, !xdi_mapped_overlap(list[i], list[k], c), XD_ERROR_ARGUMENT,
+                       "tensor \"%.80s\": the map has elements of it twice, for \"%.80s\" and \"%.80s\"",
+                       c->name,
+                       c->side == XDI_OURS ? list[i]->theirs : p->content->tensors[list[i]->ours].name,
+                       c->side == XDI_OURS ? list[k]->theirs : p->content->tensors[list[k]->ours].name);
+        }
+    }
+    for (int d = 0; d < c->ndim; d++) numel *= c->shape[d];
+    XD_REQUIRE(p->ctx, held == numel, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" of %s has %lld elements, the map names %lld", c->name,
+               c->side == XDI_OURS ? "ours" : "theirs", (long long)numel, (long long)held);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_check_ours(xdi_mapped_plan *p) {
+    xdi_mapped_cover c;
+    xdi_sort(p->order, (size_t)p->piece_count, xdi_mapped_by_ours);
+    c.side = XDI_OURS;
+    for (int64_t i = 0; i < p->content->tensor_count; i++) {
+        const xd_tensor_part *part = p->content->tensors[i].part;
+        c.name = part->name;
+        c.ndim = part->ndim;
+        c.shape = part->shape;
+        c.first = p->first[i];
+        c.end = p->first[i + 1];
+        XD_TRY(xdi_mapped_check_cover(p, &c));
+    }
+    return XD_OK;
+}
+
+/* ---- tensors of theirs ---- */
+
+/* Makes a tensor of the pieces in order[first .. end), as large as the largest of them says. */
+static xd_result xdi_mapped_join(xdi_mapped_plan *p, int64_t first, int64_t end) {
+    xdi_mapped_tensor *t = &p->tensors[p->tensor_count];
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)p->order[first];
+    xd_safetensors_entry entry;
+    xdi_mapped_cover c;
+    uint64_t bytes;
+    memset(t, 0, sizeof *t);
+    t->name = one->theirs;
+    t->dtype = p->content->tensors[one->ours].dtype;
+    t->ndim = one->ndim;
+    for (int64_t i = first; i < end; i++) {
+        xdi_mapped_piece *piece = (xdi_mapped_piece *)p->order[i];
+        XD_REQUIRE(p->ctx, piece->ndim == t->ndim, XD_ERROR_SHAPE,
+                   "tensor \"%.80s\" has %d dimensions for \"%.80s\" and %d for \"%.80s\"", t->name, t->ndim,
+                   p->content->tensors[one->ours].name, piece->ndim, p->content->tensors[piece->ours].name);
+        piece->their = p->tensor_count;
+        for (int d = 0; d < t->ndim; d++)
+            if (piece->box[XDI_THEIRS].end[d] > t->shape[d]) t->shape[d] = piece->box[XDI_THEIRS].end[d];
+    }
+    entry.name = c.name = t->name;
+    entry.dtype = t->dtype;
+    entry.ndim = c.ndim = t->ndim;
+    entry.shape = c.shape = t->shape;
+    XD_TRY(xdi_safetensors_check_entry(p->ctx, &entry, p->tensor_count, &bytes));
+    p->tensor_count++;
+    c.side = XDI_THEIRS;
+    c.first = first;
+    c.end = end;
+    return xdi_mapped_check_cover(p, &c);
+}
+
+static xd_result xdi_mapped_join_all(xdi_mapped_plan *p) {
+    xdi_sort(p->order, (size_t)p->piece_count, xdi_mapped_by_theirs);
+    for (int64_t first = 0, end; first < p->piece_count; first = end) {
+        const char *name = ((const xdi_mapped_piece *)p->order[first])->theirs;
+        for (end = first + 1; end < p->piece_count; end++)
+            if (strcmp(name, ((const xdi_mapped_piece *)p->order[end])->theirs) != 0) break;
+        XD_REQUIRE(p->ctx, !xdi_mapped_leaves_out(p->weights, name), XD_ERROR_ARGUMENT,
+                   "tensor \"%.80s\" is \"%.80s\" in the files, which an entry of the map leaves out",
+                   p->content->tensors[((const xdi_mapped_piece *)p->order[first])->ours].name, name);
+        XD_TRY(xdi_mapped_join(p, first, end));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_mapped_plan_check_types(const xdi_mapped_plan *p) {
+    for (int64_t i = 0; i < p->piece_count; i++) {
+        const xdi_mapped_piece *piece = &p->pieces[i];
+        const xdi_stored *ours = &p->content->tensors[piece->ours];
+        XD_REQUIRE(p->ctx, ours->dtype == p->tensors[piece->their].dtype, XD_ERROR_DTYPE,
+                   "tensor \"%.80s\" is %s, and what else is in \"%.80s\" is %s", ours->name,
+                   xd_dtype_name(ours->dtype), piece->theirs, xd_dtype_name(p->tensors[piece->their].dtype));
+    }
+    return XD_OK;
+}
+
+/* ---- the plan ---- */
+
+static xd_result xdi_mapped_check_used(const xdi_mapped_plan *p) {
+    for (int64_t i = 0; i < p->weights->map_count; i++)
+        XD_REQUIRE(p->ctx, p->used[i] || !p->weights->maps[i].ours, XD_ERROR_ARGUMENT,
+                   "entry %lld of the map: no weight here is \"%.80s\"", (long long)i,
+                   p->weights->maps[i].ours);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_reserve(xdi_mapped_plan *p) {
+    const size_t count = (size_t)p->piece_count;
+    p->pieces = (xdi_mapped_piece *)xd_allocate(p->ctx, count * sizeof *p->pieces);
+    p->order = (const void **)xd_allocate(p->ctx, count * sizeof *p->order);
+    p->tensors = (xdi_mapped_tensor *)xd_allocate(p->ctx, count * sizeof *p->tensors);
+    p->text = (char *)xd_allocate(p->ctx, p->text_bytes);
+    XD_REQUIRE(p->ctx, p->pieces && p->order && p->tensors && p->text, XD_ERROR_MEMORY,
+               "no room for a map of %lld pieces", (long long)count);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_mapped_plan_create(const xdi_content *content, const xd_mapped_weights *weights,
+                                            bool lenient, xdi_mapped_plan *out) {
+    memset(out, 0, sizeof *out);
+    out->ctx = content->ctx;
+    out->content = content;
+    out->weights = weights;
+    XD_TRY(xdi_mapped_check_entries(out->ctx, weights));
+    out->first = (int64_t *)xd_allocate(out->ctx, ((size_t)content->tensor_count + 1) * sizeof *out->first);
+    out->used = (bool *)xd_allocate(out->ctx, (size_t)weights->map_count * sizeof *out->used);
+    XD_REQUIRE(out->ctx, out->first && out->used, XD_ERROR_MEMORY, "no room for a map of %lld tensors",
+               (long long)content->tensor_count);
+    memset(out->used, 0, (size_t)weights->map_count * sizeof *out->used);
+    XD_TRY(xdi_mapped_list_pieces(out, false));
+    XD_TRY(xdi_mapped_reserve(out));
+    XD_TRY(xdi_mapped_list_pieces(out, true));
+    if (!lenient) XD_TRY(xdi_mapped_check_used(out));
+    XD_TRY(xdi_mapped_check_ours(out));
+    return xdi_mapped_join_all(out);
+}
+
+XD_PRIVATE void xdi_mapped_plan_destroy(xdi_mapped_plan *p) {
+    if (p->ctx) {
+        xd_release(p->ctx, p->text);
+        xd_release(p->ctx, p->tensors);
+        xd_release(p->ctx, (void *)p->order);
+        xd_release(p->ctx, p->pieces);
+        xd_release(p->ctx, p->used);
+        xd_release(p->ctx, p->first);
+    }
+    memset(p, 0, sizeof *p);
+}
+
+/* >>checkpoint/map_boxes.c */
+
+/* Which elements of a tensor of theirs lie where in our memory. */
+
+#include <string.h>
+
+/* A list that is being made: of one piece and one region. */
+typedef struct xdi_mapped_search {
+    const xdi_mapped_piece *piece;
+    const xd_region *region;
+    int64_t stride[XD_DIMS_MAX]; /* of the region's storage */
+    xdi_mapped_box box;
+    xdi_mapped_box *out;
+    int64_t count, capacity;
+} xdi_mapped_search;
+
+static void xdi_mapped_found(xdi_mapped_search *s, int64_t offset) {
+    s->box.offset = offset;
+    if (s->out && s->count < s->capacity) s->out[s->count] = s->box;
+    s->count++;
+}
+
+/* Goes over the intervals of our dimension d and of those after it. */
+static void xdi_mapped_descend(xdi_mapped_search *s, int d, int64_t offset) {
+    int64_t before = 0, begin, end;
+    int theirs = -1;
+    if (d == s->region->ndim) {
+        xdi_mapped_found(s, offset);
+        return;
+    }
+    begin = s->piece->box[XDI_OURS].begin[d];
+    end = s->piece->box[XDI_OURS].end[d];
+    for (int k = 0; k < s->piece->ndim; k++)
+        if (s->piece->axis[k] == d) theirs = k;
+    for (int i = 0; i < s->region->count[d]; i++) {
+        const xd_interval held = s->region->interval[d][i];
+        const int64_t low = held.begin > begin ? held.begin : begin, high = held.end < end ? held.end : end;
+        const int64_t position = before + low - held.begin;
+        before += held.end - held.begin;
+        if (low >= high) continue;
+        if (theirs >= 0) {
+            const int64_t shift = s->piece->box[XDI_THEIRS].begin[theirs] - begin;
+            s->box.begin[theirs] = low + shift;
+            s->box.end[theirs] = high + shift;
+        }
+        xdi_mapped_descend(s, d + 1, offset + position * s->stride[d]);
+    }
+}
+
+/* The boxes of a piece in a region whose storage begins at `offset` of our memory. */
+static void xdi_mapped_search_piece(xdi_mapped_search *s, const xdi_mapped_piece *piece, int64_t offset) {
+    s->piece = piece;
+    memset(&s->box, 0, sizeof s->box);
+    s->box.piece = piece;
+    for (int k = 0; k < piece->ndim; k++) {
+        const int d = piece->axis[k];
+        s->box.stride[k] = d < 0 ? 1 : s->stride[d];
+        s->box.begin[k] = piece->box[XDI_THEIRS].begin[k]; /* for a stack, which is no dimension of ours */
+        s->box.end[k] = piece->box[XDI_THEIRS].end[k];
+    }
+    xdi_mapped_descend(s, 0, offset);
+}
+
+XD_PRIVATE int64_t xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                   xd_interval range, xd_region *regions, xdi_mapped_box *out,
+                                   int64_t capacity) {
+    const xd_tensor_part *part = plan->content->tensors[ours].part;
+    xd_region *whole = &regions[XD_REGION_FLAT_MAX];
+    int64_t offset = 0, shape[XD_DIMS_MAX];
+    int count = 0;
+    xdi_mapped_search s;
+    memset(&s, 0, sizeof s);
+    s.out = out;
+    s.capacity = capacity;
+    if (!region) *whole = xd_region_whole(part->ndim, part->shape);
+    (void)xd_region_flat_range(plan->ctx, region ? region : whole, range, regions, &count);
+    for (int i = 0; i < count; i++) {
+        int64_t stride = 1;
+        s.region = &regions[i];
+        xd_region_shape(s.region, shape);
+        for (int d = part->ndim - 1; d >= 0; stride *= shape[d--]) s.stride[d] = stride;
+        for (int64_t k = plan->first[ours]; k < plan->first[ours + 1]; k++)
+            xdi_mapped_search_piece(&s, &plan->pieces[k], offset);
+        offset += stride;
+    }
+    return s.count;
+}
+
+/* ---- tiles ---- */
+
+/* Strides of the memory of a tile, and its copy without what needs no dimension of its own. */
+static void xdi_mapped_lay_out(const xdi_mapped_box *box, xdi_mapped_tile *tile) {
+    const int ndim = box->piece->ndim;
+    xd_copy *copy = &tile->copy;
+    tile->count = 1;
+    copy->ndim = ndim;
+    for (int d = ndim - 1; d >= 0; d--) {
+        copy->extent[d] = tile->size[d];
+        copy->src_stride[d] = tile->count;
+        copy->dst_stride[d] = box->stride[d];
+        tile->count *= tile->size[d];
+    }
+    xdi_interval_fold(copy);
+    tile->dense = copy->ndim == 1 && copy->src_stride[0] == 1 && copy->dst_stride[0] == 1;
+}
+
+XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
+                                     xdi_mapped_tile *tile) {
+    const int ndim = box->piece->ndim;
+    int64_t step[XD_DIMS_MAX];
+    memset(tile, 0, sizeof *tile);
+    tile->copy.dst_offset = box->offset;
+    if (ndim == 0 && at[0]++ > 0) return false;
+    for (int d = ndim - 1; d >= 0; d--) {
+        const int64_t extent = box->end[d] - box->begin[d], left = box->end[d] - at[d];
+        if (left <= 0) return false; /* only of dimension 0, after the last */
+        step[d] = extent < room ? extent : room;
+        if (step[d] < 1) step[d] = 1;
+        room /= step[d];
+        tile->begin[d] = at[d];
+        tile->size[d] = left < step[d] ? left : step[d];
+        tile->copy.dst_offset += (at[d] - box->begin[d]) * box->stride[d];
+    }
+    xdi_mapped_lay_out(box, tile);
+    for (int d = ndim - 1; d >= 0; d--) {
+        at[d] += step[d];
+        if (at[d] < box->end[d] || d == 0) break;
+        at[d] = box->begin[d];
+    }
+    return true;
+}
+
+/* >>checkpoint/map.c */
+
+/* Reads and writes directories of others through a map. */
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what both ways have in common ---- */
+
+/* A map that is followed. */
+typedef struct xdi_mapped {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    const char *directory;
+    size_t staging_bytes;
+    xd_checkpoint_network network;
+    xdi_content content;
+    xdi_mapped_plan plan;
+    xd_region *regions; /* [XD_REGION_FLAT_MAX + 1] */
+    xdi_mapped_box *boxes;
+    int64_t box_count;
+    unsigned char *stage;
+} xdi_mapped;
+
+static xdi_mapped xdi_mapped_begin(xd_comm *comm, const char *directory, const xd_mapped_weights *weights,
+                                   size_t staging_bytes) {
+    xdi_mapped m;
+    memset(&m, 0, sizeof m);
+    m.comm = comm;
+    m.ctx = xd_comm_ctx(comm);
+    m.directory = directory;
+    m.staging_bytes = staging_bytes ? staging_bytes : (size_t)XDI_STAGING;
+    m.network.parts = weights->parts;
+    m.network.part_count = weights->part_count;
+    return m;
+}
+
+static void xdi_mapped_end(xdi_mapped *m) {
+    xd_release(m->ctx, m->stage);
+    xd_release(m->ctx, m->boxes);
+    xd_release(m->ctx, m->regions);
+    xdi_mapped_plan_destroy(&m->plan);
+    xdi_content_destroy(&m->content);
+}
+
+static xd_result xdi_mapped_list_content(xdi_mapped *m) {
+    XD_REQUIRE(m->ctx, m->directory && m->directory[0], XD_ERROR_ARGUMENT, "there is no directory");
+    XD_REQUIRE(m->ctx, m->staging_bytes >= 64, XD_ERROR_ARGUMENT, "staging_bytes %llu is less than 64",
+               (unsigned long long)m->staging_bytes);
+    XD_TRY(xdi_content_create(m->ctx, &m->network, 1, &m->content));
+    m->regions = (xd_region *)xd_allocate(m->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *m->regions);
+    XD_REQUIRE(m->ctx, m->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
+    return XD_OK;
+}
+
+static uint64_t xdi_mapped_hash_entry(uint64_t hash, const xd_weight_map *map) {
+    const int64_t numbers[6] = { map->transpose, map->dim,    map->their_begin,
+                                 map->our_begin, map->length, map->ours != NULL };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    if (map->theirs) hash = xd_hash(hash, map->theirs, strlen(map->theirs) + 1);
+    return map->ours ? xd_hash(hash, map->ours, strlen(map->ours) + 1) : hash;
+}
+
+static uint64_t xdi_mapped_hash(const xdi_mapped *m, const xd_mapped_weights *weights, int flags) {
+    const uint64_t numbers[3] = { (uint64_t)m->staging_bytes, (uint64_t)flags, (uint64_t)weights->map_count };
+    uint64_t hash = xd_hash(0, numbers, sizeof numbers);
+    for (int64_t i = 0; i < weights->map_count && weights->maps; i++)
+        hash = xdi_mapped_hash_entry(hash, &weights->maps[i]);
+    return hash;
+}
+
+/* The same list and the same plan on every rank. Collective. */
+static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weights, bool lenient, int flags) {
+    XD_TRY(xd_agree(m->comm, xdi_mapped_list_content(m)));
+    XD_TRY(xd_agree_same(m->comm, xdi_mapped_hash(m, weights, flags), "the map, staging_bytes and settings"));
+    XD_TRY(xdi_content_agree(&m->content, m->comm));
+    return xd_agree(m->comm, xdi_mapped_plan_create(&m->content, weights, lenient, &m->plan));
+}
+
+XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
+    xd_checkpoint_network network;
+    xdi_content content;
+    xdi_mapped_plan plan;
+    memset(&network, 0, sizeof network);
+    memset(&plan, 0, sizeof plan);
+    network.parts = weights->parts;
+    network.part_count = weights->part_count;
+    xd_result result = xdi_content_create(ctx, &network, 1, &content);
+    if (result == XD_OK) result = xdi_mapped_plan_create(&content, weights, false, &plan);
+    if (result == XD_OK) result = xdi_mapped_plan_check_types(&plan);
+    xdi_mapped_plan_destroy(&plan);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+/* ---- import ---- */
+
+typedef struct xdi_import {
+    xdi_mapped m;
+    const xd_weights_import_desc *desc;
+    xd_weights_files *files;
+    xd_checkpoint_report report;
+    unsigned char *converted, *wire; /* wire: in memory of the device */
+    int64_t box, at[XD_DIMS_MAX];    /* what comes next */
+} xdi_import;
+
+static bool xdi_import_on_device(const xdi_import *l) {
+    return xd_ctx_kernels(l->m.ctx)->device != XD_DEVICE_CPU;
+}
+
+static xd_result xdi_import_open(xdi_import *l) {
+    xd_safetensors_desc d;
+    memset(&d, 0, sizeof d);
+    d.mode = XD_SAFETENSORS_STREAM;
+    return xd_weights_files_open(l->m.ctx, l->m.directory, &d, &l->files);
+}
+
+static uint64_t xdi_import_hash(const xdi_import *l) {
+    uint64_t hash = 0;
+    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
+        const xd_safetensors *file = xd_weights_files_at(l->files, f);
+        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
+            const xd_safetensors_info *t = xd_safetensors_at(file, i);
+            const uint64_t numbers[4] = { (uint64_t)t->dtype, (uint64_t)t->ndim, t->begin, (uint64_t)f };
+            hash = xd_hash(hash, numbers, sizeof numbers);
+            hash = xd_hash(hash, t->name, strlen(t->name) + 1);
+            hash = xd_hash(hash, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        }
+    }
+    return hash;
+}
+
+static void xdi_import_note(xdi_import *l, const char *name) {
+    xd_checkpoint_report *r = &l->report;
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
+}
+
+static void xdi_import_find(const xdi_import *l, xdi_mapped_tensor *t) {
+    int64_t found = -1;
+    for (int64_t f = 0; f < xd_weights_files_count(l->files) && found < 0; f++) {
+        t->file = xd_weights_files_at(l->files, f);
+        found = xd_safetensors_find(t->file, t->name);
+    }
+    t->index = found;
+    if (found < 0) t->file = NULL;
+}
+
+/* Counts one tensor of theirs, and forgets where it is when it does not fit. */
+static void xdi_import_judge(xdi_import *l, xdi_mapped_tensor *t) {
+    xdi_import_find(l, t);
+    if (!t->file) {
+        l->report.missing++;
+        xdi_import_note(l, t->name);
+        return;
+    }
+    const xd_safetensors_info *info = xd_safetensors_at(t->file, t->index);
+    const size_t bytes = (size_t)t->ndim * sizeof *t->shape;
+    if (info->ndim != t->ndim || memcmp(info->shape, t->shape, bytes) != 0) {
+        l->report.wrong_shape++;
+        xdi_import_note(l, t->name);
+        t->file = NULL;
+        return;
+    }
+    l->report.loaded++;
+}
+
+static int xdi_import_by_name(const void *name, const void *tensor) {
+    return strcmp((const char *)name, ((const xdi_mapped_tensor *)tensor)->name);
+}
+
+static bool xdi_import_expects(const xdi_import *l, const char *name) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    int64_t low = 0, high = p->tensor_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = xdi_import_by_name(name, &p->tensors[middle]);
+        if (order == 0) return true;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return xdi_mapped_leaves_out(p->weights, name);
+}
+
+static void xdi_import_find_unexpected(xdi_import *l) {
+    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
+        const xd_safetensors *file = xd_weights_files_at(l->files, f);
+        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
+            const char *name = xd_safetensors_at(file, i)->name;
+            if (xdi_import_expects(l, name)) continue;
+            l->report.unexpected++;
+            xdi_import_note(l, name);
+        }
+    }
+}
+
+static xd_result xdi_import_check_types(xdi_import *l) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    int64_t last = -1;
+    for (int64_t i = 0; i < p->piece_count; i++) {
+        const xdi_mapped_piece *piece = (const xdi_mapped_piece *)p->order[i]; /* by tensor of theirs */
+        const xdi_mapped_tensor *t = &p->tensors[piece->their];
+        const xd_dtype ours = p->content->tensors[piece->ours].dtype;
+        if (!t->file) continue;
+        const xd_dtype theirs = xd_safetensors_at(t->file, t->index)->dtype;
+        if (theirs == ours) continue;
+        XD_REQUIRE(l->m.ctx, l->desc->convert && xdi_load_converts(theirs) && xdi_load_converts(ours),
+                   XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here, and \"%.80s\" in %s is %s%s",
+                   p->content->tensors[piece->ours].name, xd_dtype_name(ours), t->name, l->m.directory,
+                   xd_dtype_name(theirs),
+                   l->desc->convert ? ", which are not converted" : ", and convert is false");
+        l->report.converted += piece->their != last;
+        last = piece->their;
+    }
+    return XD_OK;
+}
+
+/* Both shapes of the first tensor that has two. */
+static xd_result xdi_import_refuse_shape(const xdi_import *l) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
+    for (int64_t i = 0; i < p->tensor_count; i++) {
+        xdi_mapped_tensor t = p->tensors[i];
+        if (t.file) continue;
+        xdi_import_find(l, &t);
+        if (!t.file) continue;
+        const xd_safetensors_info *info = xd_safetensors_at(t.file, t.index);
+        for (int side = 0; side < 2; side++) {
+            const int ndim = side ? t.ndim : info->ndim;
+            size_t used = 0;
+            for (int d = 0; d < ndim && d < XD_DIMS_MAX; d++)
+                used += (size_t)snprintf(text[side] + used, sizeof text[side] - used, "%s%lld", d ? ", " : "",
+                                         (long long)(side ? t.shape[d] : info->shape[d]));
+        }
+        return XD_FAIL(
+            l->m.ctx, XD_ERROR_SHAPE,
+            "%lld tensors have another shape in %s; \"%.80s\" is [%s] there and [%s] by the map: %s",
+            (long long)l->report.wrong_shape, l->m.directory, t.name, text[0], text[1], l->report.names);
+    }
+    return XD_OK;
+}
+
+/* Everything here follows from what all ranks have, so all return the same. */
+static xd_result xdi_import_match(xdi_import *l) {
+    const xd_checkpoint_report *r = &l->report;
+    for (int64_t i = 0; i < l->m.plan.tensor_count; i++) xdi_import_judge(l, &l->m.plan.tensors[i]);
+    xdi_import_find_unexpected(l);
+    XD_TRY(xdi_import_check_types(l));
+    if (l->desc->lenient) return XD_OK;
+    XD_REQUIRE(l->m.ctx, r->missing == 0, XD_ERROR_MISSING, "%lld of %lld tensors are not in %s: %s",
+               (long long)r->missing, (long long)l->m.plan.tensor_count, l->m.directory, r->names);
+    XD_REQUIRE(l->m.ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s",
+               l->m.directory, (long long)r->unexpected, r->names);
+    return r->wrong_shape ? xdi_import_refuse_shape(l) : XD_OK;
+}
+
+/* ---- import: elements ---- */
+
+static int64_t xdi_import_list(xdi_import *l, xdi_mapped_box *out, int64_t capacity) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < l->m.content.tensor_count; i++) {
+        const xd_tensor_part *part = l->m.content.tensors[i].part;
+        count += xdi_mapped_list(&l->m.plan, i, part->region, part->range, l->m.regions,
+                                 out ? out + count : NULL, capacity - count);
+    }
+    return count;
+}
+
+static uint64_t xdi_import_bytes(const xdi_import *l) {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < l->m.content.tensor_count; i++) {
+        const xdi_stored *t = &l->m.content.tensors[i];
+        bytes += (uint64_t)(t->part->range.end - t->part->range.begin) * xd_dtype_size(t->dtype);
+    }
+    return bytes;
+}
+
+static xd_result xdi_import_reserve(xdi_import *l) {
+    const xd_kernels *kernels = xd_ctx_kernels(l->m.ctx);
+    size_t room = l->m.staging_bytes;
+    const uint64_t all = xdi_import_bytes(l) * sizeof(double); /* elements may be wider there */
+    if (all < room) room = all ? (size_t)all : 1;
+    l->m.box_count = xdi_import_list(l, NULL, 0);
+    l->m.boxes = (xdi_mapped_box *)xd_allocate(l->m.ctx, (size_t)l->m.box_count * sizeof *l->m.boxes);
+    l->m.stage = (unsigned char *)xd_allocate(l->m.ctx, room);
+    l->converted = (unsigned char *)xd_allocate(l->m.ctx, l->desc->convert ? room : 0);
+    if (xdi_import_on_device(l)) l->wire = (unsigned char *)kernels->memory.allocate(l->m.ctx, room);
+    XD_REQUIRE(l->m.ctx, l->m.boxes && l->m.stage && l->converted && (l->wire || !xdi_import_on_device(l)),
+               XD_ERROR_MEMORY, "no room for %llu bytes of staging and a list of %lld boxes",
+               (unsigned long long)room, (long long)l->m.box_count);
+    l->m.staging_bytes = room;
+    (void)xdi_import_list(l, l->m.boxes, l->m.box_count);
+    if (l->m.box_count > 0) memcpy(l->at, l->m.boxes[0].begin, sizeof l->at);
+    return XD_OK;
+}
+
+/* Elements of a tile to where they belong, converted when types differ. */
+static xd_result xdi_import_put(xdi_import *l, const xdi_stored *t, const xdi_mapped_tile *tile,
+                                xd_dtype from) {
+    const xd_launch launch = xd_ctx_launch(l->m.ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(l->m.ctx);
+    const size_t size = xd_dtype_size(t->dtype);
+    const unsigned char *elements = l->m.stage;
+    if (from != t->dtype) {
+        xd_cast_array cast;
+        cast.target = l->converted;
+        cast.target_dtype = t->dtype;
+        cast.source = elements;
+        cast.source_dtype = from;
+        cast.count = tile->count;
+        XD_TRY(xd_ctx_host_kernels(l->m.ctx)->optimizer.cast(&launch, &cast, 1));
+        elements = l->converted;
+    }
+    if (xdi_import_on_device(l)) {
+        XD_TRY(
+            kernels->memory.copy(&launch, l->wire, elements, (size_t)tile->count * size, XD_COPY_TO_DEVICE));
+        elements = l->wire;
+    }
+    XD_TRY(kernels->copies(&launch, &tile->copy, 1, elements, t->data, size));
+    return kernels->memory.synchronize(&launch); /* staging is used again */
+}
+
+static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile) {
+    const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
+    const xdi_stored *t = &l->m.content.tensors[piece->ours];
+    const xd_dtype dtype = xd_safetensors_at(from->file, from->index)->dtype;
+    const bool direct = tile->dense && dtype == t->dtype && !xdi_import_on_device(l);
+    char *to =
+        direct ? (char *)t->data + (size_t)tile->copy.dst_offset * xd_dtype_size(dtype) : (char *)l->m.stage;
+    XD_TRY(xd_safetensors_read_box(from->file, from->index, tile->begin, tile->size, to));
+    return direct ? XD_OK : xdi_import_put(l, t, tile, dtype);
+}
+
+/* Elements that fit into the staging in both types. */
+static int64_t xdi_import_room(const xdi_import *l, const xdi_mapped_piece *piece) {
+    const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
+    const size_t ours = xd_dtype_size(l->m.content.tensors[piece->ours].dtype);
+    const size_t theirs = xd_dtype_size(xd_safetensors_at(from->file, from->index)->dtype);
+    return (int64_t)(l->m.staging_bytes / (ours > theirs ? ours : theirs));
+}
+
+/* An xdi_work. */
+static xd_result xdi_import_work(void *import, uint64_t bytes) {
+    xdi_import *l = (xdi_import *)import;
+    uint64_t done = 0;
+    xdi_mapped_tile tile;
+    while (l->box < l->m.box_count) {
+        const xdi_mapped_box *box = &l->m.boxes[l->box];
+        const bool read = l->m.plan.tensors[box->piece->their].file != NULL;
+        if (done >= bytes) return XD_OK;
+        if (read && xdi_mapped_next_tile(box, xdi_import_room(l, box->piece), l->at, &tile)) {
+            XD_TRY(xdi_import_tile(l, box->piece, &tile));
+            done += (uint64_t)tile.count * xd_dtype_size(l->m.content.tensors[box->piece->ours].dtype);
+        } else if (++l->box < l->m.box_count) {
+            memcpy(l->at, l->m.boxes[l->box].begin, sizeof l->at);
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_import_run(xdi_import *l) {
+    const xd_weights_import_desc *d = l->desc;
+    XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
+    XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
+    XD_TRY(xd_agree_same(l->m.comm, xdi_import_hash(l), "the tensors of the directory"));
+    XD_TRY(xdi_import_match(l));
+    XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
+    return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);
+}
+
+XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
+                                   xd_checkpoint_report *report) {
+    xdi_import l;
+    memset(&l, 0, sizeof l);
+    l.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);
+    l.desc = desc;
+    const xd_result result = xdi_import_run(&l);
+    if (report) *report = l.report;
+    if (xdi_import_on_device(&l)) xd_ctx_kernels(l.m.ctx)->memory.release(l.m.ctx, l.wire);
+    xd_release(l.m.ctx, l.converted);
+    xd_weights_files_close(l.files);
+    xdi_mapped_end(&l.m);
+    return result;
+}
+
+/* ---- export ---- */
+
+typedef struct xdi_export {
+    xdi_mapped m;
+    const xd_weights_export_desc *desc;
+    xd_weights_writer *writer; /* of rank 0 */
+    int64_t ours, room;        /* the tensor whose windows come; boxes that there is room for */
+} xdi_export;
+
+/* A tile in order, as few pieces of its tensor as it has. */
+static xd_result xdi_export_write(xdi_export *e, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile,
+                                  const unsigned char *data) {
+    const xdi_mapped_tensor *t = &e->m.plan.tensors[piece->their];
+    const size_t size = xd_dtype_size(t->dtype);
+    int64_t run = 1;
+    int outer =
+        t->ndim; /* dimensions that are gone through; those from here on are whole, but for the first of them */
+    while (outer > 0) {
+        outer--;
+        run *= tile->size[outer];
+        if (tile->size[outer] != t->shape[outer]) break;
+    }
+    for (int64_t done = 0; done < tile->count; done += run) {
+        int64_t index = 0, stride = 1, rest = done;
+        for (int d = t->ndim - 1; d >= 0; d--) {
+            index += (tile->begin[d] + rest % tile->size[d]) * stride;
+            rest /= tile->size[d];
+            stride *= t->shape[d];
+        }
+        XD_TRY(xd_weights_writer_write(e->writer, piece->their, (uint64_t)index * size, (size_t)run * size,
+                                       data + (size_t)done * size));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_export_tile(xdi_export *e, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile,
+                                 const void *window) {
+    const size_t size = xd_dtype_size(e->m.plan.tensors[piece->their].dtype);
+    xd_copy copy = tile->copy; /* the other way */
+    if (tile->dense)
+        return xdi_export_write(e, piece, tile,
+                                (const unsigned char *)window + (size_t)copy.dst_offset * size);
+    copy.src_offset = tile->copy.dst_offset;
+    copy.dst_offset = 0;
+    memcpy(copy.src_stride, tile->copy.dst_stride, sizeof copy.src_stride);
+    memcpy(copy.dst_stride, tile->copy.src_stride, sizeof copy.dst_stride);
+    xd_copy_run(&copy, window, e->m.stage, size);
+    return xdi_export_write(e, piece, tile, e->m.stage);
+}
+
+/* Room for the boxes of a window, kept for the next ones. */
+static xd_result xdi_export_list(xdi_export *e, xd_interval elements) {
+    xdi_mapped *m = &e->m;
+    m->box_count = xdi_mapped_list(&m->plan, e->ours, NULL, elements, m->regions, NULL, 0);
+    if (m->box_count > e->room) {
+        xd_release(m->ctx, m->boxes);
+        e->room = m->box_count;
+        m->boxes = (xdi_mapped_box *)xd_allocate(m->ctx, (size_t)e->room * sizeof *m->boxes);
+        if (!m->boxes) e->room = 0;
+        XD_REQUIRE(m->ctx, m->boxes, XD_ERROR_MEMORY, "no room for a list of %lld boxes",
+                   (long long)m->box_count);
+    }
+    (void)xdi_mapped_list(&m->plan, e->ours, NULL, elements, m->regions, m->boxes, e->room);
+    return XD_OK;
+}
+
+/* An xd_state_take: a window of one of our tensors, which come in the order of the content. */
+static xd_result xdi_export_take(void *user, const xd_state_tensor *tensor, xd_interval elements,
+                                 const void *data) {
+    xdi_export *e = (xdi_export *)user;
+    const int64_t room = (int64_t)(e->m.staging_bytes / xd_dtype_size(tensor->dtype));
+    xdi_mapped_tile tile;
+    while (strcmp(e->m.content.tensors[e->ours].name, tensor->name) != 0) e->ours++;
+    XD_TRY(xdi_export_list(e, elements));
+    for (int64_t i = 0; i < e->m.box_count; i++) {
+        int64_t at[XD_DIMS_MAX];
+        memcpy(at, e->m.boxes[i].begin, sizeof at);
+        while (xdi_mapped_next_tile(&e->m.boxes[i], room, at, &tile))
+            XD_TRY(xdi_export_tile(e, e->m.boxes[i].piece, &tile, data));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_export_create(xdi_export *e) {
+    const xdi_mapped_plan *p = &e->m.plan;
+    xd_weights_writer_desc d;
+    if (xd_comm_rank(e->m.comm) != 0) return XD_OK;
+    xd_safetensors_entry *entries =
+        (xd_safetensors_entry *)xd_allocate(e->m.ctx, (size_t)p->tensor_count * sizeof *entries);
+    XD_REQUIRE(e->m.ctx, entries, XD_ERROR_MEMORY, "no room to plan %lld tensors",
+               (long long)p->tensor_count);
+    for (int64_t i = 0; i < p->tensor_count; i++) {
+        entries[i].name = p->tensors[i].name;
+        entries[i].dtype = p->tensors[i].dtype;
+        entries[i].ndim = p->tensors[i].ndim;
+        entries[i].shape = p->tensors[i].shape;
+    }
+    memset(&d, 0, sizeof d);
+    d.entries = entries;
+    d.entry_count = p->tensor_count;
+    d.max_shard_bytes = e->desc->max_shard_bytes;
+    d.metadata = e->desc->metadata;
+    d.metadata_count = e->desc->metadata_count;
+    const xd_result result = xd_weights_writer_create(e->m.ctx, e->m.directory, &d, &e->writer);
+    xd_release(e->m.ctx, entries);
+    XD_TRY(result);
+    e->m.stage = (unsigned char *)xd_allocate(e->m.ctx, e->m.staging_bytes);
+    XD_REQUIRE(e->m.ctx, e->m.stage, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
+               (unsigned long long)e->m.staging_bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_export_gather(xdi_export *e) {
+    xd_state_gather_desc d;
+    memset(&d, 0, sizeof d);
+    d.networks = &e->m.network;
+    d.network_count = 1;
+    d.staging_bytes = e->m.staging_bytes;
+    d.take = xdi_export_take;
+    d.user = e;
+    return xd_state_gather(e->m.comm, &d);
+}
+
+static xd_result xdi_export_run(xdi_export *e) {
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 0));
+    XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
+    XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
+    XD_TRY(xdi_export_gather(e));
+    xd_weights_writer *writer = e->writer;
+    e->writer = NULL;
+    return xd_agree(e->m.comm, writer ? xd_weights_writer_commit(writer) : XD_OK);
+}
+
+XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc) {
+    xdi_export e;
+    memset(&e, 0, sizeof e);
+    e.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);
+    e.desc = desc;
+    const xd_result result = xdi_export_run(&e);
+    xd_weights_writer_abort(e.writer);
+    xdi_mapped_end(&e.m);
+    return result;
 }
 
 /* >>checkpoint/verify.c */
@@ -58073,4 +59380,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */
+/* xdistill sha256 3b198b09edef22029e35ea52c4df6625551a4fa03c09018ff09d7d351658a331 */

@@ -134,6 +134,7 @@
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/full.h"
+#include "checkpoint/map.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -332,6 +333,10 @@
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
+#include "checkpoint/map_internal.h"
+#include "checkpoint/map_plan.c"
+#include "checkpoint/map_boxes.c"
+#include "checkpoint/map.c"
 #include "checkpoint/verify.c"
 #endif
 

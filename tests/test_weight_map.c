@@ -668,6 +668,40 @@ XD_TEST(an_entry_without_ours_leaves_a_tensor_out) {
     remove_all(from);
 }
 
+static xd_result number_rank(xd_comm *world, void *argument) {
+    map_scene *s = map_create(0, 1, 0);
+    const char *to = (const char *)argument;
+    for (int i = 0; i < 8; i++) {
+        static const char *const words[] = { "-1 parts",         "-1 entries",      "17 entries of a map at",
+                                             "staging_bytes 63", "-1 pairs",        "there is no directory",
+                                             "-1 parts",         "staging_bytes 63" };
+        xd_weights_import_desc in;
+        xd_weights_export_desc out;
+        memset(&in, 0, sizeof in);
+        memset(&out, 0, sizeof out);
+        in.directory = out.directory = i == 5 ? NULL : to;
+        in.weights = map_weights(s);
+        if (i == 0 || i == 6) in.weights.part_count = -1;
+        if (i == 1) in.weights.map_count = -1;
+        if (i == 2) in.weights.maps = NULL, in.weights.map_count = 17;
+        if (i == 3 || i == 7) in.staging_bytes = out.staging_bytes = 63;
+        out.weights = in.weights;
+        if (i == 4) out.metadata_count = -1;
+        CHECK_EQ_INT(i < 6 ? xd_weights_export(world, &out) : xd_weights_import(world, &in, NULL),
+                     XD_ERROR_ARGUMENT);
+        CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, words[i]) != NULL);
+    }
+    free(s);
+    return XD_OK;
+}
+
+XD_TEST(numbers_and_pointers_that_cannot_be_are_refused) {
+    char to[64];
+    strcpy(to, new_root());
+    CHECK_EQ_INT(xd_run_threads(1, NULL, number_rank, to, NULL), XD_OK);
+    remove_all(to);
+}
+
 /* Numbers are as they are written: no zeros before them, nothing else. */
 XD_TEST(names_match_numbers_exactly) {
     static const char *const names[] = { "b.0.w", "b.10.w", "b.01.w", "b..w", "b.1x.w", "b.-1.w", "b.1.w.w" };

@@ -23,9 +23,7 @@ typedef struct xdi_mapped {
     xd_checkpoint_network network;
     xdi_content content;
     xdi_mapped_plan plan;
-    xd_region *regions; /* [XD_REGION_FLAT_MAX + 1] */
-    xdi_mapped_box *boxes;
-    int64_t box_count;
+    xdi_mapped_boxes boxes;
     unsigned char *stage;
 } xdi_mapped;
 
@@ -44,8 +42,8 @@ static xdi_mapped xdi_mapped_begin(xd_comm *comm, const char *directory, const x
 
 static void xdi_mapped_end(xdi_mapped *m) {
     xd_release(m->ctx, m->stage);
-    xd_release(m->ctx, m->boxes);
-    xd_release(m->ctx, m->regions);
+    xd_release(m->ctx, m->boxes.list);
+    xd_release(m->ctx, m->boxes.regions);
     xdi_mapped_plan_destroy(&m->plan);
     xdi_content_destroy(&m->content);
 }
@@ -55,8 +53,8 @@ static xd_result xdi_mapped_list_content(xdi_mapped *m) {
     XD_REQUIRE(m->ctx, m->staging_bytes >= 64, XD_ERROR_ARGUMENT, "staging_bytes %llu is less than 64",
                (unsigned long long)m->staging_bytes);
     XD_TRY(xdi_content_create(m->ctx, &m->network, 1, &m->content));
-    m->regions = (xd_region *)xd_allocate(m->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *m->regions);
-    XD_REQUIRE(m->ctx, m->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
+    m->boxes.regions = (xd_region *)xd_allocate(m->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *m->boxes.regions);
+    XD_REQUIRE(m->ctx, m->boxes.regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
     return XD_OK;
 }
 
@@ -264,14 +262,12 @@ static xd_result xdi_import_match(xdi_import *l) {
 
 /* ---- import: elements ---- */
 
-static int64_t xdi_import_list(xdi_import *l, xdi_mapped_box *out, int64_t capacity) {
-    int64_t count = 0;
+static void xdi_import_list(xdi_import *l) {
+    l->m.boxes.count = 0;
     for (int64_t i = 0; i < l->m.content.tensor_count; i++) {
         const xd_tensor_part *part = l->m.content.tensors[i].part;
-        count += xdi_mapped_list(&l->m.plan, i, part->region, part->range, l->m.regions,
-                                 out ? out + count : NULL, capacity - count);
+        xdi_mapped_list(&l->m.plan, i, part->region, part->range, &l->m.boxes);
     }
-    return count;
 }
 
 static uint64_t xdi_import_bytes(const xdi_import *l) {
@@ -288,17 +284,19 @@ static xd_result xdi_import_reserve(xdi_import *l) {
     size_t room = l->m.staging_bytes;
     const uint64_t all = xdi_import_bytes(l) * sizeof(double); /* elements may be wider there */
     if (all < room) room = all ? (size_t)all : 1;
-    l->m.box_count = xdi_import_list(l, NULL, 0);
-    l->m.boxes = (xdi_mapped_box *)xd_allocate(l->m.ctx, (size_t)l->m.box_count * sizeof *l->m.boxes);
+    xdi_mapped_boxes *boxes = &l->m.boxes;
+    xdi_import_list(l);
+    boxes->room = boxes->count;
+    boxes->list = (xdi_mapped_box *)xd_allocate(l->m.ctx, (size_t)boxes->room * sizeof *boxes->list);
     l->m.stage = (unsigned char *)xd_allocate(l->m.ctx, room);
     l->converted = (unsigned char *)xd_allocate(l->m.ctx, l->desc->convert ? room : 0);
     if (xdi_import_on_device(l)) l->wire = (unsigned char *)kernels->memory.allocate(l->m.ctx, room);
-    XD_REQUIRE(l->m.ctx, l->m.boxes && l->m.stage && l->converted && (l->wire || !xdi_import_on_device(l)),
+    XD_REQUIRE(l->m.ctx, boxes->list && l->m.stage && l->converted && (l->wire || !xdi_import_on_device(l)),
                XD_ERROR_MEMORY, "no room for %llu bytes of staging and a list of %lld boxes",
-               (unsigned long long)room, (long long)l->m.box_count);
+               (unsigned long long)room, (long long)boxes->count);
     l->m.staging_bytes = room;
-    (void)xdi_import_list(l, l->m.boxes, l->m.box_count);
-    if (l->m.box_count > 0) memcpy(l->at, l->m.boxes[0].begin, sizeof l->at);
+    xdi_import_list(l);
+    if (boxes->count > 0) memcpy(l->at, boxes->list[0].begin, sizeof l->at);
     return XD_OK;
 }
 
@@ -352,15 +350,15 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
     xdi_import *l = (xdi_import *)import;
     uint64_t done = 0;
     xdi_mapped_tile tile;
-    while (l->box < l->m.box_count) {
-        const xdi_mapped_box *box = &l->m.boxes[l->box];
+    while (l->box < l->m.boxes.count) {
+        const xdi_mapped_box *box = &l->m.boxes.list[l->box];
         const bool read = l->m.plan.tensors[box->piece->their].file != NULL;
         if (done >= bytes) return XD_OK;
         if (read && xdi_mapped_next_tile(box, xdi_import_room(l, box->piece), l->at, &tile)) {
             XD_TRY(xdi_import_tile(l, box->piece, &tile));
             done += (uint64_t)tile.count * xd_dtype_size(l->m.content.tensors[box->piece->ours].dtype);
-        } else if (++l->box < l->m.box_count) {
-            memcpy(l->at, l->m.boxes[l->box].begin, sizeof l->at);
+        } else if (++l->box < l->m.boxes.count) {
+            memcpy(l->at, l->m.boxes.list[l->box].begin, sizeof l->at);
         }
     }
     return XD_OK;
@@ -397,7 +395,7 @@ typedef struct xdi_export {
     xdi_mapped m;
     const xd_weights_export_desc *desc;
     xd_weights_writer *writer; /* of rank 0 */
-    int64_t ours, room;        /* the tensor whose windows come; boxes that there is room for */
+    int64_t ours;              /* the tensor whose windows come */
 } xdi_export;
 
 /* A tile in order, as few pieces of its tensor as it has. */
@@ -441,19 +439,20 @@ static xd_result xdi_export_tile(xdi_export *e, const xdi_mapped_piece *piece, c
     return xdi_export_write(e, piece, tile, e->m.stage);
 }
 
-/* Room for the boxes of a window, kept for the next ones. */
+/* The boxes of a window, in room that is kept for the next ones. */
 static xd_result xdi_export_list(xdi_export *e, xd_interval elements) {
-    xdi_mapped *m = &e->m;
-    m->box_count = xdi_mapped_list(&m->plan, e->ours, NULL, elements, m->regions, NULL, 0);
-    if (m->box_count > e->room) {
-        xd_release(m->ctx, m->boxes);
-        e->room = m->box_count;
-        m->boxes = (xdi_mapped_box *)xd_allocate(m->ctx, (size_t)e->room * sizeof *m->boxes);
-        if (!m->boxes) e->room = 0;
-        XD_REQUIRE(m->ctx, m->boxes, XD_ERROR_MEMORY, "no room for a list of %lld boxes",
-                   (long long)m->box_count);
-    }
-    (void)xdi_mapped_list(&m->plan, e->ours, NULL, elements, m->regions, m->boxes, e->room);
+    xdi_mapped_boxes *boxes = &e->m.boxes;
+    boxes->count = 0;
+    xdi_mapped_list(&e->m.plan, e->ours, NULL, elements, boxes);
+    if (boxes->count <= boxes->room) return XD_OK;
+    xd_release(e->m.ctx, boxes->list);
+    boxes->room = boxes->count;
+    boxes->list = (xdi_mapped_box *)xd_allocate(e->m.ctx, (size_t)boxes->room * sizeof *boxes->list);
+    if (!boxes->list) boxes->room = 0;
+    XD_REQUIRE(e->m.ctx, boxes->list, XD_ERROR_MEMORY, "no room for a list of %lld boxes",
+               (long long)boxes->count);
+    boxes->count = 0;
+    xdi_mapped_list(&e->m.plan, e->ours, NULL, elements, boxes);
     return XD_OK;
 }
 
@@ -465,11 +464,11 @@ static xd_result xdi_export_take(void *user, const xd_state_tensor *tensor, xd_i
     xdi_mapped_tile tile;
     while (strcmp(e->m.content.tensors[e->ours].name, tensor->name) != 0) e->ours++;
     XD_TRY(xdi_export_list(e, elements));
-    for (int64_t i = 0; i < e->m.box_count; i++) {
+    for (int64_t i = 0; i < e->m.boxes.count; i++) {
         int64_t at[XD_DIMS_MAX];
-        memcpy(at, e->m.boxes[i].begin, sizeof at);
-        while (xdi_mapped_next_tile(&e->m.boxes[i], room, at, &tile))
-            XD_TRY(xdi_export_tile(e, e->m.boxes[i].piece, &tile, data));
+        memcpy(at, e->m.boxes.list[i].begin, sizeof at);
+        while (xdi_mapped_next_tile(&e->m.boxes.list[i], room, at, &tile))
+            XD_TRY(xdi_export_tile(e, e->m.boxes.list[i].piece, &tile, data));
     }
     return XD_OK;
 }

@@ -11,14 +11,13 @@ typedef struct xdi_mapped_search {
     const xd_region *region;
     int64_t stride[XD_DIMS_MAX]; /* of the region's storage */
     xdi_mapped_box box;
-    xdi_mapped_box *out;
-    int64_t count, capacity;
+    xdi_mapped_boxes *out;
 } xdi_mapped_search;
 
 static void xdi_mapped_found(xdi_mapped_search *s, int64_t offset) {
     s->box.offset = offset;
-    if (s->out && s->count < s->capacity) s->out[s->count] = s->box;
-    s->count++;
+    if (s->out->list && s->out->count < s->out->room) s->out->list[s->out->count] = s->box;
+    s->out->count++;
 }
 
 /* Goes over the intervals of our dimension d and of those after it. */
@@ -62,17 +61,15 @@ static void xdi_mapped_search_piece(xdi_mapped_search *s, const xdi_mapped_piece
     xdi_mapped_descend(s, 0, offset);
 }
 
-XD_PRIVATE int64_t xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
-                                   xd_interval range, xd_region *regions, xdi_mapped_box *out,
-                                   int64_t capacity) {
+XD_PRIVATE void xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                xd_interval range, xdi_mapped_boxes *boxes) {
     const xd_tensor_part *part = plan->content->tensors[ours].part;
-    xd_region *whole = &regions[XD_REGION_FLAT_MAX];
+    xd_region *regions = boxes->regions, *whole = &regions[XD_REGION_FLAT_MAX];
     int64_t offset = 0, shape[XD_DIMS_MAX];
     int count = 0;
     xdi_mapped_search s;
     memset(&s, 0, sizeof s);
-    s.out = out;
-    s.capacity = capacity;
+    s.out = boxes;
     if (!region) *whole = xd_region_whole(part->ndim, part->shape);
     (void)xd_region_flat_range(plan->ctx, region ? region : whole, range, regions, &count);
     for (int i = 0; i < count; i++) {
@@ -84,7 +81,6 @@ XD_PRIVATE int64_t xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, co
             xdi_mapped_search_piece(&s, &plan->pieces[k], offset);
         offset += stride;
     }
-    return s.count;
 }
 
 /* ---- tiles ---- */

@@ -70,12 +70,17 @@ typedef struct xdi_mapped_box {
     int64_t stride[XD_DIMS_MAX];
 } xdi_mapped_box;
 
-/* The boxes of positions `range` in the dense storage of a region of our tensor `ours`, NULL for the whole; memory begins with the
- * first position. Returns how many there are; `out` NULL: only that, otherwise the first `capacity` are written. `regions`: room
- * for XD_REGION_FLAT_MAX + 1. */
-XD_PRIVATE int64_t xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
-                                   xd_interval range, xd_region *regions, xdi_mapped_box *out,
-                                   int64_t capacity);
+/* A list of them that is being made. */
+typedef struct xdi_mapped_boxes {
+    xd_region *regions;   /* [XD_REGION_FLAT_MAX + 1] to work in */
+    xdi_mapped_box *list; /* [room] NULL: they are counted only */
+    int64_t count, room;
+} xdi_mapped_boxes;
+
+/* Appends the boxes of positions `range` in the dense storage of a region of our tensor `ours`, NULL for the whole; memory begins
+ * with the first position. */
+XD_PRIVATE void xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                xd_interval range, xdi_mapped_boxes *boxes);
 
 /* A part of a box, and its place in the dense memory of the part (src) and in ours (dst). */
 typedef struct xdi_mapped_tile {

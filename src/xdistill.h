@@ -136,6 +136,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/full.h"
+#include "checkpoint/map.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -337,6 +338,10 @@
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
+#include "checkpoint/map_internal.h"
+#include "checkpoint/map_plan.c"
+#include "checkpoint/map_boxes.c"
+#include "checkpoint/map.c"
 #include "checkpoint/verify.c"
 #endif
 

@@ -446,6 +446,38 @@ static xd_result run_state_gather(part *p) {
     return xd_state_gather(p->world, &d);
 }
 
+/* Turned, converted and in two shards; each save has other names in the place of the older. */
+static xd_result run_mapped(part *p, bool reads) {
+    static const xd_weight_map maps[2] = { { .theirs = "theirs", .ours = "w", .transpose = true },
+                                           { .theirs = "more", .ours = "v" } };
+    xd_tensor_part tensors[2];
+    (void)checkpoint_network(p, &tensors[0]);
+    (void)checkpoint_network(p, &tensors[1]);
+    tensors[1].name = "v";
+    const xd_mapped_weights weights = { tensors, 2, maps, 2 };
+    if (!reads) {
+        const xd_weights_export_desc d = { .directory = p->directory,
+                                           .weights = weights,
+                                           .max_shard_bytes = 48 };
+        return xd_weights_export(p->world, &d);
+    }
+    for (int i = 0; i < 2; i++) tensors[i].dtype = XD_DTYPE_BF16;
+    const xd_weights_import_desc d = { .directory = p->directory, .weights = weights, .convert = true };
+    return xd_weights_import(p->world, &d, NULL);
+}
+
+static xd_result run_export(part *p) {
+    return run_mapped(p, false);
+}
+
+static xd_result run_import(part *p) {
+    const int64_t fails = fails_in;
+    fails_in = 0;
+    if (p->saves++ == 0) CHECK_EQ_INT(run_export(p), XD_OK);
+    fails_in = fails;
+    return run_mapped(p, true);
+}
+
 static xd_result run_state_scatter(part *p) {
     static const float whole[12] = { 0 };
     static const int64_t shape[2] = { 4, 3 };
@@ -556,6 +588,8 @@ static const call calls[] = {
     { "xd_checkpoint_save", run_checkpoint_save, false },
     { "xd_checkpoint_load", run_checkpoint_load, false },
     { "xd_state_gather", run_state_gather, false },
+    { "xd_weights_export", run_export, false },
+    { "xd_weights_import", run_import, false },
     { "xd_state_scatter", run_state_scatter, false },
     { "xd_ema_export, xd_ema_import", run_average, false }
 };
@@ -626,7 +660,8 @@ static xd_result allocations_rank(xd_comm *world, void *argument) {
     xsizes_open(&p->x);
     open_split(p);
     const bool writes = r->call->run == run_weights || r->call->run == run_checkpoint_save ||
-                        r->call->run == run_checkpoint_load;
+                        r->call->run == run_checkpoint_load || r->call->run == run_export ||
+                        r->call->run == run_import;
     if (writes && p->x.base.rank == 0) CHECK_EQ_INT(mkdir(p->directory, 0700), 0);
     XD_TRY(xd_barrier(world)); /* the directory is there */
     exhaust(p, r, r->call);

@@ -518,7 +518,18 @@ typedef struct call {
     bool quiet; /* allocates nothing */
 } call;
 
+static xd_result run_weight_map(place *p) {
+    static const xd_weight_map map = { .theirs = "their.{}", .ours = "a.{}", .transpose = true };
+    const xd_tensor_part parts[2] = {
+        { .name = "a.0", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 2, 3 } },
+        { .name = "c", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } },
+    };
+    const xd_mapped_weights weights = { parts, 2, &map, 1 };
+    return xd_weight_map_check(p->ctx, &weights);
+}
+
 static const call calls[] = {
+    { "xd_weight_map_check", run_weight_map, false },
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },

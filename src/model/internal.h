@@ -19,6 +19,8 @@ struct xd_weight {
     char *name;       /* full; belongs to the table of names */
     xd_weight_desc desc;
     xd_region region;
+    xd_region
+        *saved; /* what of it is no padding, of a weight with stored rows that it does not have; NULL: all */
     int64_t index; /* in the model's order, once sealed */
     int64_t count;
     int64_t shape[XD_DIMS_MAX]; /* of the region */

@@ -282,7 +282,20 @@ static void xdi_weight_append(xd_block *block, xd_weight *weight) {
     block->model->weight_count++;
 }
 
-/* Fills in a new weight, whose name is `full`. */
+static bool xdi_weight_is_padded(const xd_weight_desc *desc) {
+    return desc->ndim > 0 && desc->stored_rows > desc->shape[0];
+}
+
+static void xdi_weight_set_saved(xd_weight *weight, xd_region *saved) {
+    const xd_region *held = &weight->region;
+    const xd_interval rows = { 0, weight->desc.shape[0] };
+    *saved = *held;
+    saved->count[0] =
+        xd_intervals_intersect(held->interval[0], held->count[0], &rows, rows.end > 0, saved->interval[0]);
+    weight->saved = saved;
+}
+
+/* Fills in a new weight, whose name is `full`; a region follows it in memory if it is padded. */
 static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_weight_desc *desc,
                                    char *full) {
     const xdi_model_named *tie = desc->tied_to ? xdi_model_named_at(block->model, desc->tied_to) : NULL;
@@ -300,14 +313,17 @@ static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_
     if (weight->desc.gradient_dtype == XD_DTYPE_NONE) weight->desc.gradient_dtype = XD_DTYPE_F32;
     if (weight->desc.stored_rows == 0 && desc->ndim > 0) weight->desc.stored_rows = desc->shape[0];
     if (weight->desc.traits.partition_stride == 0) weight->desc.traits.partition_stride = 1;
-    return xdi_weight_place(weight);
+    XD_TRY(xdi_weight_place(weight));
+    if (xdi_weight_is_padded(desc)) xdi_weight_set_saved(weight, (xd_region *)(void *)(weight + 1));
+    return XD_OK;
 }
 
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
     xd_model *model = block->model;
     char *full = NULL;
     XD_TRY(xdi_model_begin_add(block, desc->name, &full));
-    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight);
+    const size_t more = xdi_weight_is_padded(desc) ? sizeof(xd_region) : 0;
+    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight + more);
     const xd_result result = weight
                                  ? xdi_weight_set_up(weight, block, desc, full)
                                  : XD_FAIL(model->ctx, XD_ERROR_MEMORY, "no room for weight \"%.80s\"", full);

@@ -336,7 +336,7 @@ static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w
     out.dtype = w->desc.dtype;
     out.ndim = w->desc.ndim;
     memcpy(out.shape, w->desc.shape, sizeof out.shape);
-    out.region = &w->region;
+    out.region = w->saved ? w->saved : &w->region;
     if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
     out.range.begin = xdi_at_most(piece.param.begin, most);
     out.range.end = xdi_at_most(piece.param.end, most);

@@ -200,8 +200,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
-static void xdi_interval_fold(xd_copy *copy) {
+XD_PRIVATE void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {
         const int64_t extent = copy->extent[d], src = copy->src_stride[d], dst = copy->dst_stride[d];

@@ -5270,7 +5270,8 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *sc
 
 /* Time `index` of a grid of `count` times, ascending:
  *   EDM       (b + j/(count - 1) (a - b))^7 with a = min_t^(1/7), b = max_t^(1/7), j = count - 1 - index
- *   VP        index / count, the times of the table's steps; count must be table_count
+ *   VP        index / count, the times of the table's steps, at most a few units in the last place above that, so that the step at
+ *             the time is the index; count must be table_count
  *   others    even steps from min_t to max_t, both included
  * Local. Errors, with *out untouched: ARGUMENT for count < 2, an index outside, a VP grid of another length. */
 XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
@@ -5394,7 +5395,7 @@ typedef enum xd_time_kind {
     /* The draw is an index in [first, last]: */
     XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
     XD_TIME_LIST, /* list[index] */
-    XD_TIME_STEP  /* index / count: trainers with integer times */
+    XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
 typedef struct xd_time_sampler {
@@ -56639,6 +56640,10 @@ XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64
 /* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
 XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
 
+/* noise_schedule.c: the time of step `index` of `count`: index / count, or as little above that as makes trunc(t count) the index
+ * again. */
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
+
 /* noise_schedule.c: time `index` of EDM's grid. */
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
 
@@ -56805,7 +56810,7 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s,
     if (s->kind == XD_NOISE_VP) {
         const double square = 1.0 / (1.0 + ratio * ratio);
         XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
-        t = (double)index / (double)s->table_count;
+        t = xdi_step_time(s->table_count, index, false);
     }
     *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
     return XD_OK;
@@ -56825,6 +56830,14 @@ XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_
     return pow(b + share * (a - b), XDI_EDM_POWER);
 }
 
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
+    const double n = (double)count, exact = (double)index / n;
+    double t = f32 ? (double)(float)exact : exact;
+    while ((int64_t)(t * n) < index)
+        t = f32 ? (double)nextafterf((float)t, HUGE_VALF) : nextafter(t, HUGE_VAL);
+    return t;
+}
+
 static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
     XD_TRY(xdi_noise_check(ctx, s));
     XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
@@ -56836,7 +56849,7 @@ static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, i
 
 static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64_t index) {
     if (s->kind == XD_NOISE_EDM) return xdi_edm_time(s->min_t, s->max_t, count, index);
-    if (s->kind == XD_NOISE_VP) return (double)index / (double)count;
+    if (s->kind == XD_NOISE_VP) return xdi_step_time(count, index, false);
     return xdi_even_step(s->min_t, s->max_t, count, index);
 }
 
@@ -57392,7 +57405,7 @@ static double xdi_time_of(const xd_time_sampler *s, double draw) {
     case XD_TIME_LOG_T: return xdi_time_log(s, draw);
     case XD_TIME_LOGIT_NORMAL: return width / (1.0 + exp(-(draw * s->deviation + s->mean))) + s->min_t;
     case XD_TIME_LIST: return s->list[(int64_t)draw];
-    case XD_TIME_STEP: return draw / (double)s->count;
+    case XD_TIME_STEP: return xdi_step_time(s->count, (int64_t)draw, s->dtype == XD_DTYPE_F32);
     case XD_TIME_GRID:
         return s->grid == XD_NOISE_EDM ? xdi_edm_time(s->min_t, s->max_t, s->count, (int64_t)draw)
                                        : xdi_even_step(s->min_t, s->max_t, s->count, (int64_t)draw);
@@ -59412,4 +59425,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b2e1c179fe1148c4775dcd063ca4a89075981e1ed62cd88adae38938a8bb4a0a */
+/* xdistill sha256 04a8bd5801f3b47c9584ffc517b0270b745c475175f133a8265d7a86a38a2d76 */

@@ -21,6 +21,10 @@ XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64
 /* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
 XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
 
+/* noise_schedule.c: the time of step `index` of `count`: index / count, or as little above that as makes trunc(t count) the index
+ * again. */
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
+
 /* noise_schedule.c: time `index` of EDM's grid. */
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
 

@@ -161,7 +161,7 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s,
     if (s->kind == XD_NOISE_VP) {
         const double square = 1.0 / (1.0 + ratio * ratio);
         XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
-        t = (double)index / (double)s->table_count;
+        t = xdi_step_time(s->table_count, index, false);
     }
     *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
     return XD_OK;
@@ -181,6 +181,14 @@ XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_
     return pow(b + share * (a - b), XDI_EDM_POWER);
 }
 
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
+    const double n = (double)count, exact = (double)index / n;
+    double t = f32 ? (double)(float)exact : exact;
+    while ((int64_t)(t * n) < index)
+        t = f32 ? (double)nextafterf((float)t, HUGE_VALF) : nextafter(t, HUGE_VAL);
+    return t;
+}
+
 static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
     XD_TRY(xdi_noise_check(ctx, s));
     XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
@@ -192,7 +200,7 @@ static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, i
 
 static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64_t index) {
     if (s->kind == XD_NOISE_EDM) return xdi_edm_time(s->min_t, s->max_t, count, index);
-    if (s->kind == XD_NOISE_VP) return (double)index / (double)count;
+    if (s->kind == XD_NOISE_VP) return xdi_step_time(count, index, false);
     return xdi_even_step(s->min_t, s->max_t, count, index);
 }
 

@@ -248,7 +248,7 @@ static double xdi_time_of(const xd_time_sampler *s, double draw) {
     case XD_TIME_LOG_T: return xdi_time_log(s, draw);
     case XD_TIME_LOGIT_NORMAL: return width / (1.0 + exp(-(draw * s->deviation + s->mean))) + s->min_t;
     case XD_TIME_LIST: return s->list[(int64_t)draw];
-    case XD_TIME_STEP: return draw / (double)s->count;
+    case XD_TIME_STEP: return xdi_step_time(s->count, (int64_t)draw, s->dtype == XD_DTYPE_F32);
     case XD_TIME_GRID:
         return s->grid == XD_NOISE_EDM ? xdi_edm_time(s->min_t, s->max_t, s->count, (int64_t)draw)
                                        : xdi_even_step(s->min_t, s->max_t, s->count, (int64_t)draw);

@@ -19,7 +19,7 @@ typedef enum xd_time_kind {
     /* The draw is an index in [first, last]: */
     XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
     XD_TIME_LIST, /* list[index] */
-    XD_TIME_STEP  /* index / count: trainers with integer times */
+    XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
 typedef struct xd_time_sampler {

@@ -31,8 +31,9 @@ static bool xdi_is_eps(xd_prediction type) {
     return type == XD_PREDICT_EPS || type == XD_PREDICT_SCORE;
 }
 
-static bool xdi_is_unit(const xd_noise_level *level) {
-    return fabs(level->alpha * level->alpha + level->sigma * level->sigma - 1.0) <= 1e-2;
+/* alpha^2 + sigma^2 */
+static double xdi_square(const xd_noise_level *level) {
+    return level->alpha * level->alpha + level->sigma * level->sigma;
 }
 
 static const char *xdi_noise_name(xd_noise_kind kind) {
@@ -55,16 +56,17 @@ static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_predict
                              const xd_noise_level *level, xdi_type *out) {
     const bool exact = s->kind != XD_NOISE_CUSTOM;
     const xdi_type x0 = { 1.0, 0.0, level->sigma }, eps = { 0.0, 1.0, -level->alpha };
-    const xdi_type v = { -level->sigma, level->alpha, -1.0 };
+    const xdi_type v = { -level->sigma, level->alpha, exact ? -1.0 : -xdi_square(level) };
     const xdi_type flow = { level->alpha_rate, level->sigma_rate,
                             exact ? -1.0
                                   : level->alpha_rate * level->sigma - level->sigma_rate * level->alpha };
     if (type == XD_PREDICT_V)
-        XD_REQUIRE(ctx, s->kind != XD_NOISE_FLOW && s->kind != XD_NOISE_EDM && xdi_is_unit(level),
-                   XD_ERROR_ARGUMENT,
-                   "v has no meaning under a %s schedule with alpha %g and sigma %g: it needs alpha^2 + "
-                   "sigma^2 = 1",
-                   xdi_noise_name(s->kind), level->alpha, level->sigma);
+        XD_REQUIRE(
+            ctx, s->kind != XD_NOISE_FLOW && s->kind != XD_NOISE_EDM && fabs(xdi_square(level) - 1.0) <= 1e-2,
+            XD_ERROR_ARGUMENT,
+            "v has no meaning under a %s schedule with alpha %g and sigma %g: it needs alpha^2 + "
+            "sigma^2 = 1",
+            xdi_noise_name(s->kind), level->alpha, level->sigma);
     if (type == XD_PREDICT_FLOW)
         XD_REQUIRE(ctx, isfinite(level->alpha_rate) && isfinite(level->sigma_rate), XD_ERROR_ARGUMENT,
                    "flow has no meaning under a %s schedule whose rates are %g and %g",

@@ -5330,7 +5330,7 @@ XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t
 typedef enum xd_prediction {
     XD_PREDICT_X0 = 0,
     XD_PREDICT_EPS,
-    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP and TRIG, and such CUSTOM schedules */
+    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP, TRIG, CUSTOM if so within 0.01 */
     XD_PREDICT_FLOW, /* alpha' x0 + sigma' eps, where the schedule has rates; under rectified flow eps - x0 */
     XD_PREDICT_SCORE /* -eps / sigma */
 } xd_prediction;
@@ -59427,4 +59427,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e54675435946457b90fce02070e4b5ef1b339044849c78ec4870badda4d0476a */
+/* xdistill sha256 e9fa32e76f78bdf850616414cb5e744e5266dad32f0de68c21821507892ac3f3 */

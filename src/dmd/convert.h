@@ -11,7 +11,7 @@
 typedef enum xd_prediction {
     XD_PREDICT_X0 = 0,
     XD_PREDICT_EPS,
-    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP and TRIG, and such CUSTOM schedules */
+    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP, TRIG, CUSTOM if so within 0.01 */
     XD_PREDICT_FLOW, /* alpha' x0 + sigma' eps, where the schedule has rates; under rectified flow eps - x0 */
     XD_PREDICT_SCORE /* -eps / sigma */
 } xd_prediction;

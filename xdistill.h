@@ -5361,10 +5361,10 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 /* Factors of the forward process: x_t = c0 x0 + c1 eps; c0 is its derivative by x0. Local. Errors: those of xd_noise_level_at. */
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out);
 
-/* Factors of what a network should have predicted: target = c0 x0 + c1 eps. v_is_flow as in xd_conversion. Local. Errors: those of
- * xd_prediction_mix. */
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                               bool v_is_flow, double t, xd_mix *out);
+/* Factors of what a network should have predicted: target = c0 x0 + c1 eps, for the type conversion->to; v_is_flow is read, the
+ * other fields are not. Local. Errors: those of xd_prediction_mix. */
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out);
 
 /* Factors of classifier-free guidance: out = c0 conditional + c1 unconditional = unconditional + scale (conditional -
  * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional - unconditional),
@@ -5412,6 +5412,7 @@ typedef struct xd_time_sampler {
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid or the steps */
+    int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
         dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
@@ -5443,19 +5444,18 @@ XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
  * [0, 1], an index outside [first, last] or with a fraction, or a NaN. */
 XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out);
 
-/* Times of samples [first, first + count) of a step into times [count]: sample i has block 0 of the numbers of
- * { seed, stream, micro, step } with sample i: pass the global index, and the times do not depend on the mesh. `random->sample` is
- * not used. Normals are the inverse distribution of the uniform. Local. Errors, with nothing written: those of xd_times_check;
- * ARGUMENT for a negative count, or samples outside [0, 2^32). */
+/* Times of `count` samples from random->sample on, into times [count]: sample i has block 0 of the numbers of random with sample i.
+ * Its number is the global one in the step, so the times do not depend on the mesh. Normals are the inverse distribution of the
+ * uniform. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT for a negative count, or samples past 2^32 - 1. */
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                               int64_t first, int64_t count, double *times);
+                               int64_t count, double *times);
 
-/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
- * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
+/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of
+ * sampler->chunk frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
  * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
- * 1 <= chunk <= frames. */
+ * 1 <= sampler->chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                                      int64_t frames, int64_t chunk, double *times);
+                                      int64_t frames, double *times);
 
 /* An index in [0, count), from block `block` of the numbers: rungs of a list of steps. A rung that all ranks share takes sample 0,
  * so that nothing has to be broadcast. Pure; count >= 1. */
@@ -57108,12 +57108,13 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
     return XD_OK;
 }
 
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                               bool v_is_flow, double t, xd_mix *out) {
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction type = conversion->to;
     xd_noise_level level;
     xdi_type target;
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
-    XD_TRY(xdi_prediction_meant(ctx, schedule, v_is_flow, &type));
+    XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
     XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
     out->c0 = target.a;
     out->c1 = type == XD_PREDICT_SCORE ? -1.0 / xdi_noise_divisor(schedule, level.sigma) : target.b;
@@ -57458,10 +57459,11 @@ static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int
 }
 
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                               int64_t first, int64_t count, double *times) {
+                               int64_t count, double *times) {
+    const int64_t first = (int64_t)random->sample;
     xd_philox at = *random;
     XD_TRY(xdi_times_check(ctx, sampler));
-    XD_REQUIRE(ctx, count >= 0 && first >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, count >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
                "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
                (long long)first);
     for (int64_t i = 0; i < count; i++) {
@@ -57472,7 +57474,8 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 }
 
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                                      int64_t frames, int64_t chunk, double *times) {
+                                      int64_t frames, double *times) {
+    const int64_t chunk = sampler ? sampler->chunk : 0;
     XD_TRY(xdi_times_check(ctx, sampler));
     XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
                (long long)chunk, (long long)frames);
@@ -59427,4 +59430,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e9fa32e76f78bdf850616414cb5e744e5266dad32f0de68c21821507892ac3f3 */
+/* xdistill sha256 1f908c74b8f6c09d57b2158e0afdab127ca08892b4fc05d7cb237e21ca9df03b */

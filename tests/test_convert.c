@@ -161,7 +161,8 @@ XD_TEST(targets_are_what_the_types_mean) {
         CHECK(xd_noise_level_at(ctx, &s, 0.3, &l) == XD_OK);
         for (int type = 0; type < TYPES; type++) {
             xd_mix mix = { 7.0, 7.0 };
-            const xd_result result = xd_target_mix(ctx, &s, (xd_prediction)type, false, 0.3, &mix);
+            const xd_conversion wanted = { XD_PREDICT_X0, (xd_prediction)type, false, false };
+            const xd_result result = xd_target_mix(ctx, &s, &wanted, 0.3, &mix);
             const double of_x0 = value_of((xd_prediction)type, unit, &l, 1.0, 0.0);
             const double of_eps = value_of((xd_prediction)type, unit, &l, 0.0, 1.0);
             CHECK(isnan(of_x0) ? result == XD_ERROR_ARGUMENT && mix.c0 == 7.0
@@ -170,7 +171,8 @@ XD_TEST(targets_are_what_the_types_mean) {
     }
     const xd_noise_schedule flow = schedule_of(XD_NOISE_FLOW);
     xd_mix v;
-    CHECK(xd_target_mix(ctx, &flow, XD_PREDICT_V, true, 0.3, &v) == XD_OK);
+    const xd_conversion wanted = { XD_PREDICT_X0, XD_PREDICT_V, true, false };
+    CHECK(xd_target_mix(ctx, &flow, &wanted, 0.3, &v) == XD_OK);
     CHECK(v.c0 == -1.0 && v.c1 == 1.0); /* eps - x0, not (1 - t) eps - t x0 */
     xd_ctx_destroy(ctx);
 }
@@ -238,8 +240,8 @@ XD_TEST(v_under_rectified_flow_is_refused_or_is_the_flow) {
     way.to = XD_PREDICT_X0;
     refused(ctx, xd_prediction_mix(ctx, &vp, &way, 1.25, &m), XD_ERROR_ARGUMENT, "t 1.25 is outside");
     refused(ctx, xd_noise_mix(ctx, &vp, 1.25, &m), XD_ERROR_ARGUMENT, "t 1.25 is outside");
-    refused(ctx, xd_target_mix(ctx, &vp, XD_PREDICT_FLOW, false, 0.25, &m), XD_ERROR_ARGUMENT,
-            "flow has no meaning");
+    way.to = XD_PREDICT_FLOW;
+    refused(ctx, xd_target_mix(ctx, &vp, &way, 0.25, &m), XD_ERROR_ARGUMENT, "flow has no meaning");
     CHECK(m.c0 == 1.0);
     xd_ctx_destroy(ctx);
 }

@@ -291,13 +291,17 @@ XD_TEST(samples_have_the_same_times_however_they_are_split) {
         xd_time_sampler s = sampler_of((xd_time_kind)kind);
         s.list = list, s.list_count = 5;
         if (kind == XD_TIME_STEP) s.min_t = 0.0;
-        CHECK(xd_times_draw(ctx, &s, &random, 1000, N, whole) == XD_OK);
-        for (int i = 0; i < N; i += 16)
-            CHECK(xd_times_draw(ctx, &s, &random, 1000 + i, 16, parts + i) == XD_OK);
+        random.sample = 1000;
+        CHECK(xd_times_draw(ctx, &s, &random, N, whole) == XD_OK);
+        for (int i = 0; i < N; i += 16) {
+            random.sample = (uint32_t)(1000 + i);
+            CHECK(xd_times_draw(ctx, &s, &random, 16, parts + i) == XD_OK);
+        }
+        random.sample = 1000;
         CHECK(memcmp(whole, parts, sizeof whole) == 0);
         for (int i = 0; i < N; i++) CHECK(whole[i] >= s.min_t && whole[i] <= s.max_t);
         random.step = 8;
-        CHECK(xd_times_draw(ctx, &s, &random, 1000, N, other) == XD_OK);
+        CHECK(xd_times_draw(ctx, &s, &random, N, other) == XD_OK);
         random.step = 7;
         CHECK(memcmp(whole, other, sizeof whole) != 0);
     }
@@ -312,12 +316,11 @@ XD_TEST(draws_from_counters_are_those_of_their_uniform_numbers) {
     random.seed = 3, random.stream = XD_STREAM_TIME, random.sample = 5;
     const double u = xd_philox_uniform_f64(&random, 0);
     xd_time_sampler s = sampler_of(XD_TIME_SHIFTED);
-    random.sample = 99; /* not used */
-    CHECK(xd_times_draw(ctx, &s, &random, 5, 1, &t) == XD_OK && t == time_of(ctx, &s, u));
+    CHECK(xd_times_draw(ctx, &s, &random, 1, &t) == XD_OK && t == time_of(ctx, &s, u));
     s.kind = XD_TIME_GRID;
-    CHECK(xd_times_draw(ctx, &s, &random, 5, 1, &t) == XD_OK && t == time_of(ctx, &s, floor(u * 1000.0)));
+    CHECK(xd_times_draw(ctx, &s, &random, 1, &t) == XD_OK && t == time_of(ctx, &s, floor(u * 1000.0)));
     s.kind = XD_TIME_LOGIT_NORMAL; /* back to u by the distribution of the normal number */
-    CHECK(xd_times_draw(ctx, &s, &random, 5, 1, &t) == XD_OK);
+    CHECK(xd_times_draw(ctx, &s, &random, 1, &t) == XD_OK);
     const double share = (t - s.min_t) / (s.max_t - s.min_t), z = log(share / (1.0 - share));
     CHECK_NEAR(0.5 * erfc(-z * sqrt(0.5)), u, 1e-14);
     xd_ctx_destroy(ctx);
@@ -332,7 +335,7 @@ XD_TEST(many_draws_are_distributed_as_they_should_be) {
     random.seed = 1, random.stream = XD_STREAM_TIME;
     xd_time_sampler s = sampler_of(XD_TIME_LOGIT_NORMAL);
     double mean = 0.0, square = 0.0;
-    CHECK(xd_times_draw(ctx, &s, &random, 0, N, t) == XD_OK);
+    CHECK(xd_times_draw(ctx, &s, &random, N, t) == XD_OK);
     for (int i = 0; i < N; i++) {
         const double share = (t[i] - s.min_t) / (s.max_t - s.min_t), z = log(share / (1.0 - share));
         mean += z / N, square += z * z / N;
@@ -359,9 +362,9 @@ XD_TEST(frames_of_a_chunk_share_their_time_and_the_first_has_the_rest) {
     memset(&random, 0, sizeof random);
     random.seed = 9, random.stream = XD_STREAM_TIME;
     xd_time_sampler s = sampler_of(XD_TIME_LIST);
-    s.list = list, s.list_count = 6, s.list_to_end = true;
+    s.list = list, s.list_count = 6, s.list_to_end = true, s.chunk = 3;
     for (random.sample = 0; random.sample < 50; random.sample++) {
-        CHECK(xd_times_draw_frames(ctx, &s, &random, 11, 3, t) == XD_OK); /* chunks of 5, 3 and 3 */
+        CHECK(xd_times_draw_frames(ctx, &s, &random, 11, t) == XD_OK); /* chunks of 5, 3 and 3 */
         for (int i = 0; i < 11; i++) {
             const int chunk = i < 5 ? 0 : i < 8 ? 1 : 2;
             CHECK(t[i] == list[xd_draw_index(&random, chunk, 6)]);
@@ -370,15 +373,17 @@ XD_TEST(frames_of_a_chunk_share_their_time_and_the_first_has_the_rest) {
     }
     CHECK(ended);
     random.sample = 0;
-    CHECK(xd_times_draw_frames(ctx, &s, &random, 4, 4, t) == XD_OK && t[0] == t[3]);
+    s.chunk = 4;
+    CHECK(xd_times_draw_frames(ctx, &s, &random, 4, t) == XD_OK && t[0] == t[3]);
     t[0] = 7.0;
-    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, 0, t), XD_ERROR_ARGUMENT,
-            "chunks of 0 frames of 4");
-    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, 5, t), XD_ERROR_ARGUMENT,
-            "chunks of 5 frames of 4");
-    refused(ctx, xd_times_draw(ctx, &s, &random, 0, -1, t), XD_ERROR_ARGUMENT, "-1 samples from sample 0");
-    refused(ctx, xd_times_draw(ctx, &s, &random, -1, 1, t), XD_ERROR_ARGUMENT, "1 samples from sample -1");
-    refused(ctx, xd_times_draw(ctx, &s, &random, 4294967295, 2, t), XD_ERROR_ARGUMENT, "numbered from 0");
+    s.chunk = 0;
+    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of 0 frames of 4");
+    s.chunk = 5;
+    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of 5 frames of 4");
+    refused(ctx, xd_times_draw(ctx, &s, &random, -1, t), XD_ERROR_ARGUMENT, "-1 samples from sample 0");
+    random.sample = 4294967295u;
+    refused(ctx, xd_times_draw(ctx, &s, &random, 2, t), XD_ERROR_ARGUMENT,
+            "2 samples from sample 4294967295");
     CHECK(t[0] == 7.0);
     xd_ctx_destroy(ctx);
 }

@@ -140,12 +140,13 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
     return XD_OK;
 }
 
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                               bool v_is_flow, double t, xd_mix *out) {
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction type = conversion->to;
     xd_noise_level level;
     xdi_type target;
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
-    XD_TRY(xdi_prediction_meant(ctx, schedule, v_is_flow, &type));
+    XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
     XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
     out->c0 = target.a;
     out->c1 = type == XD_PREDICT_SCORE ? -1.0 / xdi_noise_divisor(schedule, level.sigma) : target.b;

@@ -42,10 +42,10 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 /* Factors of the forward process: x_t = c0 x0 + c1 eps; c0 is its derivative by x0. Local. Errors: those of xd_noise_level_at. */
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out);
 
-/* Factors of what a network should have predicted: target = c0 x0 + c1 eps. v_is_flow as in xd_conversion. Local. Errors: those of
- * xd_prediction_mix. */
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                               bool v_is_flow, double t, xd_mix *out);
+/* Factors of what a network should have predicted: target = c0 x0 + c1 eps, for the type conversion->to; v_is_flow is read, the
+ * other fields are not. Local. Errors: those of xd_prediction_mix. */
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out);
 
 /* Factors of classifier-free guidance: out = c0 conditional + c1 unconditional = unconditional + scale (conditional -
  * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional - unconditional),

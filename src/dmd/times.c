@@ -299,10 +299,11 @@ static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int
 }
 
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                               int64_t first, int64_t count, double *times) {
+                               int64_t count, double *times) {
+    const int64_t first = (int64_t)random->sample;
     xd_philox at = *random;
     XD_TRY(xdi_times_check(ctx, sampler));
-    XD_REQUIRE(ctx, count >= 0 && first >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, count >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
                "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
                (long long)first);
     for (int64_t i = 0; i < count; i++) {
@@ -313,7 +314,8 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 }
 
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                                      int64_t frames, int64_t chunk, double *times) {
+                                      int64_t frames, double *times) {
+    const int64_t chunk = sampler ? sampler->chunk : 0;
     XD_TRY(xdi_times_check(ctx, sampler));
     XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
                (long long)chunk, (long long)frames);

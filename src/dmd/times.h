@@ -36,6 +36,7 @@ typedef struct xd_time_sampler {
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid or the steps */
+    int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
         dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
@@ -67,19 +68,18 @@ XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
  * [0, 1], an index outside [first, last] or with a fraction, or a NaN. */
 XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out);
 
-/* Times of samples [first, first + count) of a step into times [count]: sample i has block 0 of the numbers of
- * { seed, stream, micro, step } with sample i: pass the global index, and the times do not depend on the mesh. `random->sample` is
- * not used. Normals are the inverse distribution of the uniform. Local. Errors, with nothing written: those of xd_times_check;
- * ARGUMENT for a negative count, or samples outside [0, 2^32). */
+/* Times of `count` samples from random->sample on, into times [count]: sample i has block 0 of the numbers of random with sample i.
+ * Its number is the global one in the step, so the times do not depend on the mesh. Normals are the inverse distribution of the
+ * uniform. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT for a negative count, or samples past 2^32 - 1. */
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                               int64_t first, int64_t count, double *times);
+                               int64_t count, double *times);
 
-/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
- * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
+/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of
+ * sampler->chunk frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
  * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
- * 1 <= chunk <= frames. */
+ * 1 <= sampler->chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                                      int64_t frames, int64_t chunk, double *times);
+                                      int64_t frames, double *times);
 
 /* An index in [0, count), from block `block` of the numbers: rungs of a list of steps. A rung that all ranks share takes sample 0,
  * so that nothing has to be broadcast. Pure; count >= 1. */

@@ -93,7 +93,7 @@ static xd_result converter_factors(golden_case *c, const void *state, double t, 
     const converter *k = (const converter *)state;
     xd_ctx *ctx = golden_ctx(c);
     if (k->forward) return xd_noise_mix(ctx, &k->schedule, t, out);
-    if (k->target) return xd_target_mix(ctx, &k->schedule, k->conversion.to, k->conversion.v_is_flow, t, out);
+    if (k->target) return xd_target_mix(ctx, &k->schedule, &k->conversion, t, out);
     return xd_prediction_mix(ctx, &k->schedule, &k->conversion, t, out);
 }
 

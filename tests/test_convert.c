@@ -493,6 +493,40 @@ XD_TEST(rows_that_do_not_fit_are_refused_and_nothing_is_written) {
     xd_ctx_destroy(ctx);
 }
 
+/* The allocator of a context that counts. */
+static void *count_allocate(void *user, size_t bytes) {
+    ++*(int *)user;
+    return malloc(bytes);
+}
+
+static void count_free(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+XD_TEST(mixing_rows_allocates_nothing) {
+    float x[64] = { 1.0f };
+    uint16_t out[64];
+    int allocations = 0;
+    const xd_mix mix[2] = { { 1.0, 2.0 }, { 3.0, 4.0 } };
+    xd_ctx_desc desc;
+    xd_ctx *ctx = NULL;
+    xd_mix_desc d;
+    memset(&desc, 0, sizeof desc);
+    desc.allocator.user = &allocations;
+    desc.allocator.allocate = count_allocate;
+    desc.allocator.release = count_free;
+    desc.cpu = xd_test_cpu();
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    memset(&d, 0, sizeof d);
+    d.p = d.q = xd_rows_of(x, XD_DTYPE_F32, 2, 32);
+    d.out = xd_rows_of(out, XD_DTYPE_BF16, 2, 32);
+    d.mix = mix;
+    const int before = allocations;
+    CHECK(before > 0 && xd_mix_rows(ctx, &d) == XD_OK && allocations == before);
+    xd_ctx_destroy(ctx);
+}
+
 /* The forward process of a whole batch equals the formula inlined. */
 XD_TEST(noise_is_added_as_the_formula_says_to_the_bit) {
     enum { B = 3, D = 37 };

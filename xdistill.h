@@ -5217,6 +5217,7 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
 /* How a diffusion model mixes data and noise: x_t = alpha(t) x0 + sigma(t) eps, with rates alpha' and sigma' by t. All of it is
  * host arithmetic in double, with the bits of the C library's functions; nothing here is collective or allocates. */
 
+/* The families of schedules. */
 typedef enum xd_noise_kind {
     XD_NOISE_FLOW = 0, /* rectified flow: alpha = 1 - t, sigma = t */
     XD_NOISE_EDM,      /* alpha = 1, sigma = t */
@@ -5384,6 +5385,7 @@ XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc);
  * its draw, which the caller gives (xd_time_of_draw) or which comes from Philox by seed, stream, step and sample (xd_times_draw):
  * any rank can compute any sample's. Host arithmetic in double; nothing is collective or allocates. */
 
+/* The distributions, by what a draw is. */
 typedef enum xd_time_kind {
     /* The draw is uniform in [0, 1]: */
     XD_TIME_UNIFORM = 0, /* U (max_t - min_t) + min_t */
@@ -5398,6 +5400,7 @@ typedef enum xd_time_kind {
     XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
+/* A distribution with its settings: a plain value, from xd_times_defaults or by hand. */
 typedef struct xd_time_sampler {
     xd_time_kind kind;
     double min_t,
@@ -59430,4 +59433,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1f908c74b8f6c09d57b2158e0afdab127ca08892b4fc05d7cb237e21ca9df03b */
+/* xdistill sha256 bc12b469c815b103b7e7e26da0d0947cf91593ac3ae8c33a5024a580e6346bf3 */

@@ -6,6 +6,7 @@
 /* How a diffusion model mixes data and noise: x_t = alpha(t) x0 + sigma(t) eps, with rates alpha' and sigma' by t. All of it is
  * host arithmetic in double, with the bits of the C library's functions; nothing here is collective or allocates. */
 
+/* The families of schedules. */
 typedef enum xd_noise_kind {
     XD_NOISE_FLOW = 0, /* rectified flow: alpha = 1 - t, sigma = t */
     XD_NOISE_EDM,      /* alpha = 1, sigma = t */

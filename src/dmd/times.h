@@ -8,6 +8,7 @@
  * its draw, which the caller gives (xd_time_of_draw) or which comes from Philox by seed, stream, step and sample (xd_times_draw):
  * any rank can compute any sample's. Host arithmetic in double; nothing is collective or allocates. */
 
+/* The distributions, by what a draw is. */
 typedef enum xd_time_kind {
     /* The draw is uniform in [0, 1]: */
     XD_TIME_UNIFORM = 0, /* U (max_t - min_t) + min_t */
@@ -22,6 +23,7 @@ typedef enum xd_time_kind {
     XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
+/* A distribution with its settings: a plain value, from xd_times_defaults or by hand. */
 typedef struct xd_time_sampler {
     xd_time_kind kind;
     double min_t,

@@ -27,6 +27,14 @@
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
  *   xd_ema_import: reads the counters of a record, none of its settings
  *   xd_status_check, xd_read_status: print a number
+ *   xd_noise_check, xd_noise_level_at, xd_noise_ratio, xd_noise_time_of_ratio, xd_noise_grid_time, xd_noise_nearest, xd_noise_steps,
+ *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
+ *   xd_noise_network_time, xd_noise_network_scale, xd_guidance_mix: arithmetic on numbers alone, NaN in, NaN out
+ *   xd_prediction_mix, xd_prediction_check, xd_noise_mix, xd_target_mix: the same as xd_noise_level_at, tested in test_convert.c
+ *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
+ *   xd_times_check, xd_time_of_draw, xd_times_draw, xd_times_draw_frames: numbers outside their range, NaN among them, are refused, tested
+ *   in test_times.c
+ *   xd_times_narrow: compares numbers
  *   xd_votes_read: the sums of what xd_votes_add let in
  *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c
  *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c

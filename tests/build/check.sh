@@ -391,7 +391,7 @@ step_aarch64() {
 # no more pass. What a layer takes of another shows when it is linked, so the tests are not run for each option.
 step_options() {
     need gcc clang nm
-    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT "COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT"; do
+    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT DMD "COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT DMD"; do
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
         unit gcc c99 O1 $options && left_out || return 1

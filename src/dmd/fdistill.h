@@ -2,7 +2,7 @@
 #define XDI_DMD_FDISTILL_H
 
 #include "comm/collective.h"
-#include "kernel/dmd_loss.h"
+#include "kernel/dmd_types.h"
 
 /* Weights of samples for a distribution-matching loss that minimises another f-divergence (f-distill). The discriminator's
  * logits of generated samples estimate the density ratio; with z [samples, heads]:

@@ -2,7 +2,7 @@
 #define XDI_DMD_SAMPLES_H
 
 #include "comm/collective.h"
-#include "kernel/dmd_loss.h"
+#include "kernel/dmd_types.h"
 
 /* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
  * rank's part of it, F32, BF16 or F16. Ranks of `split` hold parts of the same samples, of any sizes, also none; ranks of

@@ -1,55 +1,137 @@
 #ifndef XDI_KERNEL_DMD_LOSS_H
 #define XDI_KERNEL_DMD_LOSS_H
 
-#include "kernel/types.h"
+#include "kernel/dmd_types.h"
 
-/* Losses over samples: [samples, elements], each row one sample or this rank's part of it. */
+/* Losses over samples, cut where ranks must exchange: "this rank's sums", "all ranks' sums to a sample", "samples to a value".
+ *
+ * Sums over the elements of a row have a fixed order, so that they have the same bits on every level, on a GPU and for any
+ * number of threads: a row is cut into chunks of XD_SAMPLE_CHUNK elements, a chunk into tiles. Element i of a tile is added to
+ * lane i % XD_SAMPLE_LANES, lanes are joined pairwise (neighbours first), then tiles and chunks in order. All of it in double,
+ * of f32 terms, whose squares a double holds exactly. When `fixed`, the terms are added as integers (xd_norm_sum) instead, and
+ * no order matters. */
+enum { XD_SAMPLE_LANES = 256, XD_SAMPLE_TILE = 8 * XD_SAMPLE_LANES, XD_SAMPLE_CHUNK = 8 * XD_SAMPLE_TILE };
 
-/* What a loss over samples returns; on a GPU in its memory. */
-typedef struct xd_sample_values {
-    double loss;        /* over all ranks, with weight, scale and N */
-    double denominator; /* N */
-    int64_t counted;    /* elements, or logits, over all ranks */
-} xd_sample_values;
+/* The words of a row's sums, or of a chunk's. Two sums follow, each a double's bits or, when fixed, limbs. */
+enum { XD_SAMPLE_COUNTED, XD_SAMPLE_FINDING, XD_SAMPLE_SUMS };
 
-/* What the student's term divides by, m the mean of |x - T|. */
-typedef enum xd_vsd_normaliser {
-    XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
-    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
-    XD_VSD_NONE      /* 1 */
-} xd_vsd_normaliser;
+/* Kinds of findings. The larger one stays when two meet. */
+enum { XD_SAMPLE_FINE = 0, XD_SAMPLE_INFINITE, XD_SAMPLE_NAN };
 
-/* Where the student's term is rounded. */
-typedef enum xd_vsd_form {
-    XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
-    XD_VSD_COMPAT     /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
-                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
-} xd_vsd_form;
+/* The words of a rank's record. Two sums follow: of the positive losses, and of the negative ones' magnitudes. */
+enum {
+    XD_SAMPLE_RECORD_COUNTED,
+    XD_SAMPLE_RECORD_FINDINGS,
+    XD_SAMPLE_RECORD_FIRST, /* sample of the first finding, and its value as bits of a double */
+    XD_SAMPLE_RECORD_VALUE,
+    XD_SAMPLE_RECORD_SUMS
+};
 
-/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. */
-typedef struct xd_denoise_term {
-    double prediction, clean, noise;
-    double weight; /* not negative */
-} xd_denoise_term;
+/* What is known of a sample once all ranks' sums are joined. */
+typedef struct xd_sample {
+    double loss;   /* of the whole sample, without weight, scale and N; 0 with a finding */
+    double factor; /* the gradient is factor * scale / N * what the loss says; 0 with a finding */
+    double weight; /* VSD: w_b */
+    double value;  /* of the finding */
+    int64_t counted;
+    int64_t finding;
+} xd_sample;
 
-/* Whose term it is. */
-typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
+/* What all these losses share. `words` is those of a sum: 1, or XD_NORM_LIMBS when fixed. */
+typedef struct xd_sample_args {
+    int64_t samples, elements; /* of this rank's rows */
+    bool fixed;
+    const uint8_t *mask;     /* [samples, elements] or NULL */
+    int64_t *parts;          /* [samples][chunks][XD_SAMPLE_SUMS + 2 words] */
+    int64_t *sums;           /* [samples][...] of this rank */
+    const int64_t *all_sums; /* [shards][samples][...] */
+    int shards;
+    xd_sample *sample;   /* [samples] */
+    double *sample_loss; /* [samples] or NULL */
+    double weight;
+    const double *scale;               /* NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value; 0 -> the elements counted */
+    double denominator_value;
+    int64_t *record;        /* [XD_SAMPLE_RECORD_SUMS + 2 words] of this rank */
+    const int64_t *records; /* [ranks][...] */
+    int ranks;
+    double *factor; /* one value: weight scale / N, 0 when nothing counted */
+    xd_sample_values *values;
+} xd_sample_args;
 
-/* Form of the adversarial loss. */
-typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
+/* The student's term. */
+typedef struct xd_vsd_args {
+    xd_sample_args base;
+    xd_rows generated, teacher, fake, gradient;
+    const double *sample_scale, *chain;
+    xd_vsd_normaliser normaliser;
+    xd_vsd_form form;
+} xd_vsd_args;
 
-/* Which divergence a weight h(rho) of samples minimises. */
-typedef enum xd_f_divergence {
-    XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
-    XD_F_RKL,    /* 1: plain distribution matching */
-    XD_F_KL,     /* rho */
-    XD_F_SF,     /* 1 / (1 + rho) */
-    XD_F_SH,     /* sqrt(rho) */
-    XD_F_JF,     /* 1 + rho */
-    XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
-} xd_f_divergence;
+/* The denoising term. */
+typedef struct xd_denoise_args {
+    xd_sample_args base;
+    xd_rows prediction, clean, noise, gradient;
+    const xd_denoise_term *terms;
+} xd_denoise_args;
 
-/* Most bins of f-distill. */
-#define XD_FDISTILL_BINS_MAX 4096
+/* A term on logits. Its elements are counted here, and losses are known at once. */
+typedef struct xd_gan_args {
+    xd_sample_args base;
+    xd_rows fake, real, fake_gradient, real_gradient;
+    xd_gan_role role;
+    xd_gan_kind kind;
+} xd_gan_args;
+
+/* f-distill. A bin's words are a count and a sum; the last bin is that of the findings: a count, and the first one's sample and
+ * value in its sum's place. */
+typedef struct xd_fdistill_args {
+    xd_rows logits;
+    xd_f_divergence divergence;
+    double lower, upper, rate, min_t, max_t;
+    int64_t bins;
+    const double *times;
+    double *bin_values;
+    bool fixed;
+    double *weights;        /* [samples] rho, then h, then the weight; NaN for a finding in between */
+    int64_t *record;        /* [bins + 2][1 + XD_NORM_LIMBS] this rank's */
+    const int64_t *records; /* [ranks][...] */
+    int ranks;
+} xd_fdistill_args;
+
+/* The entries. */
+typedef struct xd_dmd_loss_kernels {
+    /* sums |x - T| and (F - T)^2 -> parts */
+    xd_result (*vsd_measure)(const xd_launch *launch, const xd_vsd_args *args);
+    /* all_sums -> sample */
+    xd_result (*vsd_weigh)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: the second of the sums is (x - (x - g))^2 -> parts */
+    xd_result (*vsd_rounded)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: all_sums of the last -> sample, but for its weight */
+    xd_result (*vsd_settle)(const xd_launch *launch, const xd_vsd_args *args);
+    xd_result (*vsd_slope)(const xd_launch *launch, const xd_vsd_args *args);
+    /* the second sum is r^2 -> parts */
+    xd_result (*denoise_measure)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_weigh)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_slope)(const xd_launch *launch, const xd_denoise_args *args);
+    /* logits -> sample */
+    xd_result (*gan_terms)(const xd_launch *launch, const xd_gan_args *args);
+    xd_result (*gan_slope)(const xd_launch *launch, const xd_gan_args *args);
+    /* parts -> sums */
+    xd_result (*join)(const xd_launch *launch, const xd_sample_args *args);
+    /* sample -> record, sample_loss */
+    xd_result (*total)(const xd_launch *launch, const xd_sample_args *args);
+    /* records -> factor, values; findings are added to launch->status */
+    xd_result (*finish)(const xd_launch *launch, const xd_sample_args *args);
+    /* logits, times -> weights = rho, record */
+    xd_result (*fdistill_ratios)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* records -> bin_values, findings to launch->status; weights = h; the sum of h -> record */
+    xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* records -> weights */
+    xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
+} xd_dmd_loss_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void);
 
 #endif

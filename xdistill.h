@@ -24,8 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error
-             that names the option.
+             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints; _NO_DMD: distillation of diffusion models.
+             A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -609,6 +609,22 @@ typedef struct xd_rows {
     int64_t rows, cols;
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
+
+/* A sum of two numbers or tensors, c0 p + c1 q: the forward process, a conversion between predictions, guidance. Its derivative
+ * by p is c0, by q c1. */
+typedef struct xd_mix {
+    double c0, c1;
+} xd_mix;
+
+/* out = c0 p + c1 q on rows of samples, each row with its own factors. Rows are samples, or the frames or channels of samples
+ * whose factors are repeated. */
+typedef struct xd_mix_desc {
+    xd_rows p; /* [rows, columns] F32, F16, BF16 or F64 */
+    xd_rows q; /* the same shape, of any of these types; data NULL -> out = c0 p */
+    xd_rows
+        out; /* the same shape, of any of these types; may be p or q itself: same memory, type and stride */
+    const xd_mix *mix; /* [rows], in memory of the context's device */
+} xd_mix_desc;
 
 /* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
  * them in place, at either width. {labels} is an initialiser for 64 bits. */
@@ -5194,6 +5210,254 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
 
 #endif
 
+/* Distillation of diffusion models. */
+#ifndef XDISTILL_NO_DMD
+/* >>dmd/noise_schedule */
+
+/* How a diffusion model mixes data and noise: x_t = alpha(t) x0 + sigma(t) eps, with rates alpha' and sigma' by t. All of it is
+ * host arithmetic in double, with the bits of the C library's functions; nothing here is collective or allocates. */
+
+typedef enum xd_noise_kind {
+    XD_NOISE_FLOW = 0, /* rectified flow: alpha = 1 - t, sigma = t */
+    XD_NOISE_EDM,      /* alpha = 1, sigma = t */
+    XD_NOISE_VP, /* variance preserving, by a table (Stable Diffusion): alpha = sqrt(a), sigma = sqrt(1 - a) */
+    XD_NOISE_TRIG,  /* alpha = cos t, sigma = sin t */
+    XD_NOISE_CUSTOM /* the caller's function */
+} xd_noise_kind;
+
+/* alpha, sigma and their derivatives by t; the rates are NaN where the schedule has none (a VP table). */
+typedef struct xd_noise_level {
+    double alpha, sigma, alpha_rate, sigma_rate;
+} xd_noise_level;
+
+/* A schedule: a plain value, from xd_noise_defaults or by hand. What it points to is borrowed by every call. */
+typedef struct xd_noise_schedule {
+    xd_noise_kind kind;
+    double min_t, max_t; /* 0 <= min_t < max_t; FLOW: max_t <= 1, VP: max_t <= 1, TRIG: max_t <= pi / 2 */
+    double least;        /* bound on divisors, see xd_prediction_mix; 0 -> 1e-6 */
+    const double
+        *table; /* VP: [table_count] a = alpha^2 of step k, above 0 and at most 1, never increasing; step
+                          * k = trunc(t table_count) within the table, without interpolation */
+    int64_t table_count;
+    /* CUSTOM: fills *level, which comes with rates of NaN for functions that know none. Must be pure. */
+    void (*custom)(void *user, double t, xd_noise_level *level);
+    void *user;
+    /* compat, VP: the inverse of the ratio looks 1 / (1 + snr) up, sigma squared, as FastGen does: not an inverse */
+    bool missing_root;
+} xd_noise_schedule;
+
+/* A kind with the range of FastGen: FLOW [0, 0.999], EDM [0.002, 80], VP [0, 0.999] (table still to be given), TRIG
+ * [0, pi / 2], CUSTOM [0, 1] (function still to be given). Pure. */
+XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind);
+
+/* Checks a schedule, its whole table included. Local. Errors: ARGUMENT for a kind, range, bound, table or function that does not
+ * fit the description above. The other calls check no table. */
+XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *schedule);
+
+/* alpha, sigma and rates at t. t may be one f32 beyond an end of the range, since ends are often rounded to f32. Local.
+ * Errors, with *out untouched: ARGUMENT for a schedule that has no range, table or function, a t outside (NaN included), or a
+ * custom level whose alpha or sigma is not finite. */
+XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                   xd_noise_level *out);
+
+/* The root of the signal-to-noise ratio, alpha / sigma with sigma at least `least`; and the time at which it has a value,
+ * within the schedule's range: exact for FLOW, EDM and TRIG; VP: the step whose sigma is nearest to 1 / sqrt(1 + ratio^2);
+ * CUSTOM: by bisection, so the ratio must fall with t. Local. Errors, with *out untouched: those of xd_noise_level_at;
+ * ARGUMENT for a ratio that is negative or NaN. */
+XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out);
+XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double ratio,
+                                        double *out);
+
+/* Time `index` of a grid of `count` times, ascending:
+ *   EDM       (b + j/(count - 1) (a - b))^7 with a = min_t^(1/7), b = max_t^(1/7), j = count - 1 - index
+ *   VP        index / count, the times of the table's steps; count must be table_count
+ *   others    even steps from min_t to max_t, both included
+ * Local. Errors, with *out untouched: ARGUMENT for count < 2, an index outside, a VP grid of another length. */
+XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                    int64_t index, double *out);
+
+/* The index of the time of that grid whose sigma is nearest to `sigma`; of equally near ones the lowest. Looks at all of the
+ * grid. Local. Errors, with *index untouched: those of xd_noise_grid_time and xd_noise_level_at; ARGUMENT for a NaN. */
+XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
+                                  int64_t *index);
+
+/* The times of a student of few steps, from most noise to none, list [steps + 1]:
+ *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0
+ *   others    even steps from max_t down to 0
+ * The student starts from noise times sigma(list[0]). Local. Errors, with the list untouched: ARGUMENT for steps < 1 or > 996,
+ * or a schedule without a range. */
+XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list);
+
+/* Checks a caller's list against the steps and the schedule. Local. Errors: ARGUMENT unless it has steps + 1 times, each below
+ * the one before it, the first at most max_t, the last 0. */
+XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                      const double *list, int64_t count);
+
+/* What a network is told of t, as the exact value of the given type: t in f32, times `scale` in f32, rounded to the type (F32,
+ * F16, BF16); F64: t times scale in double. A scale of 0 leaves t as it is. Narrow types merge times: 0.999 is 1 in BF16, and
+ * 1000 with scale 1000. The library computes with t itself. Pure; NaN for other types. */
+XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype);
+
+/* The scale that FastGen's networks have: 1000 for FLOW and VP, else 1. Pure. */
+XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule);
+
+/* The factors of a network in the manner of EDM: its input is `input` x_t, its label of noise `label`, and
+ *   x0 = denoised.c0 net + denoised.c1 x_t                        with s = sigma_data, t as shifted:
+ *   input = 1 / sqrt(s^2 + t^2)    label = ln(max(t, least)) / 4  c0 = t s / sqrt(s^2 + t^2)    c1 = s^2 / (s^2 + t^2) */
+typedef struct xd_edm_scales {
+    double input, label;
+    xd_mix denoised;
+} xd_edm_scales;
+
+/* sigma_shift is added to t first; FastGen does so when it evaluates. */
+typedef struct xd_edm_desc {
+    double sigma_data;  /* > 0; 0 -> 0.5 */
+    double sigma_shift; /* 0 -> none */
+    double least;       /* 0 -> 1e-6 */
+} xd_edm_desc;
+
+/* Local. Errors, with *out untouched: ARGUMENT for a field that is negative (but sigma_shift), infinite or NaN, or a shifted t that is. */
+XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out);
+
+/* >>dmd/convert */
+
+/* The forward process and conversions between what networks predict. Each is a sum of two tensors (xd_mix): a pure function gives
+ * the factors of one sample, in double, and xd_mix_rows applies those of all samples with one rounding. Nothing is collective:
+ * samples may be split in any way. */
+
+/* What a network predicts of x_t = alpha x0 + sigma eps. */
+typedef enum xd_prediction {
+    XD_PREDICT_X0 = 0,
+    XD_PREDICT_EPS,
+    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP and TRIG, and such CUSTOM schedules */
+    XD_PREDICT_FLOW, /* alpha' x0 + sigma' eps, where the schedule has rates; under rectified flow eps - x0 */
+    XD_PREDICT_SCORE /* -eps / sigma */
+} xd_prediction;
+
+/* A conversion at one time. */
+typedef struct xd_conversion {
+    xd_prediction from, to;
+    /* V means FLOW: under rectified flow alone, where some trainers call it so. There V has no other meaning and is refused. */
+    bool v_is_flow;
+    /* compat: to x0 first and from there on, as other trainers do. Differs where a divisor is below `least`: then x0 no longer
+     * has what the second conversion divides again, and for example flow -> eps at t = 0 is 0. */
+    bool through_x0;
+} xd_conversion;
+
+/* Factors of: out = c0 prediction + c1 x_t, in one step in double. A divisor (sigma from x0, alpha from eps and score, sigma for
+ * score) whose magnitude is below schedule.least is least, with its sign. From a type to itself it is { 1, 0 } and nothing is
+ * checked. c0 is the derivative by the prediction. Local. Errors, with *out untouched: those of xd_noise_level_at; ARGUMENT for an
+ * unknown type, V or FLOW where they have no meaning (above), and v_is_flow under another schedule. */
+XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                   const xd_conversion *conversion, double t, xd_mix *out);
+
+/* Whether networks of this type can be trained under the schedule over its whole range: both directions between it and x0 exist
+ * and, for EPS and SCORE, alpha is above `least` at max_t. For set-ups. Local. Errors: those of xd_prediction_mix and
+ * xd_noise_check. */
+XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                     bool v_is_flow);
+
+/* Factors of the forward process: x_t = c0 x0 + c1 eps; c0 is its derivative by x0. Local. Errors: those of xd_noise_level_at. */
+XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out);
+
+/* Factors of what a network should have predicted: target = c0 x0 + c1 eps. v_is_flow as in xd_conversion. Local. Errors: those of
+ * xd_prediction_mix. */
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                               bool v_is_flow, double t, xd_mix *out);
+
+/* Factors of classifier-free guidance: out = c0 conditional + c1 unconditional = unconditional + scale (conditional -
+ * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional - unconditional),
+ * scale is w + 1. Pure. */
+XD_API xd_mix xd_guidance_mix(double scale);
+
+/* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
+ * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
+ * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,
+ * DTYPE for a type that is not F32, F16, BF16 or F64, SHAPE when shapes differ, a stride is smaller than a row or a size is
+ * negative. NaN and infinity go through. */
+XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc);
+
+/* >>dmd/times */
+
+/* Times of samples, drawn from the distributions that trainers of diffusion models use. A time is a pure function of one number,
+ * its draw, which the caller gives (xd_time_of_draw) or which comes from Philox by seed, stream, step and sample (xd_times_draw):
+ * any rank can compute any sample's. Host arithmetic in double; nothing is collective or allocates. */
+
+typedef enum xd_time_kind {
+    /* The draw is uniform in [0, 1]: */
+    XD_TIME_UNIFORM = 0, /* U (max_t - min_t) + min_t */
+    XD_TIME_SHIFTED,     /* u = U (max_t - min_t) + min_t;  shift u / (u (shift - 1) + 1) */
+    XD_TIME_LOG_NORMAL,  /* exp of a normal (mean, deviation), truncated to [ln min_t, ln max_t] */
+    XD_TIME_LOG_T, /* the same of Student's t with `freedom` degrees of freedom, times deviation, plus mean */
+    /* The draw is a normal number of mean 0 and deviation 1: */
+    XD_TIME_LOGIT_NORMAL, /* sigmoid(Z deviation + mean) (max_t - min_t) + min_t */
+    /* The draw is an index in [first, last]: */
+    XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
+    XD_TIME_LIST, /* list[index] */
+    XD_TIME_STEP  /* index / count: trainers with integer times */
+} xd_time_kind;
+
+typedef struct xd_time_sampler {
+    xd_time_kind kind;
+    double min_t,
+        max_t;    /* 0 <= min_t < max_t; times are clamped to them. LOG kinds take ln(max(min_t, 1e-12)) */
+    double shift; /* SHIFTED: >= 1 */
+    double mean, deviation; /* of the normal and t kinds; deviation > 0 */
+    double freedom;         /* LOG_T: > 0 */
+    const double *list;     /* LIST: [list_count] >= 2 times, descending, the last 0; borrowed */
+    int64_t list_count;
+    int64_t first, last; /* indices, both included. LIST: both 0 -> [0, list_count - 2], never the final 0 */
+    int64_t count;       /* of the grid or the steps */
+    xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
+    xd_dtype
+        dtype; /* of the times: NONE or F64 -> double; F32: the time is an f32, and ends are rounded inward */
+} xd_time_sampler;
+
+/* Whose recipe. */
+typedef enum xd_dmd_recipe {
+    XD_DMD_MODELOPT = 0, /* NVIDIA Model-Optimizer */
+    XD_DMD_FASTGEN,      /* NVlabs FastGen */
+    XD_DMD_ORIGINAL      /* DMD2 by its authors */
+} xd_dmd_recipe;
+
+/* Model-Optimizer: SHIFTED by 5 in [0.001, 0.999] of mean 0 and deviation 1, f32. FastGen: UNIFORM in [0.002, 80] (narrow it:
+ * xd_times_narrow), mean -1.1, deviation 2, shift 5, freedom 0.01, double. Original: STEP in [20, 980] of 1000, range [0, 1].
+ * Fields that the kind does not use are filled, so that the kind can be changed alone; GRID: count 1000, and the indices [0, 999] of FLOW (Model-
+ * Optimizer) or [2, 998] of EDM (FastGen). Pure. */
+XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
+
+/* Intersects the sampler's range with the schedule's. Pure. */
+XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule);
+
+/* Checks a sampler; with a schedule (NULL: none), also that no time can lie outside its range. Local. Errors: ARGUMENT for a
+ * field that does not fit the description above, with the numbers; DTYPE for a type other than NONE, F32 and F64. */
+XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                const xd_noise_schedule *schedule);
+
+/* The time of one draw. Local. Errors, with *out untouched: those of xd_times_check without a schedule; ARGUMENT for a draw outside
+ * [0, 1], an index outside [first, last] or with a fraction, or a NaN. */
+XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out);
+
+/* Times of samples [first, first + count) of a step into times [count]: sample i has block 0 of the numbers of
+ * { seed, stream, micro, step } with sample i: pass the global index, and the times do not depend on the mesh. `random->sample` is
+ * not used. Normals are the inverse distribution of the uniform. Local. Errors, with nothing written: those of xd_times_check;
+ * ARGUMENT for a negative count, or samples outside [0, 2^32). */
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t first, int64_t count, double *times);
+
+/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
+ * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
+ * CausVid's list includes the final 0: last = list_count - 1. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
+ * 1 <= chunk <= frames. */
+XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t frames, int64_t chunk, double *times);
+
+/* An index in [0, count), from block `block` of the numbers: rungs of a list of steps. A rung that all ranks share takes sample 0,
+ * so that nothing has to be broadcast. Pure; count >= 1. */
+XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count);
+
+#endif
+
 /* What reproduces other trainers. */
 #ifndef XDISTILL_NO_COMPAT
 /* >>compat/canonical */
@@ -8025,6 +8289,48 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
     if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 
+/* >>kernel/dmd */
+
+/* What distribution matching computes on rows of samples: [samples, elements], each row one sample or a part of one.
+ *
+ *   mix   out = c0 p + c1 q, row by row with the row's own factors: the forward process, every conversion between
+ *         predictions, guidance. In double: round(fma(c0, p, c1 q)) with the product c1 q rounded to double, and one
+ *         rounding to the type of out, also to F16 and BF16. Without q, and in rows whose c1 is 0, q is not read and the
+ *         result is round(c0 p). The bits are the same on every level and device; where p and q are both NaN the result is
+ *         one NaN or the other. */
+typedef struct xd_dmd_kernels {
+    xd_result (*mix)(const xd_launch *launch, const xd_mix_desc *desc);
+} xd_dmd_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void);
+
+/* >>kernel/dmd_scalar */
+
+/* Formulas of kernel/dmd.h. */
+
+/* A double as f32, rounded to odd: towards zero, and an inexact result has its last bit set. Rounding that to a type of at most
+ * 22 bits gives what rounding the double once gives. */
+XD_SCALAR float xd_float_to_odd(double value) {
+    const float nearest = (float)value;
+    const double back = (double)nearest;
+    uint32_t bits = xd_bits_of_float(nearest);
+    if (fabs(back) > fabs(value)) bits -= 1u; /* rounded away from zero, maybe to infinity */
+    if (back < value || back > value) bits |= 1u;
+    return xd_float_of_bits(bits);
+}
+
+/* Stores a double in any floating type, rounded once. */
+XD_SCALAR void xd_store_once(void *data, xd_dtype dtype, int64_t index, double value) {
+    const bool narrow = dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+    xd_element_store(data, dtype, index, narrow ? (double)xd_float_to_odd(value) : value);
+}
+
+/* An element of mix; `both`: there is a q and c1 is not 0. */
+XD_SCALAR double xd_mix_of(xd_mix pair, bool both, double p, double q) {
+    return both ? xd_fma(pair.c0, p, xd_mul(pair.c1, q)) : xd_mul(pair.c0, p);
+}
+
 /* >>kernel/kernels */
 
 /* Where the tensors of a context are stored. */
@@ -8090,6 +8396,7 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
     xd_result (*fill)(const xd_launch *launch,
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
+    xd_dmd_kernels dmd;
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
@@ -8340,6 +8647,43 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_uld_trl_side XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_side
 #    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
+#endif
+#if defined(XDISTILL_NO_DMD)
+#    define xd_noise_kind XDISTILL_NO_DMD_leaves_out_xd_noise_kind
+#    define xd_noise_level XDISTILL_NO_DMD_leaves_out_xd_noise_level
+#    define xd_noise_schedule XDISTILL_NO_DMD_leaves_out_xd_noise_schedule
+#    define xd_edm_scales XDISTILL_NO_DMD_leaves_out_xd_edm_scales
+#    define xd_edm_desc XDISTILL_NO_DMD_leaves_out_xd_edm_desc
+#    define xd_prediction XDISTILL_NO_DMD_leaves_out_xd_prediction
+#    define xd_conversion XDISTILL_NO_DMD_leaves_out_xd_conversion
+#    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
+#    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
+#    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
+#    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
+#    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
+#    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
+#    define xd_noise_ratio (XDISTILL_NO_DMD_leaves_out_xd_noise_ratio)
+#    define xd_noise_time_of_ratio (XDISTILL_NO_DMD_leaves_out_xd_noise_time_of_ratio)
+#    define xd_noise_grid_time (XDISTILL_NO_DMD_leaves_out_xd_noise_grid_time)
+#    define xd_noise_nearest (XDISTILL_NO_DMD_leaves_out_xd_noise_nearest)
+#    define xd_noise_steps (XDISTILL_NO_DMD_leaves_out_xd_noise_steps)
+#    define xd_noise_steps_check (XDISTILL_NO_DMD_leaves_out_xd_noise_steps_check)
+#    define xd_noise_network_time (XDISTILL_NO_DMD_leaves_out_xd_noise_network_time)
+#    define xd_noise_network_scale (XDISTILL_NO_DMD_leaves_out_xd_noise_network_scale)
+#    define xd_edm_scales_at (XDISTILL_NO_DMD_leaves_out_xd_edm_scales_at)
+#    define xd_prediction_mix (XDISTILL_NO_DMD_leaves_out_xd_prediction_mix)
+#    define xd_prediction_check (XDISTILL_NO_DMD_leaves_out_xd_prediction_check)
+#    define xd_noise_mix (XDISTILL_NO_DMD_leaves_out_xd_noise_mix)
+#    define xd_target_mix (XDISTILL_NO_DMD_leaves_out_xd_target_mix)
+#    define xd_guidance_mix (XDISTILL_NO_DMD_leaves_out_xd_guidance_mix)
+#    define xd_mix_rows (XDISTILL_NO_DMD_leaves_out_xd_mix_rows)
+#    define xd_times_defaults (XDISTILL_NO_DMD_leaves_out_xd_times_defaults)
+#    define xd_times_narrow (XDISTILL_NO_DMD_leaves_out_xd_times_narrow)
+#    define xd_times_check (XDISTILL_NO_DMD_leaves_out_xd_times_check)
+#    define xd_time_of_draw (XDISTILL_NO_DMD_leaves_out_xd_time_of_draw)
+#    define xd_times_draw (XDISTILL_NO_DMD_leaves_out_xd_times_draw)
+#    define xd_times_draw_frames (XDISTILL_NO_DMD_leaves_out_xd_times_draw_frames)
+#    define xd_draw_index (XDISTILL_NO_DMD_leaves_out_xd_draw_index)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -11664,6 +12008,10 @@ typedef struct xdi_span_kernels {
 
     /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
     void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
+
+    /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
+     * still. NULL: as the plain spans do. */
+    void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -15443,6 +15791,34 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
     return &kernels;
 }
 
+/* >>kernel/cpu/dmd.c */
+
+/* Plain kernels of distribution matching: kernel/dmd.h has the formulas. */
+
+/* Elements [begin, end) of the tensor out, which cover several rows or a part of one. */
+static void xdi_cpu_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                              int slot) {
+    const xd_mix_desc *d = (const xd_mix_desc *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t r = i / d->out.cols, c = i - r * d->out.cols;
+        const xd_mix mix = d->mix[r];
+        const bool both = d->q.data && mix.c1 != 0.0;
+        const double p = xd_element_load(d->p.data, d->p.dtype, r * d->p.stride + c);
+        const double q = both ? xd_element_load(d->q.data, d->q.dtype, r * d->q.stride + c) : 0.0;
+        xd_store_once(d->out.data, d->out.dtype, r * d->out.stride + c, xd_mix_of(mix, both, p, q));
+    }
+}
+
+static xd_result xdi_cpu_mix(const xd_launch *launch, const xd_mix_desc *desc) {
+    return xdi_spread_elements(launch, desc->out.rows * desc->out.cols, 1, xdi_cpu_mix_piece, desc);
+}
+
+XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
+    static const xd_dmd_kernels kernels = { xdi_cpu_mix };
+    return &kernels;
+}
+
 /* >>kernel/cpu/optimizer.c */
 
 /* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
@@ -15546,10 +15922,17 @@ static void xdi_plain_round(const xd_philox *random, int64_t element, const floa
     }
 }
 
+static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd) {
+    for (int64_t i = 0; i < n; i++) {
+        const double value = xd_mix_of(mix, q != NULL, (double)p[i], q ? (double)q[i] : 0.0);
+        out[i] = to_odd ? xd_float_to_odd(value) : (float)value;
+    }
+}
+
 static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
                                                   xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round };
+                                                  false,           xdi_plain_round,     xdi_plain_mix };
 
 /* ---- loops over arrays ---- */
 
@@ -16399,6 +16782,7 @@ XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
 XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
 XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
+XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels);
 
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);
@@ -18084,6 +18468,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     NULL,
     true,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -18371,9 +18756,37 @@ XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element
     xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
 }
 
+/* Four doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX2 static inline __m128 xdi_avx2_to_odd(__m256d value, __m128 nearest) {
+    const __m256d back = _mm256_cvtps_pd(nearest), sign = _mm256_set1_pd(-0.0);
+    const __m256d beyond =
+        _mm256_cmp_pd(_mm256_andnot_pd(sign, back), _mm256_andnot_pd(sign, value), _CMP_GT_OQ);
+    const __m256d inexact = _mm256_cmp_pd(back, value, _CMP_NEQ_OQ);
+    const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    const __m256i beyond_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(beyond), low);
+    const __m256i inexact_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(inexact), low);
+    const __m128i down = _mm_add_epi32(_mm_castps_si128(nearest), _mm256_castsi256_si128(beyond_at));
+    return _mm_castsi128_ps(_mm_or_si128(down, _mm_srli_epi32(_mm256_castsi256_si128(inexact_at), 31)));
+}
+
+XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                  bool to_odd) {
+    const __m256d c0 = _mm256_set1_pd(mix.c0), c1 = _mm256_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const __m256d of_p = _mm256_cvtps_pd(_mm_loadu_ps(p + i));
+        const __m256d value =
+            q ? _mm256_fmadd_pd(c0, of_p, _mm256_mul_pd(c1, _mm256_cvtps_pd(_mm_loadu_ps(q + i))))
+              : _mm256_mul_pd(c0, of_p);
+        const __m128 nearest = _mm256_cvtpd_ps(value);
+        _mm_storeu_ps(out + i, to_odd ? xdi_avx2_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -18643,10 +19056,35 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
     return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
 }
 
+/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
+    const __m512d back = _mm512_cvtps_pd(nearest);
+    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
+    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
+    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+}
+
+XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                      bool to_odd) {
+    const __m512d c0 = _mm512_set1_pd(mix.c0), c1 = _mm512_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m512d of_p = _mm512_cvtps_pd(_mm256_loadu_ps(p + i));
+        const __m512d value =
+            q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
+              : _mm512_mul_pd(c0, of_p);
+        const __m256 nearest = _mm512_cvtpd_ps(value);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,
+    xdi_avx2_round,   xdi_avx512_mix,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -21772,6 +22210,53 @@ XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
     kernels->pieces = xdi_simd_reduce_pieces;
 }
 
+/* >>kernel/simd/dmd.c */
+
+/* Distribution matching on vectors, with the bits of the plain kernels: tiles are widened to f32 and rounded back by the spans of the
+ * level, and the arithmetic between is that of kernel/dmd.h. */
+
+static bool xdi_simd_mix_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+/* Elements [c, c + n) of row r, n at most XDI_SPAN. */
+static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
+                              int64_t n) {
+    float p_room[XDI_SPAN], q_room[XDI_SPAN], rounded[XDI_SPAN];
+    const bool narrow = d->out.dtype != XD_DTYPE_F32;
+    const xd_mix mix = d->mix[r];
+    const float *p = xdi_span_widen(spans, d->p.data, d->p.dtype, r * d->p.stride + c, n, p_room), *q = NULL;
+    float *out = narrow ? rounded : (float *)d->out.data + (r * d->out.stride + c);
+    if (d->q.data && mix.c1 != 0.0)
+        q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
+    (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(mix, p, q, out, n, narrow);
+    if (narrow) spans->narrow(rounded, (uint16_t *)d->out.data + (r * d->out.stride + c), d->out.dtype, n);
+}
+
+static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                               int slot) {
+    const xd_mix_desc *d = (const xd_mix_desc *)args;
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
+    (void)slot;
+    for (int64_t i = begin, n; i < end; i += n) {
+        const int64_t r = i / d->out.cols, c = i - r * d->out.cols, row = d->out.cols - c;
+        n = row < end - i ? row : end - i;
+        if (n > XDI_SPAN) n = XDI_SPAN;
+        xdi_simd_mix_span(spans, d, r, c, n);
+    }
+}
+
+static xd_result xdi_simd_mix(const xd_launch *launch, const xd_mix_desc *d) {
+    const bool vectors = xdi_simd_mix_takes(d->p.dtype) && xdi_simd_mix_takes(d->out.dtype) &&
+                         (!d->q.data || xdi_simd_mix_takes(d->q.dtype));
+    if (!vectors) return xd_dmd_kernels_cpu()->mix(launch, d);
+    return xdi_spread_elements(launch, d->out.rows * d->out.cols, 1, xdi_simd_mix_piece, d);
+}
+
+XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
+    kernels->mix = xdi_simd_mix;
+}
+
 /* >>kernel/kernels.c */
 
 /* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
@@ -21878,6 +22363,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
+    kernels->dmd = *xd_dmd_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -21886,6 +22372,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_xtoken_fill(&kernels->xtoken);
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
+        xdi_simd_dmd_fill(&kernels->dmd);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }
@@ -56132,6 +56619,33 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 #endif
 #endif
 
+#ifndef XDISTILL_NO_DMD
+/* >>dmd/internal */
+
+/* noise_schedule.c: the schedule's lower bound on divisors; a divisor with it. */
+XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule);
+XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor);
+
+/* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
+XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
+
+/* noise_schedule.c: time `index` of EDM's grid. */
+XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
+
+/* >>dmd/noise_schedule.c */
+
+/* Noise schedules: levels, ratios, grids, lists of steps. */
+
+/* >>dmd/convert.c */
+
+/* Conversions between predictions, as factors of two tensors. */
+
+/* >>dmd/times.c */
+
+/* Times from draws. */
+
+#endif
+
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
 
@@ -58073,4 +58587,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ac719069aa58054b6ec0aa860cc074cc72d4c8c999d596540177089c1c5d0155 */
+/* xdistill sha256 576dfc8f93f6afffdebff79e71887662dc3e20f6733457666f98ad2249c5cb69 */

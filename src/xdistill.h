@@ -24,8 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error
-             that names the option.
+             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints; _NO_DMD: distillation of diffusion models.
+             A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -136,6 +136,13 @@
 #include "checkpoint/full.h"
 #endif
 
+/* Distillation of diffusion models. */
+#ifndef XDISTILL_NO_DMD
+#include "dmd/noise_schedule.h"
+#include "dmd/convert.h"
+#include "dmd/times.h"
+#endif
+
 /* What reproduces other trainers. */
 #ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.h"
@@ -178,6 +185,8 @@
 #include "kernel/xtoken.h"
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
+#include "kernel/dmd.h"
+#include "kernel/dmd_scalar.h"
 #include "kernel/kernels.h"
 #include "comm/transport.h"
 #include "tensor/interval.h"
@@ -234,6 +243,7 @@
 #include "kernel/cpu/xtoken_table.c"
 #include "kernel/cpu/uld.c"
 #include "kernel/cpu/mft.c"
+#include "kernel/cpu/dmd.c"
 #include "kernel/cpu/optimizer.c"
 #include "kernel/cpu/clip.c"
 #include "kernel/cpu/matmul.h"
@@ -262,6 +272,7 @@
 #include "kernel/simd/xtoken.c"
 #include "kernel/simd/uld.c"
 #include "kernel/simd/reduce.c"
+#include "kernel/simd/dmd.c"
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"
@@ -420,6 +431,13 @@
 #ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.c"
 #endif
+#endif
+
+#ifndef XDISTILL_NO_DMD
+#include "dmd/internal.h"
+#include "dmd/noise_schedule.c"
+#include "dmd/convert.c"
+#include "dmd/times.c"
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */

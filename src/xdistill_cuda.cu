@@ -39,4 +39,5 @@
 #include "cuda/xtoken_lists.cu"
 #include "cuda/xtoken_chunks.cu"
 #include "cuda/uld.cu"
+#include "cuda/dmd.cu"
 #include "cuda/table.cu"

@@ -28,6 +28,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_list_kernels_load(ctx));
     XD_TRY(xdi_cuda_chunks_load(ctx));
     XD_TRY(xdi_cuda_uld_load(ctx));
+    XD_TRY(xdi_cuda_dmd_load(ctx));
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -63,6 +64,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
+    kernels.dmd = xdi_cuda_dmd_table();
     return kernels;
 }
 

@@ -104,6 +104,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
+    kernels->dmd = *xd_dmd_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -112,6 +113,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_xtoken_fill(&kernels->xtoken);
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
+        xdi_simd_dmd_fill(&kernels->dmd);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }

@@ -49,6 +49,10 @@ typedef struct xdi_span_kernels {
 
     /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
     void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
+
+    /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
+     * still. NULL: as the plain spans do. */
+    void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */

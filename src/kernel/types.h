@@ -14,6 +14,22 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
+/* A sum of two numbers or tensors, c0 p + c1 q: the forward process, a conversion between predictions, guidance. Its derivative
+ * by p is c0, by q c1. */
+typedef struct xd_mix {
+    double c0, c1;
+} xd_mix;
+
+/* out = c0 p + c1 q on rows of samples, each row with its own factors. Rows are samples, or the frames or channels of samples
+ * whose factors are repeated. */
+typedef struct xd_mix_desc {
+    xd_rows p; /* [rows, columns] F32, F16, BF16 or F64 */
+    xd_rows q; /* the same shape, of any of these types; data NULL -> out = c0 p */
+    xd_rows
+        out; /* the same shape, of any of these types; may be p or q itself: same memory, type and stride */
+    const xd_mix *mix; /* [rows], in memory of the context's device */
+} xd_mix_desc;
+
 /* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
  * them in place, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {

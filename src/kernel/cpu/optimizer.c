@@ -1,5 +1,6 @@
 /* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
 
+#include "kernel/dmd_scalar.h"
 #include "kernel/internal.h"
 #include "kernel/optimizer_scalar.h"
 #include "kernel/span.h"
@@ -103,10 +104,17 @@ static void xdi_plain_round(const xd_philox *random, int64_t element, const floa
     }
 }
 
+static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd) {
+    for (int64_t i = 0; i < n; i++) {
+        const double value = xd_mix_of(mix, q != NULL, (double)p[i], q ? (double)q[i] : 0.0);
+        out[i] = to_odd ? xd_float_to_odd(value) : (float)value;
+    }
+}
+
 static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
                                                   xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round };
+                                                  false,           xdi_plain_round,     xdi_plain_mix };
 
 /* ---- loops over arrays ---- */
 

@@ -279,9 +279,37 @@ XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element
     xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
 }
 
+/* Four doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX2 static inline __m128 xdi_avx2_to_odd(__m256d value, __m128 nearest) {
+    const __m256d back = _mm256_cvtps_pd(nearest), sign = _mm256_set1_pd(-0.0);
+    const __m256d beyond =
+        _mm256_cmp_pd(_mm256_andnot_pd(sign, back), _mm256_andnot_pd(sign, value), _CMP_GT_OQ);
+    const __m256d inexact = _mm256_cmp_pd(back, value, _CMP_NEQ_OQ);
+    const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    const __m256i beyond_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(beyond), low);
+    const __m256i inexact_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(inexact), low);
+    const __m128i down = _mm_add_epi32(_mm_castps_si128(nearest), _mm256_castsi256_si128(beyond_at));
+    return _mm_castsi128_ps(_mm_or_si128(down, _mm_srli_epi32(_mm256_castsi256_si128(inexact_at), 31)));
+}
+
+XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                  bool to_odd) {
+    const __m256d c0 = _mm256_set1_pd(mix.c0), c1 = _mm256_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const __m256d of_p = _mm256_cvtps_pd(_mm_loadu_ps(p + i));
+        const __m256d value =
+            q ? _mm256_fmadd_pd(c0, of_p, _mm256_mul_pd(c1, _mm256_cvtps_pd(_mm_loadu_ps(q + i))))
+              : _mm256_mul_pd(c0, of_p);
+        const __m128 nearest = _mm256_cvtpd_ps(value);
+        _mm_storeu_ps(out + i, to_odd ? xdi_avx2_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

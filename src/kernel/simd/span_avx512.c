@@ -262,10 +262,35 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
     return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
 }
 
+/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
+    const __m512d back = _mm512_cvtps_pd(nearest);
+    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
+    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
+    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+}
+
+XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                      bool to_odd) {
+    const __m512d c0 = _mm512_set1_pd(mix.c0), c1 = _mm512_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m512d of_p = _mm512_cvtps_pd(_mm256_loadu_ps(p + i));
+        const __m512d value =
+            q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
+              : _mm512_mul_pd(c0, of_p);
+        const __m256 nearest = _mm512_cvtpd_ps(value);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,
+    xdi_avx2_round,   xdi_avx512_mix,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

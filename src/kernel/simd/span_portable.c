@@ -121,6 +121,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     NULL,
     true,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)

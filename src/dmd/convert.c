@@ -1,0 +1,3 @@
+/* Conversions between predictions, as factors of two tensors. */
+
+#include "dmd/internal.h"

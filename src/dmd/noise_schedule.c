@@ -1,0 +1,3 @@
+/* Noise schedules: levels, ratios, grids, lists of steps. */
+
+#include "dmd/internal.h"

@@ -1,0 +1,3 @@
+/* Times from draws. */
+
+#include "dmd/internal.h"

@@ -1,0 +1,28 @@
+/* Plain kernels of distribution matching: kernel/dmd.h has the formulas. */
+
+#include "kernel/dmd_scalar.h"
+#include "kernel/internal.h"
+
+/* Elements [begin, end) of the tensor out, which cover several rows or a part of one. */
+static void xdi_cpu_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                              int slot) {
+    const xd_mix_desc *d = (const xd_mix_desc *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t r = i / d->out.cols, c = i - r * d->out.cols;
+        const xd_mix mix = d->mix[r];
+        const bool both = d->q.data && mix.c1 != 0.0;
+        const double p = xd_element_load(d->p.data, d->p.dtype, r * d->p.stride + c);
+        const double q = both ? xd_element_load(d->q.data, d->q.dtype, r * d->q.stride + c) : 0.0;
+        xd_store_once(d->out.data, d->out.dtype, r * d->out.stride + c, xd_mix_of(mix, both, p, q));
+    }
+}
+
+static xd_result xdi_cpu_mix(const xd_launch *launch, const xd_mix_desc *desc) {
+    return xdi_spread_elements(launch, desc->out.rows * desc->out.cols, 1, xdi_cpu_mix_piece, desc);
+}
+
+XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
+    static const xd_dmd_kernels kernels = { xdi_cpu_mix };
+    return &kernels;
+}

@@ -5452,17 +5452,21 @@ typedef enum xd_time_kind {
 typedef struct xd_time_sampler {
     xd_time_kind kind;
     double min_t,
-        max_t;    /* 0 <= min_t < max_t; times are clamped to them. LOG kinds take ln(max(min_t, 1e-12)) */
-    double shift; /* SHIFTED: >= 1 */
+        max_t; /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to them. The LOG kinds
+                             * take ln(max(min_t, 1e-12)) */
+    double shift;           /* SHIFTED: >= 1 */
     double mean, deviation; /* of the normal and t kinds; deviation > 0 */
     double freedom;         /* LOG_T: > 0 */
-    const double *list;     /* LIST: [list_count] >= 2 times, descending, the last 0; borrowed */
+    const double
+        *list; /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0; borrowed */
     int64_t list_count;
-    int64_t first, last; /* indices, both included. LIST: both 0 -> [0, list_count - 2], never the final 0 */
+    bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
+    int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid or the steps */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
-        dtype; /* of the times: NONE or F64 -> double; F32: the time is an f32, and ends are rounded inward */
+        dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
+                          * range that are nearest to its ends */
 } xd_time_sampler;
 
 /* Whose recipe. */
@@ -5499,7 +5503,7 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 
 /* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
  * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
- * CausVid's list includes the final 0: last = list_count - 1. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
+ * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
  * 1 <= chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                       int64_t frames, int64_t chunk, double *times);
@@ -58060,6 +58064,12 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule);
 XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor);
 
+/* noise_schedule.c: xd_noise_check without a look at the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *schedule);
+
+/* noise_schedule.c: times descend from at most max_t to 0, at least two of them. */
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t);
+
 /* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
 XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
 
@@ -58070,13 +58080,828 @@ XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_
 
 /* Noise schedules: levels, ratios, grids, lists of steps. */
 
+#include <math.h>
+#include <string.h>
+
+#define XDI_HALF_PI 1.5707963267948966
+
+/* EDM's grid has equal steps of t^(1/7). The few steps of a student are between two of its 1000 times. */
+enum { XDI_EDM_POWER = 7, XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
+
+XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
+    xd_noise_schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = kind;
+    schedule.max_t = 0.999;
+    if (kind == XD_NOISE_EDM) schedule.min_t = 0.002, schedule.max_t = 80.0;
+    if (kind == XD_NOISE_TRIG) schedule.max_t = XDI_HALF_PI;
+    if (kind == XD_NOISE_CUSTOM) schedule.max_t = 1.0;
+    return schedule;
+}
+
+XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule) {
+    return schedule->least > 0.0 ? schedule->least : 1e-6;
+}
+
+XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor) {
+    const double least = xdi_noise_least(schedule);
+    if (divisor >= 0.0) return divisor > least ? divisor : least;
+    return divisor < -least ? divisor : -least;
+}
+
+/* ---- checks ---- */
+
+static double xdi_noise_end(xd_noise_kind kind) {
+    if (kind == XD_NOISE_FLOW || kind == XD_NOISE_VP) return 1.0;
+    if (kind == XD_NOISE_TRIG) return XDI_HALF_PI;
+    return HUGE_VAL;
+}
+
+/* All but the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no noise schedule is given");
+    XD_REQUIRE(ctx, s->kind >= XD_NOISE_FLOW && s->kind <= XD_NOISE_CUSTOM, XD_ERROR_ARGUMENT,
+               "kind %d is no noise schedule", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "a schedule of times from min_t %g to max_t %g: 0 <= min_t < max_t is needed", s->min_t,
+               s->max_t);
+    XD_REQUIRE(ctx, s->max_t <= xdi_noise_end(s->kind), XD_ERROR_ARGUMENT,
+               "max_t %.17g is past the schedule's end, %.17g", s->max_t, xdi_noise_end(s->kind));
+    XD_REQUIRE(ctx, s->least >= 0.0 && isfinite(s->least), XD_ERROR_ARGUMENT,
+               "the bound on divisors, least, is %g", s->least);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || (s->table && s->table_count >= 1), XD_ERROR_ARGUMENT,
+               "a VP schedule with %s of %lld steps", s->table ? "a table" : "no table",
+               (long long)s->table_count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_CUSTOM || s->custom, XD_ERROR_ARGUMENT,
+               "a CUSTOM schedule without a function");
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    for (int64_t k = 0; s->kind == XD_NOISE_VP && k < s->table_count; k++) {
+        XD_REQUIRE(ctx, s->table[k] > 0.0 && s->table[k] <= 1.0, XD_ERROR_ARGUMENT,
+                   "step %lld of the table is %g: above 0 and at most 1 is needed", (long long)k,
+                   s->table[k]);
+        XD_REQUIRE(ctx, k == 0 || s->table[k] <= s->table[k - 1], XD_ERROR_ARGUMENT,
+                   "the table rises from %g to %g at step %lld", s->table[k - 1], s->table[k], (long long)k);
+    }
+    return XD_OK;
+}
+
+/* One f32 of slack at each end. */
+static xd_result xdi_noise_check_time(xd_ctx *ctx, const xd_noise_schedule *s, double t) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    const double low = (double)nextafterf((float)s->min_t, -HUGE_VALF);
+    const double high = (double)nextafterf((float)s->max_t, HUGE_VALF);
+    XD_REQUIRE(ctx, t >= low && t <= high, XD_ERROR_ARGUMENT,
+               "t %.9g is outside the schedule's times, %.9g to %.9g", t, s->min_t, s->max_t);
+    return XD_OK;
+}
+
+/* ---- levels ---- */
+
+static xd_noise_level xdi_noise_level_of(double alpha, double sigma, double alpha_rate, double sigma_rate) {
+    const xd_noise_level level = { alpha, sigma, alpha_rate, sigma_rate };
+    return level;
+}
+
+/* The first step is clamped too: t may be a little below 0. */
+static xd_noise_level xdi_noise_of_step(const xd_noise_schedule *s, int64_t step) {
+    const int64_t last = s->table_count - 1, k = step < 0 ? 0 : step > last ? last : step;
+    return xdi_noise_level_of(sqrt(s->table[k]), sqrt(1.0 - s->table[k]), (double)NAN, (double)NAN);
+}
+
+static xd_noise_level xdi_noise_at(const xd_noise_schedule *s, double t) {
+    xd_noise_level level;
+    switch (s->kind) {
+    case XD_NOISE_FLOW: return xdi_noise_level_of(1.0 - t, t, -1.0, 1.0);
+    case XD_NOISE_EDM: return xdi_noise_level_of(1.0, t, 0.0, 1.0);
+    case XD_NOISE_VP: return xdi_noise_of_step(s, (int64_t)(t * (double)s->table_count));
+    case XD_NOISE_TRIG: return xdi_noise_level_of(cos(t), sin(t), -sin(t), cos(t));
+    default: break;
+    }
+    level = xdi_noise_level_of((double)NAN, (double)NAN, (double)NAN, (double)NAN);
+    s->custom(s->user, t, &level);
+    return level;
+}
+
+XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                   xd_noise_level *out) {
+    XD_TRY(xdi_noise_check_time(ctx, schedule, t));
+    const xd_noise_level level = xdi_noise_at(schedule, t);
+    XD_REQUIRE(ctx, isfinite(level.alpha) && isfinite(level.sigma), XD_ERROR_ARGUMENT,
+               "the schedule's alpha is %g and its sigma %g at t %.9g", level.alpha, level.sigma, t);
+    *out = level;
+    return XD_OK;
+}
+
+/* ---- signal to noise ---- */
+
+static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level level) {
+    return level.alpha / xdi_noise_divisor(s, level.sigma);
+}
+
+XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    *out = xdi_noise_ratio_of(schedule, level);
+    return XD_OK;
+}
+
+/* The halves of the range go down to neighbouring doubles. */
+static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double low = s->min_t, high = s->max_t;
+    for (;;) {
+        const double middle = low + 0.5 * (high - low);
+        double there = 0.0;
+        if (middle <= low || middle >= high) break;
+        XD_TRY(xd_noise_ratio(ctx, s, middle, &there));
+        if (there > ratio)
+            low = middle;
+        else
+            high = middle;
+    }
+    *out = high;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double t = 0.0;
+    int64_t index = 0;
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, ratio >= 0.0, XD_ERROR_ARGUMENT,
+               "%g is no ratio of signal to noise: at least 0 is needed", ratio);
+    if (s->kind == XD_NOISE_FLOW) t = 1.0 / (1.0 + ratio);
+    if (s->kind == XD_NOISE_EDM) t = 1.0 / ratio;
+    if (s->kind == XD_NOISE_TRIG) t = atan2(1.0, ratio);
+    if (s->kind == XD_NOISE_CUSTOM) XD_TRY(xdi_noise_bisect(ctx, s, ratio, &t));
+    if (s->kind == XD_NOISE_VP) {
+        const double square = 1.0 / (1.0 + ratio * ratio);
+        XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
+        t = (double)index / (double)s->table_count;
+    }
+    *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
+    return XD_OK;
+}
+
+/* ---- grids ---- */
+
+/* Each half from its own end. */
+XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i) {
+    const double step = (b - a) / (double)(count - 1);
+    return i < count / 2 ? a + step * (double)i : b - step * (double)(count - 1 - i);
+}
+
+XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index) {
+    const double a = pow(min_t, 1.0 / XDI_EDM_POWER), b = pow(max_t, 1.0 / XDI_EDM_POWER);
+    const double share = (double)(count - 1 - index) / (double)(count - 1);
+    return pow(b + share * (a - b), XDI_EDM_POWER);
+}
+
+static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
+               "a grid of %lld times: at least 2 are needed", (long long)count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || count == s->table_count, XD_ERROR_ARGUMENT,
+               "a grid of %lld times of a table of %lld steps", (long long)count, (long long)s->table_count);
+    return XD_OK;
+}
+
+static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64_t index) {
+    if (s->kind == XD_NOISE_EDM) return xdi_edm_time(s->min_t, s->max_t, count, index);
+    if (s->kind == XD_NOISE_VP) return (double)index / (double)count;
+    return xdi_even_step(s->min_t, s->max_t, count, index);
+}
+
+XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                    int64_t index, double *out) {
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, index >= 0 && index < count, XD_ERROR_ARGUMENT, "time %lld of a grid of %lld",
+               (long long)index, (long long)count);
+    *out = xdi_noise_grid_at(schedule, count, index);
+    return XD_OK;
+}
+
+/* A step of the table is looked up by its number: its time times table_count may be a little less. */
+static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count, int64_t index,
+                                      double *out) {
+    xd_noise_level level;
+    if (s->kind == XD_NOISE_VP) {
+        *out = xdi_noise_of_step(s, index).sigma;
+        return XD_OK;
+    }
+    XD_TRY(xd_noise_level_at(ctx, s, xdi_noise_grid_at(s, count, index), &level));
+    *out = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
+                                  int64_t *index) {
+    int64_t best = 0;
+    double least = HUGE_VAL;
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, !isnan(sigma), XD_ERROR_ARGUMENT, "no sigma is nearest to %g", sigma);
+    for (int64_t i = 0; i < count; i++) {
+        double there = 0.0;
+        XD_TRY(xdi_noise_grid_sigma(ctx, schedule, count, i, &there));
+        if (fabs(there - sigma) < least) {
+            least = fabs(there - sigma);
+            best = i;
+        }
+    }
+    *index = best;
+    return XD_OK;
+}
+
+/* ---- lists of few steps ---- */
+
+XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
+               "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
+    for (int i = 0; i < steps; i++) {
+        list[i] = xdi_even_step(schedule->max_t, 0.0, steps + 1, i);
+        if (schedule->kind == XD_NOISE_EDM)
+            list[i] = xdi_edm_time(schedule->min_t, schedule->max_t, XDI_EDM_TIMES,
+                                   (int64_t)xdi_even_step(XDI_EDM_LAST, XDI_EDM_FIRST, steps + 1, i));
+    }
+    list[steps] = 0.0;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t) {
+    XD_REQUIRE(ctx, list && count >= 2, XD_ERROR_ARGUMENT, "%s of %lld times: at least 2 are needed",
+               list ? "a list" : "no list", (long long)count);
+    XD_REQUIRE(ctx, list[0] <= max_t, XD_ERROR_ARGUMENT, "the list begins at %.9g, above max_t %.9g", list[0],
+               max_t);
+    for (int64_t i = 1; i < count; i++)
+        XD_REQUIRE(ctx, list[i] < list[i - 1], XD_ERROR_ARGUMENT,
+                   "the list does not descend: %.9g comes after %.9g, as time %lld", list[i], list[i - 1],
+                   (long long)i);
+    XD_REQUIRE(ctx, list[count - 1] == 0.0, XD_ERROR_ARGUMENT, "the list ends in %.9g, not in 0",
+               list[count - 1]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                      const double *list, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", steps);
+    XD_REQUIRE(ctx, list && count == (int64_t)steps + 1, XD_ERROR_ARGUMENT,
+               "%s of %lld times for %d steps: %d are needed", list ? "a list" : "no list", (long long)count,
+               steps, steps + 1);
+    return xdi_noise_check_list(ctx, list, count, schedule->max_t);
+}
+
+/* ---- what networks see ---- */
+
+XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F64) return scale != 0.0 ? t * scale : t;
+    float seen = (float)t;
+    if (scale != 0.0) seen *= (float)scale;
+    if (dtype == XD_DTYPE_F32) return (double)seen;
+    if (dtype == XD_DTYPE_BF16) return (double)xd_f32_from_bf16(xd_bf16_from_f32(seen));
+    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xd_f16_from_f32(seen));
+    return (double)NAN;
+}
+
+XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule) {
+    return schedule->kind == XD_NOISE_FLOW || schedule->kind == XD_NOISE_VP ? 1000.0 : 1.0;
+}
+
+/* ---- EDM's network ---- */
+
+XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
+    const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
+    const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
+    XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);
+    XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
+    XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
+               "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
+    const double square = s * s + shifted * shifted, root = sqrt(square);
+    out->input = 1.0 / root;
+    out->label = log(shifted > least ? shifted : least) / 4.0;
+    out->denoised.c0 = shifted * s / root;
+    out->denoised.c1 = s * s / square;
+    return XD_OK;
+}
+
 /* >>dmd/convert.c */
 
-/* Conversions between predictions, as factors of two tensors. */
+/* Conversions between predictions, as factors of two tensors.
+ *
+ * Every type is a sum of x0 and eps, (a, b); x_t is (alpha, sigma). A prediction and x_t are two equations for x0 and eps, and any
+ * other type follows from those: with D(type) = a sigma - b alpha, the determinant of type and x_t,
+ *
+ *     to = D(to) / D(from) from + (b_to a_from - a_to b_from) / D(from) x_t
+ *
+ * D is sigma for x0, -alpha for eps, and exactly -1 for flow under FLOW, EDM and TRIG and for v, so nothing cancels. The score is
+ * eps over -sigma. */
+
+#include <math.h>
+
+/* A type as a sum of x0 and eps, and its determinant. */
+typedef struct xdi_type {
+    double a, b, determinant;
+} xdi_type;
+
+static const char *xdi_prediction_name(xd_prediction type) {
+    static const char *const names[] = { "x0", "eps", "v", "flow", "score" };
+    return names[type];
+}
+
+static bool xdi_prediction_known(xd_prediction type) {
+    return type >= XD_PREDICT_X0 && type <= XD_PREDICT_SCORE;
+}
+
+/* The score is eps too, over -sigma. */
+static bool xdi_is_eps(xd_prediction type) {
+    return type == XD_PREDICT_EPS || type == XD_PREDICT_SCORE;
+}
+
+static bool xdi_is_unit(const xd_noise_level *level) {
+    return fabs(level->alpha * level->alpha + level->sigma * level->sigma - 1.0) <= 1e-2;
+}
+
+static const char *xdi_noise_name(xd_noise_kind kind) {
+    static const char *const names[] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    return names[kind];
+}
+
+/* Replaces V by FLOW where that is what it means. */
+static xd_result xdi_prediction_meant(xd_ctx *ctx, const xd_noise_schedule *s, bool v_is_flow,
+                                      xd_prediction *type) {
+    XD_REQUIRE(ctx, xdi_prediction_known(*type), XD_ERROR_ARGUMENT, "prediction %d is unknown", (int)*type);
+    XD_REQUIRE(ctx, !v_is_flow || s->kind == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "v_is_flow is of FLOW schedules, not of %s", xdi_noise_name(s->kind));
+    if (*type == XD_PREDICT_V && v_is_flow) *type = XD_PREDICT_FLOW;
+    return XD_OK;
+}
+
+/* The score is seen as eps. */
+static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction type,
+                             const xd_noise_level *level, xdi_type *out) {
+    const bool exact = s->kind != XD_NOISE_CUSTOM;
+    const xdi_type x0 = { 1.0, 0.0, level->sigma }, eps = { 0.0, 1.0, -level->alpha };
+    const xdi_type v = { -level->sigma, level->alpha, -1.0 };
+    const xdi_type flow = { level->alpha_rate, level->sigma_rate,
+                            exact ? -1.0
+                                  : level->alpha_rate * level->sigma - level->sigma_rate * level->alpha };
+    if (type == XD_PREDICT_V)
+        XD_REQUIRE(ctx, s->kind != XD_NOISE_FLOW && s->kind != XD_NOISE_EDM && xdi_is_unit(level),
+                   XD_ERROR_ARGUMENT,
+                   "v has no meaning under a %s schedule with alpha %g and sigma %g: it needs alpha^2 + "
+                   "sigma^2 = 1",
+                   xdi_noise_name(s->kind), level->alpha, level->sigma);
+    if (type == XD_PREDICT_FLOW)
+        XD_REQUIRE(ctx, isfinite(level->alpha_rate) && isfinite(level->sigma_rate), XD_ERROR_ARGUMENT,
+                   "flow has no meaning under a %s schedule whose rates are %g and %g",
+                   xdi_noise_name(s->kind), level->alpha_rate, level->sigma_rate);
+    *out = type == XD_PREDICT_X0 ? x0 : type == XD_PREDICT_V ? v : type == XD_PREDICT_FLOW ? flow : eps;
+    return XD_OK;
+}
+
+/* At a level; the caller has replaced V and given two known types. */
+static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction from,
+                                       xd_prediction to, const xd_noise_level *level, xd_mix *out) {
+    const double sigma = xdi_noise_divisor(s, level->sigma);
+    xdi_type p, q;
+    XD_TRY(xdi_type_of(ctx, s, from, level, &p));
+    XD_TRY(xdi_type_of(ctx, s, to, level, &q));
+    /* Where it is 0, it has the sign that it has at other times: that of sigma, or of -alpha. */
+    const double determinant =
+        from == XD_PREDICT_X0 ? xdi_noise_divisor(s, p.determinant) : -xdi_noise_divisor(s, -p.determinant);
+    out->c0 = xdi_is_eps(from) && xdi_is_eps(to) ? 1.0 : q.determinant / determinant;
+    out->c1 = (q.b * p.a - q.a * p.b) / determinant;
+    if (from == XD_PREDICT_SCORE) out->c0 *= -level->sigma;
+    if (to == XD_PREDICT_SCORE) out->c0 /= -sigma, out->c1 /= -sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                   const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction from = conversion->from, to = conversion->to;
+    const xd_mix same = { 1.0, 0.0 };
+    xd_mix mix = same, second = same;
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    if (from != to) {
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &to));
+    }
+    if (from != to && conversion->through_x0) {
+        if (from != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, from, XD_PREDICT_X0, &level, &mix));
+        if (to != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, XD_PREDICT_X0, to, &level, &second));
+        mix.c0 = second.c0 * mix.c0;
+        mix.c1 = second.c0 * mix.c1 + second.c1;
+    } else if (from != to) {
+        XD_TRY(xdi_prediction_direct(ctx, schedule, from, to, &level, &mix));
+    }
+    *out = mix;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                     bool v_is_flow) {
+    xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
+    xd_noise_level level;
+    xd_mix mix;
+    XD_TRY(xd_noise_check(ctx, schedule));
+    XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->min_t, &mix));
+    XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_least(schedule), XD_ERROR_ARGUMENT,
+               "%s says nothing of x0 at max_t %.9g: alpha is %g there, and has to be above %g",
+               xdi_prediction_name(type), schedule->max_t, level.alpha, xdi_noise_least(schedule));
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    out->c0 = level.alpha;
+    out->c1 = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                               bool v_is_flow, double t, xd_mix *out) {
+    xd_noise_level level;
+    xdi_type target;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_prediction_meant(ctx, schedule, v_is_flow, &type));
+    XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
+    out->c0 = target.a;
+    out->c1 = type == XD_PREDICT_SCORE ? -1.0 / xdi_noise_divisor(schedule, level.sigma) : target.b;
+    return XD_OK;
+}
+
+XD_API xd_mix xd_guidance_mix(double scale) {
+    const xd_mix mix = { scale, 1.0 - scale };
+    return mix;
+}
+
+/* ---- rows ---- */
+
+static bool xdi_mix_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F64;
+}
+
+/* Sets a stride of 0 to the number of columns. */
+static xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
+    if (x->stride == 0) x->stride = x->cols;
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && x->stride >= x->cols, XD_ERROR_SHAPE,
+               "%s has %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    XD_REQUIRE(ctx, x->rows == out->rows && x->cols == out->cols, XD_ERROR_SHAPE,
+               "%s is %lld x %lld and out %lld x %lld", name, (long long)x->rows, (long long)x->cols,
+               (long long)out->rows, (long long)out->cols);
+    XD_REQUIRE(ctx, xdi_mix_takes(x->dtype), XD_ERROR_DTYPE, "%s is %s: F32, F16, BF16 or F64 is needed",
+               name, xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT, "%s has no memory", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
+    xd_mix_desc d = *desc;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "out", &d.out));
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "p", &d.p));
+    if (d.q.data) XD_TRY(xdi_mix_check_rows(ctx, &d.out, "q", &d.q));
+    if (d.out.rows == 0 || d.out.cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, d.mix, XD_ERROR_ARGUMENT, "no factors for %lld rows", (long long)d.out.rows);
+    return xd_ctx_kernels(ctx)->dmd.mix(&launch, &d);
+}
 
 /* >>dmd/times.c */
 
 /* Times from draws. */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+
+XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
+    xd_time_sampler s;
+    memset(&s, 0, sizeof s);
+    s.kind = XD_TIME_SHIFTED;
+    s.min_t = 0.001, s.max_t = 0.999;
+    s.shift = 5.0;
+    s.deviation = 1.0;
+    s.freedom = 0.01;
+    s.count = 1000, s.last = 999;
+    s.dtype = XD_DTYPE_F32;
+    if (recipe == XD_DMD_FASTGEN) {
+        s.kind = XD_TIME_UNIFORM;
+        s.min_t = 0.002, s.max_t = 80.0;
+        s.mean = -1.1, s.deviation = 2.0;
+        s.grid = XD_NOISE_EDM, s.first = 2, s.last = 998;
+        s.dtype = XD_DTYPE_F64;
+    }
+    if (recipe == XD_DMD_ORIGINAL) {
+        s.kind = XD_TIME_STEP;
+        s.min_t = 0.0, s.max_t = 1.0;
+        s.first = 20, s.last = 980;
+    }
+    return s;
+}
+
+XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule) {
+    if (sampler->min_t < schedule->min_t) sampler->min_t = schedule->min_t;
+    if (sampler->max_t > schedule->max_t) sampler->max_t = schedule->max_t;
+}
+
+/* ---- checks ---- */
+
+/* The ends to which times are clamped. */
+static double xdi_time_low(const xd_time_sampler *s) {
+    const float nearest = (float)s->min_t;
+    if (s->dtype != XD_DTYPE_F32) return s->min_t;
+    return (double)((double)nearest < s->min_t ? nextafterf(nearest, HUGE_VALF) : nearest);
+}
+
+static double xdi_time_high(const xd_time_sampler *s) {
+    const float nearest = (float)s->max_t;
+    if (s->dtype != XD_DTYPE_F32) return s->max_t;
+    return (double)((double)nearest > s->max_t ? nextafterf(nearest, -HUGE_VALF) : nearest);
+}
+
+static bool xdi_time_is_list(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_LIST;
+}
+
+static bool xdi_time_has_index(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_GRID || s->kind == XD_TIME_LIST || s->kind == XD_TIME_STEP;
+}
+
+/* The last and the first index of a draw. */
+static int64_t xdi_time_last(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? s->list_count - (s->list_to_end ? 1 : 2) : s->last;
+}
+
+static int64_t xdi_time_first(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? 0 : s->first;
+}
+
+static xd_result xdi_times_check_range(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->kind >= XD_TIME_UNIFORM && s->kind <= XD_TIME_STEP, XD_ERROR_ARGUMENT,
+               "kind %d is no distribution of times", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "times from min_t %.9g to max_t %.9g: 0 <= min_t < max_t is needed", s->min_t, s->max_t);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_NONE || s->dtype == XD_DTYPE_F64 || s->dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "times of type %s: F64 or F32 is needed", xd_dtype_name(s->dtype));
+    XD_REQUIRE(ctx, xdi_time_low(s) <= xdi_time_high(s), XD_ERROR_ARGUMENT,
+               "there is no f32 from min_t %.17g to max_t %.17g", s->min_t, s->max_t);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->first >= 0 && s->first <= s->last, XD_ERROR_ARGUMENT, "indices from %lld to %lld",
+               (long long)s->first, (long long)s->last);
+    if (s->kind == XD_TIME_STEP) {
+        const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
+        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
+                   "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
+                   (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
+                   s->max_t);
+        return XD_OK;
+    }
+    XD_REQUIRE(ctx, s->count >= 2 && s->last < s->count, XD_ERROR_ARGUMENT,
+               "indices from %lld to %lld of a grid of %lld times", (long long)s->first, (long long)s->last,
+               (long long)s->count);
+    XD_REQUIRE(ctx, s->grid == XD_NOISE_EDM || s->grid == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "a grid of kind %d: EDM or FLOW is needed", (int)s->grid);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_numbers(xd_ctx *ctx, const xd_time_sampler *s) {
+    const bool normal =
+        s->kind == XD_TIME_LOG_NORMAL || s->kind == XD_TIME_LOG_T || s->kind == XD_TIME_LOGIT_NORMAL;
+    XD_REQUIRE(ctx, s->kind != XD_TIME_SHIFTED || (s->shift >= 1.0 && isfinite(s->shift)), XD_ERROR_ARGUMENT,
+               "shift is %g: at least 1 is needed", s->shift);
+    XD_REQUIRE(ctx, !normal || (s->deviation > 0.0 && isfinite(s->deviation) && isfinite(s->mean)),
+               XD_ERROR_ARGUMENT, "mean %g and deviation %g: a deviation above 0 is needed", s->mean,
+               s->deviation);
+    XD_REQUIRE(ctx, s->kind != XD_TIME_LOG_T || (s->freedom > 0.0 && isfinite(s->freedom)), XD_ERROR_ARGUMENT,
+               "%g degrees of freedom: more than 0 are needed", s->freedom);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no distribution of times is given");
+    XD_TRY(xdi_times_check_range(ctx, s));
+    XD_TRY(xdi_times_check_numbers(ctx, s));
+    if (xdi_time_is_list(s)) return xdi_noise_check_list(ctx, s->list, s->list_count, s->max_t);
+    return xdi_time_has_index(s) ? xdi_times_check_indices(ctx, s) : XD_OK;
+}
+
+/* The extremes of a checked sampler's times. */
+static void xdi_times_extremes(const xd_time_sampler *s, double *low, double *high) {
+    *low = xdi_time_low(s), *high = xdi_time_high(s);
+    if (xdi_time_is_list(s)) *low = s->list[xdi_time_last(s)], *high = s->list[0];
+    if (s->kind == XD_TIME_STEP) {
+        *low = (double)s->first / (double)s->count;
+        *high = (double)s->last / (double)s->count;
+    }
+}
+
+XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                const xd_noise_schedule *schedule) {
+    double low, high;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (!schedule) return XD_OK;
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    xdi_times_extremes(sampler, &low, &high);
+    XD_REQUIRE(ctx, low >= schedule->min_t && high <= schedule->max_t, XD_ERROR_ARGUMENT,
+               "times from %.9g to %.9g are drawn, those of the schedule are %.9g to %.9g", low, high,
+               schedule->min_t, schedule->max_t);
+    return XD_OK;
+}
+
+/* ---- distributions ---- */
+
+/* The number above which a normal one is with probability q, 0 < q <= 1/2: a start with an error below 5e-4 (Abramowitz and
+ * Stegun 26.2.23), and two steps of Halley's method, each of which triples the digits. */
+static double xdi_normal_above(double q) {
+    const double t = sqrt(-2.0 * log(q > DBL_MIN ? q : DBL_MIN));
+    const double above = 2.515517 + t * (0.802853 + t * 0.010328);
+    const double below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    double x = t - above / below;
+    for (int i = 0; i < 2; i++) {
+        const double error = 0.5 * erfc(x * 0.70710678118654752) - q;
+        const double step = error * 2.5066282746310005 * exp(0.5 * x * x);
+        x += step / (1.0 - 0.5 * x * step);
+    }
+    return x;
+}
+
+static double xdi_normal_of(double uniform) {
+    return uniform < 0.5 ? -xdi_normal_above(uniform) : xdi_normal_above(1.0 - uniform);
+}
+
+static double xdi_normal_below(double x) {
+    return 0.5 * erfc(-x * 0.70710678118654752);
+}
+
+/* A normal number in [a, b]. Where most of that is above 0 the other tail is used: probabilities near 1 have no digits left. */
+static double xdi_truncated_normal(double a, double b, double uniform) {
+    const bool mirrored = a + b > 0.0;
+    const double low = xdi_normal_below(mirrored ? -b : a), high = xdi_normal_below(mirrored ? -a : b);
+    const double x = xdi_normal_of(low + (mirrored ? 1.0 - uniform : uniform) * (high - low));
+    return mirrored ? -x : x;
+}
+
+/* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
+ * without a long tail. Since the range is finite, the factor is not needed. */
+static double xdi_student_density(double w, double n) {
+    const double size = fabs(w);
+    return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
+}
+
+/* Its integral from 0 to w: Gauss's formula of eight points on pieces over which it changes little. What is past the last
+ * positive double adds nothing. */
+static double xdi_student_integral(double w, double n) {
+    static const double at[4] = { 0.18343464249564981, 0.52553240991632899, 0.79666647741362673,
+                                  0.96028985649753618 };
+    static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
+                                      0.10122853629037626 };
+    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
+    const int pieces = 1 + (int)(reach / widest);
+    const double half = 0.5 * reach / (double)pieces;
+    double sum = 0.0;
+    for (int i = 0; i < pieces; i++) {
+        const double middle = half * (double)(2 * i + 1);
+        for (int k = 0; k < 4; k++)
+            sum += weight[k] * (xdi_student_density(middle - half * at[k], n) +
+                                xdi_student_density(middle + half * at[k], n));
+    }
+    return w < 0.0 ? -half * sum : half * sum;
+}
+
+/* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
+static double xdi_truncated_student(double a, double b, double n, double uniform) {
+    const double root = sqrt(n);
+    double low = asinh(a / root), high = asinh(b / root);
+    const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
+    const double target = first + uniform * all;
+    double w = low + uniform * (high - low);
+    for (int i = 0; i < 200; i++) {
+        const double error = xdi_student_integral(w, n) - target;
+        if (error > 0.0)
+            high = w;
+        else
+            low = w;
+        double next = w - error / xdi_student_density(w, n);
+        if (!(next > low && next < high)) next = low + 0.5 * (high - low);
+        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        w = next;
+        if (settled) break;
+    }
+    return root * sinh(w);
+}
+
+/* ---- from a draw ---- */
+
+/* The range of the LOG kinds in units of the distribution. */
+static double xdi_time_log(const xd_time_sampler *s, double uniform) {
+    const double least = s->min_t > XDI_TIME_LEAST ? s->min_t : XDI_TIME_LEAST;
+    const double a = (log(least) - s->mean) / s->deviation, b = (log(s->max_t) - s->mean) / s->deviation;
+    const double x = s->kind == XD_TIME_LOG_T ? xdi_truncated_student(a, b, s->freedom, uniform)
+                                              : xdi_truncated_normal(a, b, uniform);
+    return exp(x * s->deviation + s->mean);
+}
+
+static double xdi_time_of(const xd_time_sampler *s, double draw) {
+    const double width = s->max_t - s->min_t, u = draw * width + s->min_t;
+    switch (s->kind) {
+    case XD_TIME_SHIFTED: return u * s->shift / (u * (s->shift - 1.0) + 1.0);
+    case XD_TIME_LOG_NORMAL:
+    case XD_TIME_LOG_T: return xdi_time_log(s, draw);
+    case XD_TIME_LOGIT_NORMAL: return width / (1.0 + exp(-(draw * s->deviation + s->mean))) + s->min_t;
+    case XD_TIME_LIST: return s->list[(int64_t)draw];
+    case XD_TIME_STEP: return draw / (double)s->count;
+    case XD_TIME_GRID:
+        return s->grid == XD_NOISE_EDM ? xdi_edm_time(s->min_t, s->max_t, s->count, (int64_t)draw)
+                                       : xdi_even_step(s->min_t, s->max_t, s->count, (int64_t)draw);
+    default: break;
+    }
+    return u;
+}
+
+/* Of a checked sampler and draw. */
+static double xdi_time_rounded(const xd_time_sampler *s, double draw) {
+    const double exact = xdi_time_of(s, draw), low = xdi_time_low(s), high = xdi_time_high(s);
+    const double t = s->dtype == XD_DTYPE_F32 ? (double)(float)exact : exact;
+    if (xdi_time_is_list(s) || s->kind == XD_TIME_STEP) return t;
+    return t > low ? (t < high ? t : high) : low;
+}
+
+XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (xdi_time_has_index(sampler)) {
+        const int64_t first = xdi_time_first(sampler), last = xdi_time_last(sampler);
+        XD_REQUIRE(ctx, draw >= (double)first && draw <= (double)last && draw == floor(draw),
+                   XD_ERROR_ARGUMENT, "%g is no index from %lld to %lld", draw, (long long)first,
+                   (long long)last);
+    } else if (sampler->kind == XD_TIME_LOGIT_NORMAL) {
+        XD_REQUIRE(ctx, !isnan(draw), XD_ERROR_ARGUMENT, "the normal number %g", draw);
+    } else {
+        XD_REQUIRE(ctx, draw >= 0.0 && draw <= 1.0, XD_ERROR_ARGUMENT,
+                   "the uniform number %g is not in [0, 1]", draw);
+    }
+    *out = xdi_time_rounded(sampler, draw);
+    return XD_OK;
+}
+
+/* ---- from counters ---- */
+
+XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count) {
+    const int64_t index = (int64_t)(xd_philox_uniform_f64(random, block) * (double)count);
+    return index < count ? index : count - 1;
+}
+
+static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int64_t block) {
+    const double uniform = xd_philox_uniform_f64(random, block);
+    const int64_t first = xdi_time_first(s), last = xdi_time_last(s);
+    double draw = uniform;
+    if (s->kind == XD_TIME_LOGIT_NORMAL) draw = xdi_normal_of(uniform);
+    if (xdi_time_has_index(s)) draw = (double)(first + xd_draw_index(random, block, last - first + 1));
+    return xdi_time_rounded(s, draw);
+}
+
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t first, int64_t count, double *times) {
+    xd_philox at = *random;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, count >= 0 && first >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
+               "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
+               (long long)first);
+    for (int64_t i = 0; i < count; i++) {
+        at.sample = (uint32_t)(first + i);
+        times[i] = xdi_time_at(sampler, &at, 0);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t frames, int64_t chunk, double *times) {
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
+               (long long)chunk, (long long)frames);
+    const int64_t longer = frames % chunk;
+    for (int64_t i = 0; i < frames; i++) {
+        const int64_t k = i < longer ? 0 : (i - longer) / chunk;
+        times[i] = xdi_time_at(sampler, random, k);
+    }
+    return XD_OK;
+}
 
 /* >>dmd/losses */
 
@@ -60720,4 +61545,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 de2be1da4b9972d693cda697e773d1bf02169d4c0d53c9a582d5ad872380f796 */
+/* xdistill sha256 44825073a5d9274aa3c5118ad4f8b7d784449263b231f558b5db69cafbc65b99 */

@@ -387,6 +387,34 @@ static void ratios_refuse(xd_ctx *ctx, const xd_fdistill_desc *d, xd_result expe
     CHECK(strstr(xd_last_error(ctx)->message, says) != NULL);
 }
 
+XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
+    for (int mode = 0; mode < 2; mode++) {
+        gan g;
+        ratios r;
+        xd_sample_values values;
+        xd_ctx *ctx = context(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        xd_gan_desc d = xd_gan_defaults();
+        gan_fill(&g, 0);
+        ratios_fill(&r, 7);
+        d.fake = xd_rows_of(g.fake, XD_DTYPE_F32, SAMPLES, HEADS);
+        for (int less = 0; less < 2; less++) {
+            d.common.workspace_bytes = xd_gan_workspace_bytes(ctx, &d) - (size_t)less;
+            d.common.workspace = malloc(d.common.workspace_bytes);
+            CHECK_EQ_INT(xd_gan_loss(ctx, &d, &values), less ? XD_ERROR_ARGUMENT : XD_OK);
+            free(d.common.workspace);
+            r.d.workspace_bytes = xd_fdistill_workspace_bytes(ctx, &r.d) - (size_t)less;
+            r.d.workspace = malloc(r.d.workspace_bytes);
+            CHECK_EQ_INT(ratios_call(ctx, &r, 0, SAMPLES, NULL), less ? XD_ERROR_ARGUMENT : XD_OK);
+            free(r.d.workspace);
+        }
+        d.fake.rows = -1;
+        CHECK_EQ_INT(xd_gan_workspace_bytes(ctx, &d), 0);
+        r.d.bins = -1;
+        CHECK_EQ_INT(xd_fdistill_workspace_bytes(ctx, &r.d), 0);
+        xd_ctx_destroy(ctx);
+    }
+}
+
 XD_TEST(weights_of_samples_refuse_numbers_out_of_range) {
     ratios r;
     char memory[64];

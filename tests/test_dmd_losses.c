@@ -451,6 +451,61 @@ XD_TEST(deterministic_mode_agrees_to_rounding_over_splits) {
     }
 }
 
+/* Counts what is allocated. */
+static void *counted_allocate(void *user, size_t bytes) {
+    ++*(int *)user;
+    return malloc(bytes);
+}
+
+static void counted_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+XD_TEST(a_workspace_of_the_size_asked_is_enough_and_nothing_is_allocated) {
+    for (int variant = 0; variant < 8; variant++) {
+        const int kind = variant & 1;
+        int allocations = 0;
+        xd_ctx_desc desc;
+        xd_ctx *ctx = NULL;
+        xd_vsd_desc vsd = xd_vsd_defaults();
+        xd_denoise_desc denoise = xd_denoise_defaults();
+        memset(&desc, 0, sizeof desc);
+        desc.allocator.allocate = counted_allocate;
+        desc.allocator.release = counted_release;
+        desc.allocator.user = &allocations;
+        desc.reduction = variant & 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC;
+        CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+        fill((loss_kind)kind, variant & 4 ? 33333 : 20, XD_DTYPE_F32, false);
+        call_alone(ctx, &first);
+        part s;
+        memset(&s, 0, sizeof s);
+        memset(&second, 0, sizeof second);
+        s.to = SAMPLES;
+        s.end = p.elements;
+        xd_sample_common common = common_of(&second, &s, NULL, NULL);
+        vsd.generated.rows = denoise.prediction.rows = SAMPLES;
+        vsd.generated.cols = denoise.prediction.cols = p.elements;
+        common.workspace_bytes =
+            kind ? xd_denoise_workspace_bytes(ctx, &denoise) : xd_vsd_workspace_bytes(ctx, &vsd);
+        common.workspace = malloc(common.workspace_bytes);
+        part_open(&s);
+        const int before = allocations;
+        second.result = kind == VSD ? vsd_of(ctx, &s, &common, &second.values)
+                                    : denoise_of(ctx, &s, &common, &second.values);
+        CHECK_EQ_INT(allocations, before);
+        same_bits(&first, (part_close(&s, &second), &second));
+        part_open(&s);
+        common.workspace_bytes--;
+        second.result = kind == VSD ? vsd_of(ctx, &s, &common, &second.values)
+                                    : denoise_of(ctx, &s, &common, &second.values);
+        CHECK_EQ_INT(second.result, XD_ERROR_ARGUMENT);
+        part_close(&s, &second);
+        free(common.workspace);
+        xd_ctx_destroy(ctx);
+    }
+}
+
 XD_TEST(a_gradient_may_lie_over_an_input) {
     for (int k = 0; k < 3; k++)
         for (int kind = 0; kind < 2; kind++) {

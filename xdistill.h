@@ -17502,6 +17502,10 @@ static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, i
     return counted;
 }
 
+static int64_t xdi_sample_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
 /* ---- sums ---- */
 
 /* Lanes joined pairwise; lanes from `used` on are zero. */
@@ -17515,7 +17519,7 @@ static double xdi_sample_tree(double *lanes, int64_t used) {
 
 static double xdi_sample_tile_sum(const xdi_sample_loops *loops, const float *x, int64_t n, bool square) {
     double lanes[XD_SAMPLE_LANES];
-    const int64_t used = n < XD_SAMPLE_LANES ? n : XD_SAMPLE_LANES;
+    const int64_t used = xdi_sample_least(n, XD_SAMPLE_LANES);
     memset(lanes, 0, sizeof lanes);
     loops->lanes(x, n, square, lanes);
     return xdi_sample_tree(lanes, used);
@@ -17584,7 +17588,7 @@ static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     xdi_sample_chunk chunk;
     xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
     for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
-        const int64_t n = end - at < XD_SAMPLE_TILE ? end - at : XD_SAMPLE_TILE;
+        const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
         const int has = job->terms(job->args, &job->level, b, at, n, terms);
         int64_t counted = n;
         for (int which = 0; which < 2; which++) {
@@ -17613,14 +17617,14 @@ static void xdi_sample_write_piece(const xd_launch *launch, const void *args, in
         const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
         const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
         for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
-            job->write(job->args, &job->level, b, at, to - at < XD_SAMPLE_TILE ? to - at : XD_SAMPLE_TILE);
+            job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
     }
 }
 
 /* A piece has about four chunks' elements. */
 static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job *job, xdi_spread_body body) {
     const int64_t elements = job->base->elements, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
-    const int64_t row = elements < XD_SAMPLE_CHUNK ? elements : XD_SAMPLE_CHUNK;
+    const int64_t row = xdi_sample_least(elements, XD_SAMPLE_CHUNK);
     if (elements == 0) return XD_OK;
     return xdi_spread_items(launch, job->base->samples * xd_sample_chunks(elements), grain / row, body, job);
 }
@@ -61545,4 +61549,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 44825073a5d9274aa3c5118ad4f8b7d784449263b231f558b5db69cafbc65b99 */
+/* xdistill sha256 f9512ed23af8db229a879d043174d21fa4af2e0df9d413a51aacb3c61603edc0 */

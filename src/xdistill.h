@@ -140,10 +140,16 @@
 #endif
 
 /* Distillation of diffusion models. */
+#include "kernel/dmd_types.h"
 #ifndef XDISTILL_NO_DMD
 #include "dmd/noise_schedule.h"
 #include "dmd/convert.h"
 #include "dmd/times.h"
+#include "dmd/samples.h"
+#include "dmd/vsd.h"
+#include "dmd/denoise.h"
+#include "dmd/gan.h"
+#include "dmd/fdistill.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -190,6 +196,8 @@
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"
 #include "kernel/dmd_scalar.h"
+#include "kernel/dmd_loss.h"
+#include "kernel/dmd_loss_scalar.h"
 #include "kernel/kernels.h"
 #include "comm/transport.h"
 #include "tensor/interval.h"
@@ -248,6 +256,8 @@
 #include "kernel/cpu/mft.c"
 #include "kernel/cpu/dmd.c"
 #include "kernel/cpu/optimizer.c"
+#include "kernel/cpu/dmd_loss.h"
+#include "kernel/cpu/dmd_loss.c"
 #include "kernel/cpu/clip.c"
 #include "kernel/cpu/matmul.h"
 #include "kernel/cpu/matmul.c"
@@ -276,6 +286,7 @@
 #include "kernel/simd/uld.c"
 #include "kernel/simd/reduce.c"
 #include "kernel/simd/dmd.c"
+#include "kernel/simd/dmd_loss.c"
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"
@@ -448,6 +459,12 @@
 #include "dmd/noise_schedule.c"
 #include "dmd/convert.c"
 #include "dmd/times.c"
+#include "dmd/losses.h"
+#include "dmd/samples.c"
+#include "dmd/vsd.c"
+#include "dmd/denoise.c"
+#include "dmd/gan.c"
+#include "dmd/fdistill.c"
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */

@@ -126,6 +126,31 @@ static xd_result run_vocab(part *p) {
     return XD_OK;
 }
 
+static xd_result run_samples(part *p) {
+    float in[3][12] = { { 0 } }, out[12];
+    double weights[3], bins[2] = { 1, 1 };
+    const double times[3] = { 0.1, 0.2, 0.3 };
+    const xd_denoise_term terms[3] = { { 1, 1, -1, 1 }, { 1, 1, -1, 1 }, { 1, 1, -1, 1 } };
+    xd_sample_values values;
+    xd_vsd_desc vsd = xd_vsd_defaults();
+    xd_denoise_desc denoise = xd_denoise_defaults();
+    xd_gan_desc gan = xd_gan_defaults();
+    xd_fdistill_desc ratios = xd_fdistill_defaults();
+    vsd.generated = denoise.prediction = gan.fake = ratios.logits = rows_of(in[0], 3, 4);
+    vsd.teacher = denoise.clean = rows_of(in[1], 3, 4);
+    vsd.fake = denoise.noise = rows_of(in[2], 3, 4);
+    vsd.gradient = rows_of(out, 3, 4);
+    vsd.common.split = denoise.common.comm = gan.common.comm = ratios.comm = p->world;
+    denoise.terms = terms;
+    ratios.bins = 2;
+    ratios.bin_values = bins;
+    ratios.times = times;
+    XD_TRY(xd_vsd_loss(xd_comm_ctx(p->world), &vsd, &values));
+    XD_TRY(xd_denoise_loss(xd_comm_ctx(p->world), &denoise, &values));
+    XD_TRY(xd_gan_loss(xd_comm_ctx(p->world), &gan, &values));
+    return xd_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
+}
+
 static xd_result run_norm(part *p) {
     xd_param param;
     xd_gradient_norm norm;
@@ -558,6 +583,7 @@ static const call calls[] = {
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
     { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
+    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xd_fdistill_weights", run_samples, false },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },

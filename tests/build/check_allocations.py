@@ -15,6 +15,7 @@ EXCUSED = {
     "xd_checkpoint_saver_create": "in test_checkpoint_async.c, each in turn",
     "xd_collective_run": "what the collectives of the table call",
     "xd_cuda_create": "needs a device: tests/cuda",
+    "xd_denoise_term_at": "computes numbers",
     "xd_fail": "writes into the context",
     "xd_fail_culprit": "writes into the context",
     "xd_grid_create": "in test_build_errors.c, each in turn",

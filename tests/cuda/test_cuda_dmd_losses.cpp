@@ -1,0 +1,233 @@
+/* Losses over samples on a GPU against the plain CPU kernels: the same bits of values and gradients, but for terms on logits, whose
+ * exponentials differ; nothing allocated, waited for or read during a step. */
+#include "cuda_loss_test.h"
+
+struct SampleCase {
+    int64_t samples, elements, padding, skew;
+    xd_dtype dtype, gradient;
+    bool masked, bad, given, over; /* given: N is; over: the gradient lies over an input */
+    int kind;                      /* 0 the student's term, 1 its COMPAT form, 2 denoising */
+};
+
+static std::vector<unsigned char> numbers(const SampleCase &c, Random *random) {
+    const int64_t count = c.samples * (c.elements + c.padding);
+    std::vector<unsigned char> out((size_t)count * xd_dtype_size(c.dtype));
+    for (int64_t i = 0; i < count; i++) xd_store_f64(out.data(), c.dtype, i, 2.0 * (double)random->unit());
+    return out;
+}
+
+static xd_rows rows_of(void *base, size_t offset, xd_dtype dtype, const SampleCase &c) {
+    const xd_rows r = { (unsigned char *)base + offset, dtype, c.samples, c.elements, c.elements + c.padding };
+    return r;
+}
+
+/* Where things are on the board. */
+struct SampleBoard {
+    size_t in[3], gradient, mask, scale, chain, terms, factor, status, values, losses, work, work_bytes;
+};
+
+static xd_sample_common common_at(void *at, const SampleBoard &b, const SampleCase &c) {
+    xd_sample_common common = {};
+    common.weight = 0.7;
+    common.scale = place<double>(at, b.factor);
+    common.denominator_value = c.given ? 900.0 : 0.0;
+    common.sample_loss = place<double>(at, b.losses);
+    common.status = place<xd_status>(at, b.status);
+    common.workspace = place<void>(at, b.work);
+    common.workspace_bytes = b.work_bytes;
+    return common;
+}
+
+static void call(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c) {
+    xd_sample_values *out = place<xd_sample_values>(at, b.values);
+    const uint8_t *mask = c.masked ? place<uint8_t>(at, b.mask) : nullptr;
+    if (c.kind == 2) {
+        xd_denoise_desc d = xd_denoise_defaults();
+        d.prediction = rows_of(at, b.in[0], c.dtype, c);
+        d.clean = rows_of(at, b.in[1], c.dtype, c);
+        d.noise = rows_of(at, b.in[2], c.dtype, c);
+        d.gradient = rows_of(at, b.gradient, c.gradient, c);
+        d.mask = mask;
+        d.terms = place<xd_denoise_term>(at, b.terms);
+        d.common = common_at(at, b, c);
+        CHECK(xd_denoise_loss(ctx, &d, out) == XD_OK);
+        return;
+    }
+    xd_vsd_desc d = xd_vsd_defaults();
+    d.generated = rows_of(at, b.in[0], c.dtype, c);
+    d.teacher = rows_of(at, b.in[1], c.dtype, c);
+    d.fake = rows_of(at, b.in[2], c.dtype, c);
+    d.gradient = rows_of(at, b.gradient, c.gradient, c);
+    d.mask = mask;
+    d.sample_scale = place<double>(at, b.scale);
+    d.chain = place<double>(at, b.chain);
+    d.form = c.kind == 1 ? XD_VSD_COMPAT : XD_VSD_EXACT;
+    d.common = common_at(at, b, c);
+    CHECK(xd_vsd_loss(ctx, &d, out) == XD_OK);
+}
+
+static void compare(Pair *pair, const SampleCase &c, uint64_t seed) {
+    Random random(seed);
+    Board board;
+    SampleBoard b = {};
+    const size_t samples = (size_t)c.samples, cells = samples * (size_t)c.elements, size = xd_dtype_size(c.dtype);
+    for (int k = 0; k < 3; k++) {
+        std::vector<unsigned char> x = numbers(c, &random);
+        if (c.bad && c.samples > 2) xd_store_f64(x.data(), c.dtype, k * (c.elements + c.padding), k ? HUGE_VAL : NAN);
+        b.in[k] = board.add(x, (size_t)c.skew * size);
+    }
+    std::vector<uint8_t> mask(cells);
+    std::vector<double> scale(samples), chain(samples);
+    std::vector<xd_denoise_term> terms(samples);
+    for (size_t i = 0; i < cells; i++) mask[i] = random.below(4) != 0;
+    for (size_t i = 0; i < samples; i++) {
+        scale[i] = 0.25 + (double)i;
+        chain[i] = -0.9 + 0.3 * (double)i;
+        terms[i] = { -0.7 + 0.1 * (double)i, -0.3, 0.37, 1.5 };
+    }
+    const size_t stored = samples * (size_t)(c.elements + c.padding) * xd_dtype_size(c.gradient);
+    b.gradient = c.over ? b.in[2] : board.add(std::vector<unsigned char>(stored, 0x5a), (size_t)c.skew * xd_dtype_size(c.gradient));
+    b.mask = board.add(mask);
+    b.scale = board.add(scale);
+    b.chain = board.add(chain);
+    b.terms = board.add(terms);
+    b.factor = board.add(std::vector<double>(1, 0.5));
+    const xd_status none = {};
+    b.status = board.add(&none, sizeof none);
+    b.values = board.add(nullptr, sizeof(xd_sample_values));
+    b.losses = board.add(std::vector<double>(samples, 9.0));
+    b.work_bytes = 8192 + samples * (size_t)(c.elements / XD_SAMPLE_CHUNK + 3) * 512;
+    b.work = board.add(nullptr, b.work_bytes);
+    const std::vector<unsigned char> after =
+        pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) { call(ctx, at, b, c); });
+    const unsigned char *x = after.data(), *y = board.bytes.data();
+    CHECK(memcmp(x + b.gradient, y + b.gradient, stored) == 0);
+    CHECK(memcmp(x + b.losses, y + b.losses, samples * sizeof(double)) == 0);
+    CHECK(memcmp(x + b.values, y + b.values, sizeof(xd_sample_values)) == 0);
+    check_status((const xd_status *)(const void *)(x + b.status), (const xd_status *)(const void *)(y + b.status));
+    CHECK(!c.bad || c.samples <= 2 || ((const xd_status *)(const void *)(x + b.status))->not_finite == 3);
+}
+
+XD_TEST(losses_over_samples_of_every_length_have_the_bits_of_the_cpu) {
+    static const int64_t lengths[] = { 0, 1, 5, 255, 256, 257, 2047, 2048, 2049, 16384, 16385, 33001 };
+    for (int mode = 0; mode < 2; mode++) {
+        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++)
+            for (int kind = 0; kind < 3; kind++) {
+                const SampleCase c = { lengths[k] > 3000 ? 2 : 5, lengths[k], (int64_t)k % 4, (int64_t)k % 2,
+                                       XD_DTYPE_F32, XD_DTYPE_F32, (k & 1) != 0, false, (k & 2) != 0, false, kind };
+                compare(&pair, c, 10 * k + (uint64_t)kind);
+            }
+    }
+}
+
+XD_TEST(losses_over_samples_of_narrow_types_and_with_findings_have_the_bits_of_the_cpu) {
+    static const xd_dtype types[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    for (int mode = 0; mode < 2; mode++) {
+        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        for (int variant = 0; variant < 36; variant++) {
+            const xd_dtype dtype = types[variant % 3];
+            const bool over = variant % 4 == 3;
+            const SampleCase c = { 5, 2500, variant % 2, variant % 2, dtype, over ? dtype : types[variant / 3 % 3],
+                                   false, variant >= 18, false, over, variant / 6 % 3 };
+            compare(&pair, c, 200 + (uint64_t)variant);
+        }
+    }
+}
+
+XD_TEST(losses_without_samples_find_nothing_counted) {
+    Pair pair;
+    for (int kind = 0; kind < 3; kind++) {
+        const SampleCase c = { 0, 9, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, false, false, false, false, kind };
+        compare(&pair, c, 300);
+    }
+}
+
+/* ---- terms on logits ---- */
+
+XD_TEST(terms_on_logits_are_those_of_the_cpu) {
+    for (int variant = 0; variant < 48; variant++) {
+        Pair pair(variant & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(400 + (uint64_t)variant);
+        const int role = variant / 2 % 3, kind = variant / 6 % 2, heads = variant < 24 ? 1 : 5;
+        const xd_dtype dtype = variant / 12 % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        const int64_t samples = 37, count = samples * heads;
+        Board board;
+        std::vector<unsigned char> x((size_t)count * xd_dtype_size(dtype)), y = x;
+        for (int64_t i = 0; i < count; i++) {
+            xd_store_f64(x.data(), dtype, i, 9.0 * (double)random.unit());
+            xd_store_f64(y.data(), dtype, i, i % 5 ? 9.0 * (double)random.unit() : 30.0);
+        }
+        if (variant % 5 == 0) xd_store_f64(x.data(), dtype, 3 * heads, NAN);
+        const size_t fake = board.add(x), real = board.add(y), of_fake = board.add(std::vector<float>((size_t)count)),
+                     of_real = board.add(std::vector<float>((size_t)count));
+        const xd_status none = {};
+        const size_t status = board.add(&none, sizeof none), values = board.add(nullptr, sizeof(xd_sample_values)),
+                     work = board.add(nullptr, 16384);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_gan_desc d = xd_gan_defaults();
+            d.role = (xd_gan_role)role;
+            d.kind = (xd_gan_kind)kind;
+            d.fake = xd_rows_of(place<void>(at, fake), dtype, samples, heads);
+            d.fake_gradient = xd_rows_of(place<void>(at, of_fake), XD_DTYPE_F32, samples, heads);
+            if (role) d.real = xd_rows_of(place<void>(at, real), dtype, samples, heads);
+            if (role) d.real_gradient = xd_rows_of(place<void>(at, of_real), XD_DTYPE_F32, samples, heads);
+            d.common.status = place<xd_status>(at, status);
+            d.common.workspace = place<void>(at, work);
+            d.common.workspace_bytes = 16384;
+            CHECK(xd_gan_loss(ctx, &d, place<xd_sample_values>(at, values)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        check_near((const float *)(const void *)(a + of_fake), (const float *)(const void *)(b + of_fake), count, 1e-6);
+        check_near((const float *)(const void *)(a + of_real), (const float *)(const void *)(b + of_real), count, 1e-6);
+        check_near((const double *)(const void *)(a + values), (const double *)(const void *)(b + values), 2, 1e-12);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
+/* ---- f-distill ---- */
+
+XD_TEST(weights_of_samples_are_those_of_the_cpu) {
+    for (int variant = 0; variant < 28; variant++) {
+        Pair pair(variant & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(500 + (uint64_t)variant);
+        const int64_t samples = 29, heads = 3;
+        Board board;
+        std::vector<float> logits((size_t)(samples * heads));
+        std::vector<double> times((size_t)samples), bins(10, 1.0), weights((size_t)samples, 9.0);
+        for (size_t i = 0; i < logits.size(); i++) logits[i] = 3.0f * (float)random.unit();
+        for (size_t i = 0; i < times.size(); i++) times[i] = 0.03 * (double)i;
+        if (variant % 4 == 0) logits[7] = NAN;
+        const size_t z = board.add(logits), t = board.add(times), k = board.add(bins), w = board.add(weights);
+        const xd_status none = {};
+        const size_t status = board.add(&none, sizeof none), work = board.add(nullptr, 16384);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_fdistill_desc d = xd_fdistill_defaults();
+            d.logits = xd_rows_of(place<void>(at, z), XD_DTYPE_F32, samples, heads);
+            d.divergence = (xd_f_divergence)(variant / 2 % 7);
+            d.bins = variant < 14 ? 10 : 0;
+            d.rate = 0.5;
+            d.times = place<double>(at, t);
+            d.bin_values = place<double>(at, k);
+            d.status = place<xd_status>(at, status);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = 16384;
+            CHECK(xd_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        check_near((const double *)(const void *)(a + w), (const double *)(const void *)(b + w), samples, 1e-12);
+        check_near((const double *)(const void *)(a + k), (const double *)(const void *)(b + k), 10, 1e-12);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
+XD_TEST(a_loss_over_samples_without_a_status_is_refused) {
+    const Gpu gpu;
+    Device x(std::vector<float>(8)), out(std::vector<xd_sample_values>(1));
+    xd_vsd_desc d = xd_vsd_defaults();
+    d.generated = d.teacher = d.fake = xd_rows_of(x.at<void>(), XD_DTYPE_F32, 2, 4);
+    CHECK(xd_vsd_loss(gpu.ctx, &d, out.at<xd_sample_values>()) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "needs a status"));
+}
+
+XD_TEST_MAIN()

@@ -5270,7 +5270,8 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *sc
 
 /* Time `index` of a grid of `count` times, ascending:
  *   EDM       (b + j/(count - 1) (a - b))^7 with a = min_t^(1/7), b = max_t^(1/7), j = count - 1 - index
- *   VP        index / count, the times of the table's steps; count must be table_count
+ *   VP        index / count, the times of the table's steps, at most a few units in the last place above that, so that the step at
+ *             the time is the index; count must be table_count
  *   others    even steps from min_t to max_t, both included
  * Local. Errors, with *out untouched: ARGUMENT for count < 2, an index outside, a VP grid of another length. */
 XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
@@ -5394,23 +5395,27 @@ typedef enum xd_time_kind {
     /* The draw is an index in [first, last]: */
     XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
     XD_TIME_LIST, /* list[index] */
-    XD_TIME_STEP  /* index / count: trainers with integer times */
+    XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
 typedef struct xd_time_sampler {
     xd_time_kind kind;
     double min_t,
-        max_t;    /* 0 <= min_t < max_t; times are clamped to them. LOG kinds take ln(max(min_t, 1e-12)) */
-    double shift; /* SHIFTED: >= 1 */
+        max_t; /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to them. The LOG kinds
+                             * take ln(max(min_t, 1e-12)) */
+    double shift;           /* SHIFTED: >= 1 */
     double mean, deviation; /* of the normal and t kinds; deviation > 0 */
     double freedom;         /* LOG_T: > 0 */
-    const double *list;     /* LIST: [list_count] >= 2 times, descending, the last 0; borrowed */
+    const double
+        *list; /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0; borrowed */
     int64_t list_count;
-    int64_t first, last; /* indices, both included. LIST: both 0 -> [0, list_count - 2], never the final 0 */
+    bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
+    int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid or the steps */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
-        dtype; /* of the times: NONE or F64 -> double; F32: the time is an f32, and ends are rounded inward */
+        dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
+                          * range that are nearest to its ends */
 } xd_time_sampler;
 
 /* Whose recipe. */
@@ -5447,7 +5452,7 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 
 /* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
  * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
- * CausVid's list includes the final 0: last = list_count - 1. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
+ * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
  * 1 <= chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                       int64_t frames, int64_t chunk, double *times);
@@ -5455,6 +5460,523 @@ XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sample
 /* An index in [0, count), from block `block` of the numbers: rungs of a list of steps. A rung that all ranks share takes sample 0,
  * so that nothing has to be broadcast. Pure; count >= 1. */
 XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count);
+
+/* >>kernel/dmd_types */
+
+/* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
+
+/* What a loss over samples returns; on a GPU in its memory. */
+typedef struct xd_sample_values {
+    double loss;        /* over all ranks, with weight, scale and N */
+    double denominator; /* N */
+    int64_t counted;    /* elements, or logits, over all ranks */
+} xd_sample_values;
+
+/* What the student's term divides by, m the mean of |x - T|. */
+typedef enum xd_vsd_normaliser {
+    XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
+    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
+    XD_VSD_NONE      /* 1 */
+} xd_vsd_normaliser;
+
+/* Where the student's term is rounded. */
+typedef enum xd_vsd_form {
+    XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
+    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
+                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
+} xd_vsd_form;
+
+/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. The three factors
+ * are rounded to f32 where r is formed: then no product has a rounding error. */
+typedef struct xd_denoise_term {
+    double prediction, clean, noise;
+    double weight; /* not negative */
+} xd_denoise_term;
+
+/* Whose term it is. */
+typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
+
+/* Form of the adversarial loss. */
+typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
+
+/* Which divergence a weight h(rho) of samples minimises. */
+typedef enum xd_f_divergence {
+    XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
+    XD_F_RKL,    /* 1: plain distribution matching */
+    XD_F_KL,     /* rho */
+    XD_F_SF,     /* 1 / (1 + rho) */
+    XD_F_SH,     /* sqrt(rho) */
+    XD_F_JF,     /* 1 + rho */
+    XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
+} xd_f_divergence;
+
+/* Most bins of f-distill. */
+#define XD_FDISTILL_BINS_MAX 4096
+
+/* >>dmd/samples */
+
+/* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
+ * rank's part of it, F32, BF16 or F16. Ranks of `split` hold parts of the same samples, of any sizes, also none; ranks of
+ * `comm` hold other samples. In a pure data-parallel run split is NULL, with one data rank comm is.
+ *
+ *   loss = weight scale / N * sum over all samples of their losses
+ *
+ * A sample with a finding (something in it, or in its factors, is not finite) has loss and gradient zero and changes no bit of
+ * any other's; it still counts in N. */
+typedef struct xd_sample_common {
+    double weight; /* > 0: of this loss in the caller's total, in value and gradient */
+    const double *
+        scale; /* one more factor, in memory of the device: of a loss scaler, or 1 / accumulation; NULL -> 1 */
+    const xd_denominator *denominator; /* N of the whole step; NULL -> denominator_value */
+    double
+        denominator_value; /* N itself; 0 -> what this call counts over split and comm, which makes it the mean */
+    xd_comm *split;        /* axes over which samples are cut (tensor or context parallel); NULL -> none */
+    xd_comm *comm;         /* data axes: results are summed over them; NULL -> this rank's samples only */
+    double *sample_loss; /* [samples] losses without weight, scale and N, whole samples; or NULL */
+    xd_status *status;   /* findings are added here; NULL -> they are returned as DATA */
+    void *workspace;     /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_sample_common;
+
+/* >>dmd/vsd */
+
+/* The student's term of distribution matching (variational score distillation):
+ *
+ *   m_b  = mean over the counted elements of |x - T|
+ *   w_b  = sample_scale_b / (m_b + 1e-6)                                (see xd_vsd_normaliser)
+ *   g    = w_b (F - T)
+ *   loss = weight scale / (2 N) * sum g^2,      d loss / d prediction = weight scale / N * chain_b g
+ *
+ * x is what the student generated, T and F the clean samples that teacher and fake score predict from its noised form; all
+ * three are constants but for the first power of x, so a step against the gradient moves x towards T and away from F. */
+typedef struct xd_vsd_desc {
+    xd_rows generated; /* required; [samples, elements] x, F32, BF16 or F16 */
+    xd_rows teacher;   /* required; T, of x's shape; after guidance */
+    xd_rows fake;      /* required; F, of x's shape */
+    xd_rows
+        gradient; /* of x's shape, F32, BF16 or F16; over one of the three: its dtype and stride; data NULL -> none */
+    const uint8_t *
+        mask; /* [samples, elements] without gaps; 0 -> the element does not count; NULL -> all do. Masked elements
+                           * are not read and get gradient 0; a sample without counted elements has loss 0 */
+    const double *sample_scale; /* [samples], as from xd_fdistill_weights; not negative; NULL -> 1 */
+    const double *
+        chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
+                          * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
+    xd_vsd_normaliser normaliser;
+    xd_vsd_form form;
+    xd_sample_common common; /* N: elements; weight 0 is an error */
+} xd_vsd_desc;
+
+/* Weight 1, everything else zero: mean normaliser, exact form. Pure. */
+XD_API xd_vsd_desc xd_vsd_defaults(void);
+
+/* Bytes of workspace that xd_vsd_loss takes for this desc: a few words for 16384 elements. 0 for an invalid desc, and when the
+ * bytes do not fit into a size_t. Local. */
+XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
+
+/* Value and gradient, in two passes over memory. Gradients are those of the global loss: sum them over data ranks, do not
+ * average.
+ *
+ * Collective over split and comm; the same bits on all their ranks. One small exchange over split for all samples together
+ * (COMPAT: two), one over comm. Allocates nothing when workspace is given. Deterministic: one bit pattern on every CPU level
+ * and for every number of threads; in INVARIANT mode also for every split of samples and of the batch.
+ * With split, numbers of samples agree on its ranks while elements may differ.
+ * Errors, the same on every rank, outputs untouched: ARGUMENT (weight not above 0, negative N, no data, small workspace), SHAPE,
+ * DTYPE. Findings, by sample, counted in status.not_finite: NaN or infinity in a counted element of x, T or F, x - T or F - T
+ * beyond f32, a scale or chain that is not finite or a scale that is negative, a loss or weight that is infinite, in COMPAT form
+ * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). No counted element at all, or N of 0: everything is zero and status
+ * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
+ * returns DATA on every rank; the gradient is still written.
+ *
+ * With a GPU every array, scale, denominator, status and out are device memory; the host reads nothing and does not wait, so a
+ * status is required (ARGUMENT without). xd_read copies out to the host. */
+XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);
+
+/* >>dmd/denoise */
+
+/* What multiplies the mean square of a sample, as a function of its signal-to-noise ratio (alpha / sigma)^2. */
+typedef enum xd_denoise_weight {
+    XD_DENOISE_UNIFORM = 0, /* 1, in every space (Model-Optimizer, FastGen) */
+    XD_DENOISE_EDM,         /* ratio + 1 / sigma_data^2, of the residual in x0 */
+    XD_DENOISE_SNR_MIN,     /* min(ratio, gamma), of the residual in x0 */
+    XD_DENOISE_USER         /* `user`, in every space */
+} xd_denoise_weight;
+
+/* Which residual a denoising loss takes: the network's output is of type `native`, and is compared in `space`. */
+typedef struct xd_denoise_form {
+    xd_prediction native;
+    xd_prediction space;
+    xd_denoise_weight weight;
+    double sigma_data; /* EDM; > 0 */
+    double gamma;      /* SNR_MIN; > 0 */
+    double user;       /* USER; finite, not negative */
+    bool
+        v_of_any_schedule; /* accepts native and space V where alpha^2 + sigma^2 is not 1, against alpha eps - sigma x, as
+                             * Model-Optimizer trains it; no conversion reads the result as V there */
+} xd_denoise_form;
+
+/* The term of a sample whose noise level is given. Every space is a linear map, so this is all that the loss needs to know of
+ * schedule and spaces. Pure. Errors, *term untouched: ARGUMENT for types out of range, SCORE, weights out of range, EDM or
+ * SNR_MIN in another space than X0, V where alpha^2 + sigma^2 is not 1 within 1e-2, a conversion between spaces that does not
+ * exist at this level, and a level that is not finite. */
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_denoise_form *form, const xd_noise_level *level,
+                                    xd_denoise_term *term);
+
+/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps, rounded to f32,
+ *
+ *   loss = weight scale / N * sum over b of term_b.weight sum over counted elements of r^2
+ *   d loss / d p = weight scale / N * 2 term_b.weight a r
+ *
+ * p is the network's own output at x_t = alpha x + sigma eps. x_t itself is not read: where it was rounded to a narrow type, r
+ * is that of the x_t before. */
+typedef struct xd_denoise_desc {
+    xd_rows prediction;           /* required; [samples, elements] p, F32, BF16 or F16 */
+    xd_rows clean;                /* required; x, of p's shape: what the student generated, a constant */
+    xd_rows noise;                /* required; eps, of p's shape */
+    xd_rows gradient;             /* d loss / d p, of p's shape; as in xd_vsd_desc; data NULL -> none */
+    const uint8_t *mask;          /* as in xd_vsd_desc */
+    const xd_denoise_term *terms; /* [samples] required; in memory of the device */
+    xd_sample_common common;      /* N: elements; weight 0 is an error */
+} xd_denoise_desc;
+
+/* Weight 1, everything else zero. Pure. */
+XD_API xd_denoise_desc xd_denoise_defaults(void);
+
+/* As xd_vsd_workspace_bytes. Local. */
+XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc);
+
+/* Value and gradient, as xd_vsd_loss: collective over split and comm, one small exchange over each, the same promises about
+ * bits, memory, errors and GPUs. Findings: NaN or infinity in a counted element, r beyond f32, a term that is not finite or has
+ * a negative weight, a loss that is infinite. */
+XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out);
+
+/* >>dmd/gan */
+
+/* A term on logits [samples, heads] of a discriminator, with N = samples * heads:
+ *
+ *   GENERATOR      softplus  sum softplus(-fake) / N                        hinge  -sum fake / N
+ *   DISCRIMINATOR  softplus  sum (softplus(fake) + softplus(-real)) / N     hinge  sum (max(0, 1 + fake) + max(0, 1 - real)) / N
+ *   R1                       sum (real - fake)^2 / N
+ *
+ * softplus(u) is log(1 + e^u), and u itself for u > 20. R1 is the approximate penalty: `real` are logits of real samples as the
+ * discriminator sees them, noised, and `fake` those of the same noised samples after a small perturbation. (The references
+ * perturb the clean sample and do not noise it again: their two inputs differ by the whole noise. What is perturbed is the
+ * caller's choice; the formula is the same.) Its gradient goes through both. */
+typedef struct xd_gan_desc {
+    xd_gan_role role;
+    xd_gan_kind kind; /* not read by R1 */
+    xd_rows fake;     /* required; [samples, heads] F32, BF16 or F16; R1: logits of the perturbed samples */
+    xd_rows real;     /* DISCRIMINATOR and R1: required, of the same shape; GENERATOR: data NULL */
+    xd_rows
+        fake_gradient; /* d loss / d fake, of the same shape, F32, BF16 or F16; may be fake itself, of the same dtype and
+                            * stride; data NULL -> none */
+    xd_rows real_gradient; /* d loss / d real; data NULL -> none, and for GENERATOR */
+    xd_sample_common
+        common; /* N: logits, samples * heads; weight 0 is an error; split is not used: ranks that share a sample
+                              * have all of its logits, and those of comm must have other samples */
+} xd_gan_desc;
+
+/* Weight 1, everything else zero: the generator's term with softplus. Pure. */
+XD_API xd_gan_desc xd_gan_defaults(void);
+
+/* As xd_vsd_workspace_bytes. Local. */
+XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc);
+
+/* Value and gradients. Collective over comm, one small exchange; the promises of xd_vsd_loss about bits (in INVARIANT mode for
+ * every split of the batch), memory, errors and GPUs. Further errors: ARGUMENT for a role or kind out of range, `real` with a
+ * GENERATOR or a `split`. Findings: a sample with a logit, or a difference of R1's, that is not finite in f32. */
+XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out);
+
+/* >>dmd/fdistill */
+
+/* Weights of samples for a distribution-matching loss that minimises another f-divergence (f-distill). The discriminator's
+ * logits of generated samples estimate the density ratio; with z [samples, heads]:
+ *
+ *   rho_b = clamp(exp(clamp(mean over heads of z, -10, 10)), lower, upper)
+ *   bins > 0:  k = bin of t_b;  bin_k <- rate bin_k + (1 - rate) sum_k / (count_k + 1e-6), sums and counts over all ranks, bins
+ *              without samples as they were;  rho_b <- rho_b / (bin_k + 1e-6)
+ *   weight_b = h(rho_b) / (mean over all samples of all ranks of h + 1e-6)
+ *
+ * t_b falls into bin floor((t_b - min_t) / ((max_t - min_t) / bins)), clamped to the first and last one. */
+typedef struct xd_fdistill_desc {
+    xd_rows logits; /* required; [samples, heads] F32, BF16 or F16; heads >= 1 */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average, in [0, 1]; 0: they are the means of this call */
+    double min_t, max_t; /* min_t < max_t */
+    const double *times; /* [samples]; read when bins > 0 */
+    double *
+        bin_values; /* [bins] state that the caller keeps and saves, all 1 at first; in memory of the device */
+    xd_comm *comm;  /* data axes only, so that every sample counts once; NULL -> this rank's samples only */
+    xd_status *status; /* findings; NULL -> they are returned as DATA */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_fdistill_desc;
+
+/* FastGen's recipe: JS, ratios in [0.1, 20], 10 bins with rate 0, times of rectified flow in [0, 0.999]. Pure. */
+XD_API xd_fdistill_desc xd_fdistill_defaults(void);
+
+/* h of one ratio; NaN for a divergence that is unknown. Pure. */
+XD_API double xd_f_weight(xd_f_divergence divergence, double ratio);
+
+/* Bytes of workspace of xd_fdistill_weights; 0 for an invalid desc. Local. */
+XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc);
+
+/* weights [samples], for sample_scale of xd_vsd_desc; and the bins' next values.
+ *
+ * Collective over comm: two small exchanges, the same bits of bins on all ranks. Allocates nothing when workspace is given.
+ * Deterministic; in INVARIANT mode the same bits for every split of the batch.
+ * A sample whose mean logit or whose time is not finite is a finding (status.not_finite): its weight is 0 and it counts in no
+ * sum. With a finding on some rank, or one already in status, no bin changes.
+ * Errors, the same on every rank, nothing written: ARGUMENT (a number out of its range, missing times, bins or weights, small
+ * workspace), SHAPE, DTYPE. Without a status findings are DATA on every rank; the weights are still written. On a GPU a status
+ * is required, and all arrays are its memory. */
+XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
+
+/* >>dmd/network */
+
+/* The networks of a distillation, which are the caller's: the library says what to compute and what for, and never looks inside.
+ * A call opens and closes the blocks of its model itself (model/pass.h); leaves, sums, norms and steps are xd_dmd_step's.
+ *
+ * Under FSDP the ranks of a model make the same calls in the same order; a rank that has run out of samples is called with
+ * samples = 0, to open and close blocks without computing. */
+
+/* One forward, or the backward of one. Arrays of samples are [samples, elements] without gaps, in memory of the device; those of
+ * features and logits f32. All of them are valid during the call only, but what a forward writes stays until the slot's next. */
+typedef struct xd_network_call {
+    int slot; /* which open forward: its backward says the same number. One slot is open once */
+    int64_t samples;
+    const void *
+        hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
+    const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
+    const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
+    /* Forward. */
+    bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
+    void
+        *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads], f32 */
+    float *const *
+        features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not wanted. A discriminator's input,
+                   * also in its backward */
+    /* Backward; what is NULL has no gradient. */
+    const float *raw_gradient; /* by raw, or by the logits */
+    const float *const
+        *feature_gradients; /* [feature_count] by the features of a network that is not a discriminator */
+    float *hidden_gradient; /* out, or NULL: by hidden, whole, not added to what is there */
+    float *const *input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
+    bool
+        weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
+                     * inference, so that nothing counts as a leaf's backward */
+    int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
+    bool more;    /* another backward of this leaf follows, as in xd_pass */
+} xd_network_call;
+
+/* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
+typedef struct xd_network {
+    void *user;
+    xd_prediction predicts; /* what raw is */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
+    int64_t heads;                   /* discriminator: logits of a sample */
+    xd_result (*forward)(void *user, const xd_network_call *call);
+    xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+} xd_network;
+
+/* >>dmd/dmd */
+
+/* Distribution-matching distillation (Yin et al., "Improved Distribution Matching Distillation", 2024): a student of few steps
+ * learns from a many-step teacher, with a second diffusion model, the fake score, that follows what the student generates. */
+typedef struct xd_dmd xd_dmd;
+
+typedef enum xd_dmd_role {
+    XD_DMD_STUDENT = 0,
+    XD_DMD_FAKE_SCORE,
+    XD_DMD_DISCRIMINATOR,
+    XD_DMD_TEACHER,
+    XD_DMD_ROLES
+} xd_dmd_role;
+
+/* Samples of one leaf on this rank: of whole samples, or this rank's elements of each. Noise and times depend on where a sample
+ * is in the step, `first` + row, and on nothing else of the layout. */
+typedef struct xd_dmd_batch {
+    int64_t samples; /* at most xd_dmd_sizes.samples; 0 is fine */
+    int64_t first;   /* number, in the whole step, of row 0 */
+    const void
+        *real; /* [samples, elements]; required by the discriminator's term, and by a student of several steps
+                      * without roll-outs; otherwise NULL is fine */
+    const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
+    const void *condition; /* handed to networks */
+    const void *negative;  /* the same for what guidance leads away from; required with guidance */
+} xd_dmd_batch;
+
+/* How much there is. */
+typedef struct xd_dmd_sizes {
+    int64_t samples;        /* most that a leaf has on this rank */
+    int64_t step_samples;   /* of all leaves of all ranks together: losses are means over them */
+    int64_t elements;       /* of a sample on this rank */
+    int64_t whole_elements; /* of a whole sample; 0 -> elements */
+    int64_t first_element;  /* in the whole sample, of this rank's; they follow each other */
+    xd_dtype dtype;         /* of samples: F32, BF16, F16 */
+    xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
+} xd_dmd_sizes;
+
+/* How the student generates. */
+typedef struct xd_dmd_rungs {
+    int steps; /* >= 1 */
+    const double
+        *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
+    bool
+        roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
+                     * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
+    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+} xd_dmd_rungs;
+
+/* The adversarial terms; used with a discriminator only. */
+typedef struct xd_dmd_gan {
+    xd_gan_kind kind;
+    double weight; /* of the generator's term in the student's loss; > 0 */
+    bool
+        same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
+    double r1_weight; /* 0 -> no penalty */
+    double r1_alpha;  /* size of its perturbation */
+    bool
+        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+} xd_dmd_gan;
+
+/* What is drawn, in the order in which xd_dmd asks. */
+typedef struct xd_dmd_draw {
+    xd_philox random; /* seed, stream, micro and step; `sample` is that of row 0 */
+    int64_t rows;
+    int64_t columns; /* 1 -> a number for each row */
+    int64_t first;   /* element of the whole sample that column 0 is */
+} xd_dmd_draw;
+
+/* Draws of the caller's instead of Philox: recorded ones, to compare with another program. */
+typedef struct xd_dmd_draws {
+    void *user;
+    xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
+    xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
+                         double *out); /* [rows] draws of xd_time_of_draw */
+    xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
+                       int64_t *out); /* [rows] in [0, count) */
+} xd_dmd_draws;
+
+/* What trains a role. */
+typedef struct xd_dmd_trainer {
+    xd_parallel *parallel;   /* the model's wrapper */
+    xd_optimizer *optimizer; /* over xd_parallel_params of it */
+    xd_ema *const *averages; /* [average_count] follow each of the role's steps */
+    int average_count;
+    double max_norm; /* of the gradient; 0 -> not clipped */
+    xd_comm *
+        norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
+} xd_dmd_trainer;
+
+/* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
+typedef struct xd_dmd_desc {
+    xd_network networks
+        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
+                                        * are converted, they need not be of one type */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; not read for the teacher */
+    xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
+    xd_dmd_sizes sizes;
+    xd_noise_schedule schedule;
+    bool v_is_flow;                            /* as in xd_conversion */
+    xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
+    double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
+    xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
+    xd_dmd_rungs rungs;
+    bool guided; /* the teacher has guidance, with this scale (d.2: 1 is none) */
+    double guidance_scale;
+    xd_vsd_normaliser normaliser;
+    xd_denoise_form
+        fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
+                                * read */
+    xd_dmd_gan gan;
+    xd_dmd_recipe
+        alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
+                                * 0, f, 2f, and the others in every step */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    bool own_samples;  /* the others train on what the student generated in its last step, instead of anew */
+    bool allow_shared; /* teacher and fake score may be one network */
+    uint64_t seed;
+    const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
+} xd_dmd_desc;
+
+/* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
+ * step, frequency 5, fake score in X0; FASTGEN: in the teacher's own space (here FLOW), new noise between rungs; ORIGINAL: its
+ * alternation, integer times, EPS. Networks, sizes and trainers are still to be given. Pure. */
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
+
+/* Terms of a step, means over its samples; 0 where they had no part. */
+typedef struct xd_dmd_values {
+    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
+    double fake_score;        /* the fake score's */
+    double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
+    bool skipped;             /* something was not finite: no role has stepped */
+} xd_dmd_values;
+
+/* What resumes a run. */
+typedef struct xd_dmd_record {
+    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
+    int64_t updates[XD_DMD_ROLES]; /* of each role, without skipped ones */
+    uint64_t seed;
+} xd_dmd_record;
+
+/* Checks everything and takes all memory that later calls need.
+ *
+ * Collective over data when it is given: settings are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * network without functions, without features for a discriminator, a number out of its range, with the number),
+ * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
+ * xd_noise_steps_check. */
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
+
+/* What xd_dmd_create takes. Local, allocates nothing. Errors: those of it that one rank can see. */
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out);
+
+/* NULL is fine. Local. */
+XD_API void xd_dmd_destroy(xd_dmd *dmd);
+
+/* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
+ * and values are this leaf's part of the step's means.
+ *
+ *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *                   through the teacher too; backward of the student
+ *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
+ *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
+ *                   teacher on them and on noised real ones; logits, loss, backward
+ *
+ *   leaf     this rank's leaf of the step, for networks and own_samples
+ *   values   its fields are added to; NULL -> not read back from a device
+ *
+ * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
+ * (samples, missing arrays), STATE (own samples that were never generated). Findings (something that is not finite) are counted in
+ * the status that xd_dmd_step reads, and the sample has gradient 0. */
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                   xd_dmd_values *values);
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                      xd_dmd_values *values);
+
+/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
+typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
+
+/* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
+ * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ *
+ *   values   out; the same on every rank, and in INVARIANT mode on every layout
+ *
+ * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
+ * unless a network's own exchange failed; STATE (a role without a trainer). */
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
+
+/* Whether a role has its turn in a step. Pure. */
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
+
+/* What to save beside weights, optimizers and averages, and to set after they were loaded; own_samples are not in it: the step
+ * after is then a student's. Local. Errors: ARGUMENT (negative counts), MISMATCH (another seed, with both). */
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
 #endif
 
@@ -8305,6 +8827,139 @@ typedef struct xd_dmd_kernels {
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void);
 
+/* >>kernel/dmd_loss */
+
+/* Losses over samples, cut where ranks must exchange: "this rank's sums", "all ranks' sums to a sample", "samples to a value".
+ *
+ * Sums over the elements of a row have a fixed order, so that they have the same bits on every level, on a GPU and for any
+ * number of threads: a row is cut into chunks of XD_SAMPLE_CHUNK elements, a chunk into tiles. Element i of a tile is added to
+ * lane i % XD_SAMPLE_LANES, lanes are joined pairwise (neighbours first), then tiles and chunks in order. All of it in double,
+ * of f32 terms, whose squares a double holds exactly. When `fixed`, the terms are added as integers (xd_norm_sum) instead, and
+ * no order matters. */
+enum { XD_SAMPLE_LANES = 256, XD_SAMPLE_TILE = 8 * XD_SAMPLE_LANES, XD_SAMPLE_CHUNK = 8 * XD_SAMPLE_TILE };
+
+/* The words of a row's sums, or of a chunk's. Two sums follow, each a double's bits or, when fixed, limbs. */
+enum { XD_SAMPLE_COUNTED, XD_SAMPLE_FINDING, XD_SAMPLE_SUMS };
+
+/* Kinds of findings. The larger one stays when two meet. */
+enum { XD_SAMPLE_FINE = 0, XD_SAMPLE_INFINITE, XD_SAMPLE_NAN };
+
+/* The words of a rank's record. Two sums follow: of the positive losses, and of the negative ones' magnitudes. */
+enum {
+    XD_SAMPLE_RECORD_COUNTED,
+    XD_SAMPLE_RECORD_FINDINGS,
+    XD_SAMPLE_RECORD_FIRST, /* sample of the first finding, and its value as bits of a double */
+    XD_SAMPLE_RECORD_VALUE,
+    XD_SAMPLE_RECORD_SUMS
+};
+
+/* What is known of a sample once all ranks' sums are joined. */
+typedef struct xd_sample {
+    double loss;   /* of the whole sample, without weight, scale and N; 0 with a finding */
+    double factor; /* the gradient is factor * scale / N * what the loss says; 0 with a finding */
+    double weight; /* VSD: w_b */
+    double value;  /* of the finding */
+    int64_t counted;
+    int64_t finding;
+} xd_sample;
+
+/* What all these losses share. `words` is those of a sum: 1, or XD_NORM_LIMBS when fixed. */
+typedef struct xd_sample_args {
+    int64_t samples, elements; /* of this rank's rows */
+    bool fixed;
+    const uint8_t *mask;     /* [samples, elements] or NULL */
+    int64_t *parts;          /* [samples][chunks][XD_SAMPLE_SUMS + 2 words] */
+    int64_t *sums;           /* [samples][...] of this rank */
+    const int64_t *all_sums; /* [shards][samples][...] */
+    int shards;
+    xd_sample *sample;   /* [samples] */
+    double *sample_loss; /* [samples] or NULL */
+    double weight;
+    const double *scale;               /* NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value; 0 -> the elements counted */
+    double denominator_value;
+    int64_t *record;        /* [XD_SAMPLE_RECORD_SUMS + 2 words] of this rank */
+    const int64_t *records; /* [ranks][...] */
+    int ranks;
+    double *factor; /* one value: weight scale / N, 0 when nothing counted */
+    xd_sample_values *values;
+} xd_sample_args;
+
+/* The student's term. */
+typedef struct xd_vsd_args {
+    xd_sample_args base;
+    xd_rows generated, teacher, fake, gradient;
+    const double *sample_scale, *chain;
+    xd_vsd_normaliser normaliser;
+    xd_vsd_form form;
+} xd_vsd_args;
+
+/* The denoising term. */
+typedef struct xd_denoise_args {
+    xd_sample_args base;
+    xd_rows prediction, clean, noise, gradient;
+    const xd_denoise_term *terms;
+} xd_denoise_args;
+
+/* A term on logits. Its elements are counted here, and losses are known at once. */
+typedef struct xd_gan_args {
+    xd_sample_args base;
+    xd_rows fake, real, fake_gradient, real_gradient;
+    xd_gan_role role;
+    xd_gan_kind kind;
+} xd_gan_args;
+
+/* f-distill. A bin's words are a count and a sum; the last bin is that of the findings: a count, and the first one's sample and
+ * value in its sum's place. */
+typedef struct xd_fdistill_args {
+    xd_rows logits;
+    xd_f_divergence divergence;
+    double lower, upper, rate, min_t, max_t;
+    int64_t bins;
+    const double *times;
+    double *bin_values;
+    bool fixed;
+    double *weights;        /* [samples] rho, then h, then the weight; NaN for a finding in between */
+    int64_t *record;        /* [bins + 2][1 + XD_NORM_LIMBS] this rank's */
+    const int64_t *records; /* [ranks][...] */
+    int ranks;
+} xd_fdistill_args;
+
+/* The entries. */
+typedef struct xd_dmd_loss_kernels {
+    /* sums |x - T| and (F - T)^2 -> parts */
+    xd_result (*vsd_measure)(const xd_launch *launch, const xd_vsd_args *args);
+    /* all_sums -> sample */
+    xd_result (*vsd_weigh)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: the second of the sums is (x - (x - g))^2 -> parts */
+    xd_result (*vsd_rounded)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: all_sums of the last -> sample, but for its weight */
+    xd_result (*vsd_settle)(const xd_launch *launch, const xd_vsd_args *args);
+    xd_result (*vsd_slope)(const xd_launch *launch, const xd_vsd_args *args);
+    /* the second sum is r^2 -> parts */
+    xd_result (*denoise_measure)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_weigh)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_slope)(const xd_launch *launch, const xd_denoise_args *args);
+    /* logits -> sample */
+    xd_result (*gan_terms)(const xd_launch *launch, const xd_gan_args *args);
+    xd_result (*gan_slope)(const xd_launch *launch, const xd_gan_args *args);
+    /* parts -> sums */
+    xd_result (*join)(const xd_launch *launch, const xd_sample_args *args);
+    /* sample -> record, sample_loss */
+    xd_result (*total)(const xd_launch *launch, const xd_sample_args *args);
+    /* records -> factor, values; findings are added to launch->status */
+    xd_result (*finish)(const xd_launch *launch, const xd_sample_args *args);
+    /* logits, times -> weights = rho, record */
+    xd_result (*fdistill_ratios)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* records -> bin_values, findings to launch->status; weights = h; the sum of h -> record */
+    xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* records -> weights */
+    xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
+} xd_dmd_loss_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void);
+
 /* >>kernel/dmd_scalar */
 
 /* Formulas of kernel/dmd.h. */
@@ -8659,6 +9314,34 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
 #    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
 #    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
+#    define xd_sample_values XDISTILL_NO_DMD_leaves_out_xd_sample_values
+#    define xd_vsd_normaliser XDISTILL_NO_DMD_leaves_out_xd_vsd_normaliser
+#    define xd_vsd_form XDISTILL_NO_DMD_leaves_out_xd_vsd_form
+#    define xd_denoise_term XDISTILL_NO_DMD_leaves_out_xd_denoise_term
+#    define xd_gan_role XDISTILL_NO_DMD_leaves_out_xd_gan_role
+#    define xd_gan_kind XDISTILL_NO_DMD_leaves_out_xd_gan_kind
+#    define xd_f_divergence XDISTILL_NO_DMD_leaves_out_xd_f_divergence
+#    define xd_sample_common XDISTILL_NO_DMD_leaves_out_xd_sample_common
+#    define xd_vsd_desc XDISTILL_NO_DMD_leaves_out_xd_vsd_desc
+#    define xd_denoise_weight XDISTILL_NO_DMD_leaves_out_xd_denoise_weight
+#    define xd_denoise_form XDISTILL_NO_DMD_leaves_out_xd_denoise_form
+#    define xd_denoise_desc XDISTILL_NO_DMD_leaves_out_xd_denoise_desc
+#    define xd_gan_desc XDISTILL_NO_DMD_leaves_out_xd_gan_desc
+#    define xd_fdistill_desc XDISTILL_NO_DMD_leaves_out_xd_fdistill_desc
+#    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
+#    define xd_network XDISTILL_NO_DMD_leaves_out_xd_network
+#    define xd_dmd XDISTILL_NO_DMD_leaves_out_xd_dmd
+#    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
+#    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
+#    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
+#    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
+#    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
+#    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
+#    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
+#    define xd_dmd_trainer XDISTILL_NO_DMD_leaves_out_xd_dmd_trainer
+#    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
+#    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
+#    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
 #    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
 #    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
 #    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
@@ -8684,6 +9367,31 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_times_draw (XDISTILL_NO_DMD_leaves_out_xd_times_draw)
 #    define xd_times_draw_frames (XDISTILL_NO_DMD_leaves_out_xd_times_draw_frames)
 #    define xd_draw_index (XDISTILL_NO_DMD_leaves_out_xd_draw_index)
+#    define xd_vsd_defaults (XDISTILL_NO_DMD_leaves_out_xd_vsd_defaults)
+#    define xd_vsd_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_vsd_workspace_bytes)
+#    define xd_vsd_loss (XDISTILL_NO_DMD_leaves_out_xd_vsd_loss)
+#    define xd_denoise_term_at (XDISTILL_NO_DMD_leaves_out_xd_denoise_term_at)
+#    define xd_denoise_defaults (XDISTILL_NO_DMD_leaves_out_xd_denoise_defaults)
+#    define xd_denoise_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_denoise_workspace_bytes)
+#    define xd_denoise_loss (XDISTILL_NO_DMD_leaves_out_xd_denoise_loss)
+#    define xd_gan_defaults (XDISTILL_NO_DMD_leaves_out_xd_gan_defaults)
+#    define xd_gan_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_gan_workspace_bytes)
+#    define xd_gan_loss (XDISTILL_NO_DMD_leaves_out_xd_gan_loss)
+#    define xd_fdistill_defaults (XDISTILL_NO_DMD_leaves_out_xd_fdistill_defaults)
+#    define xd_f_weight (XDISTILL_NO_DMD_leaves_out_xd_f_weight)
+#    define xd_fdistill_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_fdistill_workspace_bytes)
+#    define xd_fdistill_weights (XDISTILL_NO_DMD_leaves_out_xd_fdistill_weights)
+#    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
+#    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
+#    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
+#    define xd_dmd_destroy (XDISTILL_NO_DMD_leaves_out_xd_dmd_destroy)
+#    define xd_dmd_student (XDISTILL_NO_DMD_leaves_out_xd_dmd_student)
+#    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
+#    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
+#    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
+#    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
+#    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
+#    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -56626,8 +57334,18 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule);
 XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor);
 
+/* noise_schedule.c: xd_noise_check without a look at the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *schedule);
+
+/* noise_schedule.c: times descend from at most max_t to 0, at least two of them. */
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t);
+
 /* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
 XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
+
+/* noise_schedule.c: the time of step `index` of `count`: index / count, or as little above that as makes trunc(t count) the index
+ * again. */
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
 
 /* noise_schedule.c: time `index` of EDM's grid. */
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
@@ -56636,13 +57354,2227 @@ XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_
 
 /* Noise schedules: levels, ratios, grids, lists of steps. */
 
+#include <math.h>
+#include <string.h>
+
+#define XDI_HALF_PI 1.5707963267948966
+
+/* EDM's grid has equal steps of t^(1/7). The few steps of a student are between two of its 1000 times. */
+enum { XDI_EDM_POWER = 7, XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
+
+XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
+    xd_noise_schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = kind;
+    schedule.max_t = 0.999;
+    if (kind == XD_NOISE_EDM) schedule.min_t = 0.002, schedule.max_t = 80.0;
+    if (kind == XD_NOISE_TRIG) schedule.max_t = XDI_HALF_PI;
+    if (kind == XD_NOISE_CUSTOM) schedule.max_t = 1.0;
+    return schedule;
+}
+
+XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule) {
+    return schedule->least > 0.0 ? schedule->least : 1e-6;
+}
+
+XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor) {
+    const double least = xdi_noise_least(schedule);
+    if (divisor >= 0.0) return divisor > least ? divisor : least;
+    return divisor < -least ? divisor : -least;
+}
+
+/* ---- checks ---- */
+
+static double xdi_noise_end(xd_noise_kind kind) {
+    if (kind == XD_NOISE_FLOW || kind == XD_NOISE_VP) return 1.0;
+    if (kind == XD_NOISE_TRIG) return XDI_HALF_PI;
+    return HUGE_VAL;
+}
+
+/* All but the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no noise schedule is given");
+    XD_REQUIRE(ctx, s->kind >= XD_NOISE_FLOW && s->kind <= XD_NOISE_CUSTOM, XD_ERROR_ARGUMENT,
+               "kind %d is no noise schedule", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "a schedule of times from min_t %g to max_t %g: 0 <= min_t < max_t is needed", s->min_t,
+               s->max_t);
+    XD_REQUIRE(ctx, s->max_t <= xdi_noise_end(s->kind), XD_ERROR_ARGUMENT,
+               "max_t %.17g is past the schedule's end, %.17g", s->max_t, xdi_noise_end(s->kind));
+    XD_REQUIRE(ctx, s->least >= 0.0 && isfinite(s->least), XD_ERROR_ARGUMENT,
+               "the bound on divisors, least, is %g", s->least);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || (s->table && s->table_count >= 1), XD_ERROR_ARGUMENT,
+               "a VP schedule with %s of %lld steps", s->table ? "a table" : "no table",
+               (long long)s->table_count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_CUSTOM || s->custom, XD_ERROR_ARGUMENT,
+               "a CUSTOM schedule without a function");
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    for (int64_t k = 0; s->kind == XD_NOISE_VP && k < s->table_count; k++) {
+        XD_REQUIRE(ctx, s->table[k] > 0.0 && s->table[k] <= 1.0, XD_ERROR_ARGUMENT,
+                   "step %lld of the table is %g: above 0 and at most 1 is needed", (long long)k,
+                   s->table[k]);
+        XD_REQUIRE(ctx, k == 0 || s->table[k] <= s->table[k - 1], XD_ERROR_ARGUMENT,
+                   "the table rises from %g to %g at step %lld", s->table[k - 1], s->table[k], (long long)k);
+    }
+    return XD_OK;
+}
+
+/* One f32 of slack at each end. */
+static xd_result xdi_noise_check_time(xd_ctx *ctx, const xd_noise_schedule *s, double t) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    const double low = (double)nextafterf((float)s->min_t, -HUGE_VALF);
+    const double high = (double)nextafterf((float)s->max_t, HUGE_VALF);
+    XD_REQUIRE(ctx, t >= low && t <= high, XD_ERROR_ARGUMENT,
+               "t %.9g is outside the schedule's times, %.9g to %.9g", t, s->min_t, s->max_t);
+    return XD_OK;
+}
+
+/* ---- levels ---- */
+
+static xd_noise_level xdi_noise_level_of(double alpha, double sigma, double alpha_rate, double sigma_rate) {
+    const xd_noise_level level = { alpha, sigma, alpha_rate, sigma_rate };
+    return level;
+}
+
+/* The first step is clamped too: t may be a little below 0. */
+static xd_noise_level xdi_noise_of_step(const xd_noise_schedule *s, int64_t step) {
+    const int64_t last = s->table_count - 1, k = step < 0 ? 0 : step > last ? last : step;
+    return xdi_noise_level_of(sqrt(s->table[k]), sqrt(1.0 - s->table[k]), (double)NAN, (double)NAN);
+}
+
+static xd_noise_level xdi_noise_at(const xd_noise_schedule *s, double t) {
+    xd_noise_level level;
+    switch (s->kind) {
+    case XD_NOISE_FLOW: return xdi_noise_level_of(1.0 - t, t, -1.0, 1.0);
+    case XD_NOISE_EDM: return xdi_noise_level_of(1.0, t, 0.0, 1.0);
+    case XD_NOISE_VP: return xdi_noise_of_step(s, (int64_t)(t * (double)s->table_count));
+    case XD_NOISE_TRIG: return xdi_noise_level_of(cos(t), sin(t), -sin(t), cos(t));
+    default: break;
+    }
+    level = xdi_noise_level_of((double)NAN, (double)NAN, (double)NAN, (double)NAN);
+    s->custom(s->user, t, &level);
+    return level;
+}
+
+XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                   xd_noise_level *out) {
+    XD_TRY(xdi_noise_check_time(ctx, schedule, t));
+    const xd_noise_level level = xdi_noise_at(schedule, t);
+    XD_REQUIRE(ctx, isfinite(level.alpha) && isfinite(level.sigma), XD_ERROR_ARGUMENT,
+               "the schedule's alpha is %g and its sigma %g at t %.9g", level.alpha, level.sigma, t);
+    *out = level;
+    return XD_OK;
+}
+
+/* ---- signal to noise ---- */
+
+static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level level) {
+    return level.alpha / xdi_noise_divisor(s, level.sigma);
+}
+
+XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    *out = xdi_noise_ratio_of(schedule, level);
+    return XD_OK;
+}
+
+/* The halves of the range go down to neighbouring doubles. */
+static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double low = s->min_t, high = s->max_t;
+    for (;;) {
+        const double middle = low + 0.5 * (high - low);
+        double there = 0.0;
+        if (middle <= low || middle >= high) break;
+        XD_TRY(xd_noise_ratio(ctx, s, middle, &there));
+        if (there > ratio)
+            low = middle;
+        else
+            high = middle;
+    }
+    *out = high;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double t = 0.0;
+    int64_t index = 0;
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, ratio >= 0.0, XD_ERROR_ARGUMENT,
+               "%g is no ratio of signal to noise: at least 0 is needed", ratio);
+    if (s->kind == XD_NOISE_FLOW) t = 1.0 / (1.0 + ratio);
+    if (s->kind == XD_NOISE_EDM) t = 1.0 / ratio;
+    if (s->kind == XD_NOISE_TRIG) t = atan2(1.0, ratio);
+    if (s->kind == XD_NOISE_CUSTOM) XD_TRY(xdi_noise_bisect(ctx, s, ratio, &t));
+    if (s->kind == XD_NOISE_VP) {
+        const double square = 1.0 / (1.0 + ratio * ratio);
+        XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
+        t = xdi_step_time(s->table_count, index, false);
+    }
+    *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
+    return XD_OK;
+}
+
+/* ---- grids ---- */
+
+/* Each half from its own end. */
+XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i) {
+    const double step = (b - a) / (double)(count - 1);
+    return i < count / 2 ? a + step * (double)i : b - step * (double)(count - 1 - i);
+}
+
+XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index) {
+    const double a = pow(min_t, 1.0 / XDI_EDM_POWER), b = pow(max_t, 1.0 / XDI_EDM_POWER);
+    const double share = (double)(count - 1 - index) / (double)(count - 1);
+    return pow(b + share * (a - b), XDI_EDM_POWER);
+}
+
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
+    const double n = (double)count, exact = (double)index / n;
+    double t = f32 ? (double)(float)exact : exact;
+    while ((int64_t)(t * n) < index)
+        t = f32 ? (double)nextafterf((float)t, HUGE_VALF) : nextafter(t, HUGE_VAL);
+    return t;
+}
+
+static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
+               "a grid of %lld times: at least 2 are needed", (long long)count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || count == s->table_count, XD_ERROR_ARGUMENT,
+               "a grid of %lld times of a table of %lld steps", (long long)count, (long long)s->table_count);
+    return XD_OK;
+}
+
+static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64_t index) {
+    if (s->kind == XD_NOISE_EDM) return xdi_edm_time(s->min_t, s->max_t, count, index);
+    if (s->kind == XD_NOISE_VP) return xdi_step_time(count, index, false);
+    return xdi_even_step(s->min_t, s->max_t, count, index);
+}
+
+XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                    int64_t index, double *out) {
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, index >= 0 && index < count, XD_ERROR_ARGUMENT, "time %lld of a grid of %lld",
+               (long long)index, (long long)count);
+    *out = xdi_noise_grid_at(schedule, count, index);
+    return XD_OK;
+}
+
+/* A step of the table is looked up by its number: its time times table_count may be a little less. */
+static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count, int64_t index,
+                                      double *out) {
+    xd_noise_level level;
+    if (s->kind == XD_NOISE_VP) {
+        *out = xdi_noise_of_step(s, index).sigma;
+        return XD_OK;
+    }
+    XD_TRY(xd_noise_level_at(ctx, s, xdi_noise_grid_at(s, count, index), &level));
+    *out = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
+                                  int64_t *index) {
+    int64_t best = 0;
+    double least = HUGE_VAL;
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, !isnan(sigma), XD_ERROR_ARGUMENT, "no sigma is nearest to %g", sigma);
+    for (int64_t i = 0; i < count; i++) {
+        double there = 0.0;
+        XD_TRY(xdi_noise_grid_sigma(ctx, schedule, count, i, &there));
+        if (fabs(there - sigma) < least) {
+            least = fabs(there - sigma);
+            best = i;
+        }
+    }
+    *index = best;
+    return XD_OK;
+}
+
+/* ---- lists of few steps ---- */
+
+XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
+               "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
+    for (int i = 0; i < steps; i++) {
+        list[i] = xdi_even_step(schedule->max_t, 0.0, steps + 1, i);
+        if (schedule->kind == XD_NOISE_EDM)
+            list[i] = xdi_edm_time(schedule->min_t, schedule->max_t, XDI_EDM_TIMES,
+                                   (int64_t)xdi_even_step(XDI_EDM_LAST, XDI_EDM_FIRST, steps + 1, i));
+    }
+    list[steps] = 0.0;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t) {
+    XD_REQUIRE(ctx, list && count >= 2, XD_ERROR_ARGUMENT, "%s of %lld times: at least 2 are needed",
+               list ? "a list" : "no list", (long long)count);
+    XD_REQUIRE(ctx, list[0] <= max_t, XD_ERROR_ARGUMENT, "the list begins at %.9g, above max_t %.9g", list[0],
+               max_t);
+    for (int64_t i = 1; i < count; i++)
+        XD_REQUIRE(ctx, list[i] < list[i - 1], XD_ERROR_ARGUMENT,
+                   "the list does not descend: %.9g comes after %.9g, as time %lld", list[i], list[i - 1],
+                   (long long)i);
+    XD_REQUIRE(ctx, list[count - 1] == 0.0, XD_ERROR_ARGUMENT, "the list ends in %.9g, not in 0",
+               list[count - 1]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                      const double *list, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", steps);
+    XD_REQUIRE(ctx, list && count == (int64_t)steps + 1, XD_ERROR_ARGUMENT,
+               "%s of %lld times for %d steps: %d are needed", list ? "a list" : "no list", (long long)count,
+               steps, steps + 1);
+    return xdi_noise_check_list(ctx, list, count, schedule->max_t);
+}
+
+/* ---- what networks see ---- */
+
+XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F64) return scale != 0.0 ? t * scale : t;
+    float seen = (float)t;
+    if (scale != 0.0) seen *= (float)scale;
+    if (dtype == XD_DTYPE_F32) return (double)seen;
+    if (dtype == XD_DTYPE_BF16) return (double)xd_f32_from_bf16(xd_bf16_from_f32(seen));
+    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xd_f16_from_f32(seen));
+    return (double)NAN;
+}
+
+XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule) {
+    return schedule->kind == XD_NOISE_FLOW || schedule->kind == XD_NOISE_VP ? 1000.0 : 1.0;
+}
+
+/* ---- EDM's network ---- */
+
+XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
+    const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
+    const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
+    XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);
+    XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
+    XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
+               "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
+    const double square = s * s + shifted * shifted, root = sqrt(square);
+    out->input = 1.0 / root;
+    out->label = log(shifted > least ? shifted : least) / 4.0;
+    out->denoised.c0 = shifted * s / root;
+    out->denoised.c1 = s * s / square;
+    return XD_OK;
+}
+
 /* >>dmd/convert.c */
 
-/* Conversions between predictions, as factors of two tensors. */
+/* Conversions between predictions, as factors of two tensors.
+ *
+ * Every type is a sum of x0 and eps, (a, b); x_t is (alpha, sigma). A prediction and x_t are two equations for x0 and eps, and any
+ * other type follows from those: with D(type) = a sigma - b alpha, the determinant of type and x_t,
+ *
+ *     to = D(to) / D(from) from + (b_to a_from - a_to b_from) / D(from) x_t
+ *
+ * D is sigma for x0, -alpha for eps, and exactly -1 for flow under FLOW, EDM and TRIG and for v, so nothing cancels. The score is
+ * eps over -sigma. */
+
+#include <math.h>
+
+/* A type as a sum of x0 and eps, and its determinant. */
+typedef struct xdi_type {
+    double a, b, determinant;
+} xdi_type;
+
+static const char *xdi_prediction_name(xd_prediction type) {
+    static const char *const names[] = { "x0", "eps", "v", "flow", "score" };
+    return names[type];
+}
+
+static bool xdi_prediction_known(xd_prediction type) {
+    return type >= XD_PREDICT_X0 && type <= XD_PREDICT_SCORE;
+}
+
+/* The score is eps too, over -sigma. */
+static bool xdi_is_eps(xd_prediction type) {
+    return type == XD_PREDICT_EPS || type == XD_PREDICT_SCORE;
+}
+
+static bool xdi_is_unit(const xd_noise_level *level) {
+    return fabs(level->alpha * level->alpha + level->sigma * level->sigma - 1.0) <= 1e-2;
+}
+
+static const char *xdi_noise_name(xd_noise_kind kind) {
+    static const char *const names[] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    return names[kind];
+}
+
+/* Replaces V by FLOW where that is what it means. */
+static xd_result xdi_prediction_meant(xd_ctx *ctx, const xd_noise_schedule *s, bool v_is_flow,
+                                      xd_prediction *type) {
+    XD_REQUIRE(ctx, xdi_prediction_known(*type), XD_ERROR_ARGUMENT, "prediction %d is unknown", (int)*type);
+    XD_REQUIRE(ctx, !v_is_flow || s->kind == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "v_is_flow is of FLOW schedules, not of %s", xdi_noise_name(s->kind));
+    if (*type == XD_PREDICT_V && v_is_flow) *type = XD_PREDICT_FLOW;
+    return XD_OK;
+}
+
+/* The score is seen as eps. */
+static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction type,
+                             const xd_noise_level *level, xdi_type *out) {
+    const bool exact = s->kind != XD_NOISE_CUSTOM;
+    const xdi_type x0 = { 1.0, 0.0, level->sigma }, eps = { 0.0, 1.0, -level->alpha };
+    const xdi_type v = { -level->sigma, level->alpha, -1.0 };
+    const xdi_type flow = { level->alpha_rate, level->sigma_rate,
+                            exact ? -1.0
+                                  : level->alpha_rate * level->sigma - level->sigma_rate * level->alpha };
+    if (type == XD_PREDICT_V)
+        XD_REQUIRE(ctx, s->kind != XD_NOISE_FLOW && s->kind != XD_NOISE_EDM && xdi_is_unit(level),
+                   XD_ERROR_ARGUMENT,
+                   "v has no meaning under a %s schedule with alpha %g and sigma %g: it needs alpha^2 + "
+                   "sigma^2 = 1",
+                   xdi_noise_name(s->kind), level->alpha, level->sigma);
+    if (type == XD_PREDICT_FLOW)
+        XD_REQUIRE(ctx, isfinite(level->alpha_rate) && isfinite(level->sigma_rate), XD_ERROR_ARGUMENT,
+                   "flow has no meaning under a %s schedule whose rates are %g and %g",
+                   xdi_noise_name(s->kind), level->alpha_rate, level->sigma_rate);
+    *out = type == XD_PREDICT_X0 ? x0 : type == XD_PREDICT_V ? v : type == XD_PREDICT_FLOW ? flow : eps;
+    return XD_OK;
+}
+
+/* At a level; the caller has replaced V and given two known types. */
+static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction from,
+                                       xd_prediction to, const xd_noise_level *level, xd_mix *out) {
+    const double sigma = xdi_noise_divisor(s, level->sigma);
+    xdi_type p, q;
+    XD_TRY(xdi_type_of(ctx, s, from, level, &p));
+    XD_TRY(xdi_type_of(ctx, s, to, level, &q));
+    /* Where it is 0, it has the sign that it has at other times: that of sigma, or of -alpha. */
+    const double determinant =
+        from == XD_PREDICT_X0 ? xdi_noise_divisor(s, p.determinant) : -xdi_noise_divisor(s, -p.determinant);
+    out->c0 = xdi_is_eps(from) && xdi_is_eps(to) ? 1.0 : q.determinant / determinant;
+    out->c1 = (q.b * p.a - q.a * p.b) / determinant;
+    if (from == XD_PREDICT_SCORE) out->c0 *= -level->sigma;
+    if (to == XD_PREDICT_SCORE) out->c0 /= -sigma, out->c1 /= -sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                   const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction from = conversion->from, to = conversion->to;
+    const xd_mix same = { 1.0, 0.0 };
+    xd_mix mix = same, second = same;
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    if (from != to) {
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &to));
+    }
+    if (from != to && conversion->through_x0) {
+        if (from != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, from, XD_PREDICT_X0, &level, &mix));
+        if (to != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, XD_PREDICT_X0, to, &level, &second));
+        mix.c0 = second.c0 * mix.c0;
+        mix.c1 = second.c0 * mix.c1 + second.c1;
+    } else if (from != to) {
+        XD_TRY(xdi_prediction_direct(ctx, schedule, from, to, &level, &mix));
+    }
+    *out = mix;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                     bool v_is_flow) {
+    xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
+    xd_noise_level level;
+    xd_mix mix;
+    XD_TRY(xd_noise_check(ctx, schedule));
+    XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->min_t, &mix));
+    XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_least(schedule), XD_ERROR_ARGUMENT,
+               "%s says nothing of x0 at max_t %.9g: alpha is %g there, and has to be above %g",
+               xdi_prediction_name(type), schedule->max_t, level.alpha, xdi_noise_least(schedule));
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    out->c0 = level.alpha;
+    out->c1 = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                               bool v_is_flow, double t, xd_mix *out) {
+    xd_noise_level level;
+    xdi_type target;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_prediction_meant(ctx, schedule, v_is_flow, &type));
+    XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
+    out->c0 = target.a;
+    out->c1 = type == XD_PREDICT_SCORE ? -1.0 / xdi_noise_divisor(schedule, level.sigma) : target.b;
+    return XD_OK;
+}
+
+XD_API xd_mix xd_guidance_mix(double scale) {
+    const xd_mix mix = { scale, 1.0 - scale };
+    return mix;
+}
+
+/* ---- rows ---- */
+
+static bool xdi_mix_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F64;
+}
+
+/* Sets a stride of 0 to the number of columns. */
+static xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
+    if (x->stride == 0) x->stride = x->cols;
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && x->stride >= x->cols, XD_ERROR_SHAPE,
+               "%s has %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    XD_REQUIRE(ctx, x->rows == out->rows && x->cols == out->cols, XD_ERROR_SHAPE,
+               "%s is %lld x %lld and out %lld x %lld", name, (long long)x->rows, (long long)x->cols,
+               (long long)out->rows, (long long)out->cols);
+    XD_REQUIRE(ctx, xdi_mix_takes(x->dtype), XD_ERROR_DTYPE, "%s is %s: F32, F16, BF16 or F64 is needed",
+               name, xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT, "%s has no memory", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
+    xd_mix_desc d = *desc;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "out", &d.out));
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "p", &d.p));
+    if (d.q.data) XD_TRY(xdi_mix_check_rows(ctx, &d.out, "q", &d.q));
+    if (d.out.rows == 0 || d.out.cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, d.mix, XD_ERROR_ARGUMENT, "no factors for %lld rows", (long long)d.out.rows);
+    return xd_ctx_kernels(ctx)->dmd.mix(&launch, &d);
+}
 
 /* >>dmd/times.c */
 
 /* Times from draws. */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+
+XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
+    xd_time_sampler s;
+    memset(&s, 0, sizeof s);
+    s.kind = XD_TIME_SHIFTED;
+    s.min_t = 0.001, s.max_t = 0.999;
+    s.shift = 5.0;
+    s.deviation = 1.0;
+    s.freedom = 0.01;
+    s.count = 1000, s.last = 999;
+    s.dtype = XD_DTYPE_F32;
+    if (recipe == XD_DMD_FASTGEN) {
+        s.kind = XD_TIME_UNIFORM;
+        s.min_t = 0.002, s.max_t = 80.0;
+        s.mean = -1.1, s.deviation = 2.0;
+        s.grid = XD_NOISE_EDM, s.first = 2, s.last = 998;
+        s.dtype = XD_DTYPE_F64;
+    }
+    if (recipe == XD_DMD_ORIGINAL) {
+        s.kind = XD_TIME_STEP;
+        s.min_t = 0.0, s.max_t = 1.0;
+        s.first = 20, s.last = 980;
+    }
+    return s;
+}
+
+XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule) {
+    if (sampler->min_t < schedule->min_t) sampler->min_t = schedule->min_t;
+    if (sampler->max_t > schedule->max_t) sampler->max_t = schedule->max_t;
+}
+
+/* ---- checks ---- */
+
+/* The ends to which times are clamped. */
+static double xdi_time_low(const xd_time_sampler *s) {
+    const float nearest = (float)s->min_t;
+    if (s->dtype != XD_DTYPE_F32) return s->min_t;
+    return (double)((double)nearest < s->min_t ? nextafterf(nearest, HUGE_VALF) : nearest);
+}
+
+static double xdi_time_high(const xd_time_sampler *s) {
+    const float nearest = (float)s->max_t;
+    if (s->dtype != XD_DTYPE_F32) return s->max_t;
+    return (double)((double)nearest > s->max_t ? nextafterf(nearest, -HUGE_VALF) : nearest);
+}
+
+static bool xdi_time_is_list(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_LIST;
+}
+
+static bool xdi_time_has_index(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_GRID || s->kind == XD_TIME_LIST || s->kind == XD_TIME_STEP;
+}
+
+/* The last and the first index of a draw. */
+static int64_t xdi_time_last(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? s->list_count - (s->list_to_end ? 1 : 2) : s->last;
+}
+
+static int64_t xdi_time_first(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? 0 : s->first;
+}
+
+static xd_result xdi_times_check_range(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->kind >= XD_TIME_UNIFORM && s->kind <= XD_TIME_STEP, XD_ERROR_ARGUMENT,
+               "kind %d is no distribution of times", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "times from min_t %.9g to max_t %.9g: 0 <= min_t < max_t is needed", s->min_t, s->max_t);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_NONE || s->dtype == XD_DTYPE_F64 || s->dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "times of type %s: F64 or F32 is needed", xd_dtype_name(s->dtype));
+    XD_REQUIRE(ctx, xdi_time_low(s) <= xdi_time_high(s), XD_ERROR_ARGUMENT,
+               "there is no f32 from min_t %.17g to max_t %.17g", s->min_t, s->max_t);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->first >= 0 && s->first <= s->last, XD_ERROR_ARGUMENT, "indices from %lld to %lld",
+               (long long)s->first, (long long)s->last);
+    if (s->kind == XD_TIME_STEP) {
+        const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
+        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
+                   "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
+                   (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
+                   s->max_t);
+        return XD_OK;
+    }
+    XD_REQUIRE(ctx, s->count >= 2 && s->last < s->count, XD_ERROR_ARGUMENT,
+               "indices from %lld to %lld of a grid of %lld times", (long long)s->first, (long long)s->last,
+               (long long)s->count);
+    XD_REQUIRE(ctx, s->grid == XD_NOISE_EDM || s->grid == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "a grid of kind %d: EDM or FLOW is needed", (int)s->grid);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_numbers(xd_ctx *ctx, const xd_time_sampler *s) {
+    const bool normal =
+        s->kind == XD_TIME_LOG_NORMAL || s->kind == XD_TIME_LOG_T || s->kind == XD_TIME_LOGIT_NORMAL;
+    XD_REQUIRE(ctx, s->kind != XD_TIME_SHIFTED || (s->shift >= 1.0 && isfinite(s->shift)), XD_ERROR_ARGUMENT,
+               "shift is %g: at least 1 is needed", s->shift);
+    XD_REQUIRE(ctx, !normal || (s->deviation > 0.0 && isfinite(s->deviation) && isfinite(s->mean)),
+               XD_ERROR_ARGUMENT, "mean %g and deviation %g: a deviation above 0 is needed", s->mean,
+               s->deviation);
+    XD_REQUIRE(ctx, s->kind != XD_TIME_LOG_T || (s->freedom > 0.0 && isfinite(s->freedom)), XD_ERROR_ARGUMENT,
+               "%g degrees of freedom: more than 0 are needed", s->freedom);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no distribution of times is given");
+    XD_TRY(xdi_times_check_range(ctx, s));
+    XD_TRY(xdi_times_check_numbers(ctx, s));
+    if (xdi_time_is_list(s)) return xdi_noise_check_list(ctx, s->list, s->list_count, s->max_t);
+    return xdi_time_has_index(s) ? xdi_times_check_indices(ctx, s) : XD_OK;
+}
+
+/* The extremes of a checked sampler's times. */
+static void xdi_times_extremes(const xd_time_sampler *s, double *low, double *high) {
+    *low = xdi_time_low(s), *high = xdi_time_high(s);
+    if (xdi_time_is_list(s)) *low = s->list[xdi_time_last(s)], *high = s->list[0];
+    if (s->kind == XD_TIME_STEP) {
+        *low = (double)s->first / (double)s->count;
+        *high = (double)s->last / (double)s->count;
+    }
+}
+
+XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                const xd_noise_schedule *schedule) {
+    double low, high;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (!schedule) return XD_OK;
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    xdi_times_extremes(sampler, &low, &high);
+    XD_REQUIRE(ctx, low >= schedule->min_t && high <= schedule->max_t, XD_ERROR_ARGUMENT,
+               "times from %.9g to %.9g are drawn, those of the schedule are %.9g to %.9g", low, high,
+               schedule->min_t, schedule->max_t);
+    return XD_OK;
+}
+
+/* ---- distributions ---- */
+
+/* The number above which a normal one is with probability q, 0 < q <= 1/2: a start with an error below 5e-4 (Abramowitz and
+ * Stegun 26.2.23), and two steps of Halley's method, each of which triples the digits. */
+static double xdi_normal_above(double q) {
+    const double t = sqrt(-2.0 * log(q > DBL_MIN ? q : DBL_MIN));
+    const double above = 2.515517 + t * (0.802853 + t * 0.010328);
+    const double below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    double x = t - above / below;
+    for (int i = 0; i < 2; i++) {
+        const double error = 0.5 * erfc(x * 0.70710678118654752) - q;
+        const double step = error * 2.5066282746310005 * exp(0.5 * x * x);
+        x += step / (1.0 - 0.5 * x * step);
+    }
+    return x;
+}
+
+static double xdi_normal_of(double uniform) {
+    return uniform < 0.5 ? -xdi_normal_above(uniform) : xdi_normal_above(1.0 - uniform);
+}
+
+static double xdi_normal_below(double x) {
+    return 0.5 * erfc(-x * 0.70710678118654752);
+}
+
+/* A normal number in [a, b]. Where most of that is above 0 the other tail is used: probabilities near 1 have no digits left. */
+static double xdi_truncated_normal(double a, double b, double uniform) {
+    const bool mirrored = a + b > 0.0;
+    const double low = xdi_normal_below(mirrored ? -b : a), high = xdi_normal_below(mirrored ? -a : b);
+    const double x = xdi_normal_of(low + (mirrored ? 1.0 - uniform : uniform) * (high - low));
+    return mirrored ? -x : x;
+}
+
+/* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
+ * without a long tail. Since the range is finite, the factor is not needed. */
+static double xdi_student_density(double w, double n) {
+    const double size = fabs(w);
+    return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
+}
+
+/* Its integral from 0 to w: Gauss's formula of eight points on pieces over which it changes little. What is past the last
+ * positive double adds nothing. */
+static double xdi_student_integral(double w, double n) {
+    static const double at[4] = { 0.18343464249564981, 0.52553240991632899, 0.79666647741362673,
+                                  0.96028985649753618 };
+    static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
+                                      0.10122853629037626 };
+    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
+    const int pieces = 1 + (int)(reach / widest);
+    const double half = 0.5 * reach / (double)pieces;
+    double sum = 0.0;
+    for (int i = 0; i < pieces; i++) {
+        const double middle = half * (double)(2 * i + 1);
+        for (int k = 0; k < 4; k++)
+            sum += weight[k] * (xdi_student_density(middle - half * at[k], n) +
+                                xdi_student_density(middle + half * at[k], n));
+    }
+    return w < 0.0 ? -half * sum : half * sum;
+}
+
+/* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
+static double xdi_truncated_student(double a, double b, double n, double uniform) {
+    const double root = sqrt(n);
+    double low = asinh(a / root), high = asinh(b / root);
+    const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
+    const double target = first + uniform * all;
+    double w = low + uniform * (high - low);
+    for (int i = 0; i < 200; i++) {
+        const double error = xdi_student_integral(w, n) - target;
+        if (error > 0.0)
+            high = w;
+        else
+            low = w;
+        double next = w - error / xdi_student_density(w, n);
+        if (!(next > low && next < high)) next = low + 0.5 * (high - low);
+        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        w = next;
+        if (settled) break;
+    }
+    return root * sinh(w);
+}
+
+/* ---- from a draw ---- */
+
+/* The range of the LOG kinds in units of the distribution. */
+static double xdi_time_log(const xd_time_sampler *s, double uniform) {
+    const double least = s->min_t > XDI_TIME_LEAST ? s->min_t : XDI_TIME_LEAST;
+    const double a = (log(least) - s->mean) / s->deviation, b = (log(s->max_t) - s->mean) / s->deviation;
+    const double x = s->kind == XD_TIME_LOG_T ? xdi_truncated_student(a, b, s->freedom, uniform)
+                                              : xdi_truncated_normal(a, b, uniform);
+    return exp(x * s->deviation + s->mean);
+}
+
+static double xdi_time_of(const xd_time_sampler *s, double draw) {
+    const double width = s->max_t - s->min_t, u = draw * width + s->min_t;
+    switch (s->kind) {
+    case XD_TIME_SHIFTED: return u * s->shift / (u * (s->shift - 1.0) + 1.0);
+    case XD_TIME_LOG_NORMAL:
+    case XD_TIME_LOG_T: return xdi_time_log(s, draw);
+    case XD_TIME_LOGIT_NORMAL: return width / (1.0 + exp(-(draw * s->deviation + s->mean))) + s->min_t;
+    case XD_TIME_LIST: return s->list[(int64_t)draw];
+    case XD_TIME_STEP: return xdi_step_time(s->count, (int64_t)draw, s->dtype == XD_DTYPE_F32);
+    case XD_TIME_GRID:
+        return s->grid == XD_NOISE_EDM ? xdi_edm_time(s->min_t, s->max_t, s->count, (int64_t)draw)
+                                       : xdi_even_step(s->min_t, s->max_t, s->count, (int64_t)draw);
+    default: break;
+    }
+    return u;
+}
+
+/* Of a checked sampler and draw. */
+static double xdi_time_rounded(const xd_time_sampler *s, double draw) {
+    const double exact = xdi_time_of(s, draw), low = xdi_time_low(s), high = xdi_time_high(s);
+    const double t = s->dtype == XD_DTYPE_F32 ? (double)(float)exact : exact;
+    if (xdi_time_is_list(s) || s->kind == XD_TIME_STEP) return t;
+    return t > low ? (t < high ? t : high) : low;
+}
+
+XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (xdi_time_has_index(sampler)) {
+        const int64_t first = xdi_time_first(sampler), last = xdi_time_last(sampler);
+        XD_REQUIRE(ctx, draw >= (double)first && draw <= (double)last && draw == floor(draw),
+                   XD_ERROR_ARGUMENT, "%g is no index from %lld to %lld", draw, (long long)first,
+                   (long long)last);
+    } else if (sampler->kind == XD_TIME_LOGIT_NORMAL) {
+        XD_REQUIRE(ctx, !isnan(draw), XD_ERROR_ARGUMENT, "the normal number %g", draw);
+    } else {
+        XD_REQUIRE(ctx, draw >= 0.0 && draw <= 1.0, XD_ERROR_ARGUMENT,
+                   "the uniform number %g is not in [0, 1]", draw);
+    }
+    *out = xdi_time_rounded(sampler, draw);
+    return XD_OK;
+}
+
+/* ---- from counters ---- */
+
+XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count) {
+    const int64_t index = (int64_t)(xd_philox_uniform_f64(random, block) * (double)count);
+    return index < count ? index : count - 1;
+}
+
+static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int64_t block) {
+    const double uniform = xd_philox_uniform_f64(random, block);
+    const int64_t first = xdi_time_first(s), last = xdi_time_last(s);
+    double draw = uniform;
+    if (s->kind == XD_TIME_LOGIT_NORMAL) draw = xdi_normal_of(uniform);
+    if (xdi_time_has_index(s)) draw = (double)(first + xd_draw_index(random, block, last - first + 1));
+    return xdi_time_rounded(s, draw);
+}
+
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t first, int64_t count, double *times) {
+    xd_philox at = *random;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, count >= 0 && first >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
+               "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
+               (long long)first);
+    for (int64_t i = 0; i < count; i++) {
+        at.sample = (uint32_t)(first + i);
+        times[i] = xdi_time_at(sampler, &at, 0);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t frames, int64_t chunk, double *times) {
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
+               (long long)chunk, (long long)frames);
+    const int64_t longer = frames % chunk;
+    for (int64_t i = 0; i < frames; i++) {
+        const int64_t k = i < longer ? 0 : (i - longer) / chunk;
+        times[i] = xdi_time_at(sampler, random, k);
+    }
+    return XD_OK;
+}
+
+/* >>dmd/state */
+
+/* Arrays of one leaf's samples, [samples, elements] of their dtype. */
+typedef enum xdi_dmd_tensor {
+    XDI_DMD_NOISE = 0, /* pure */
+    XDI_DMD_INPUT,     /* of the student */
+    XDI_DMD_RAW,       /* what the network called last says */
+    XDI_DMD_GENERATED, /* x */
+    XDI_DMD_EPSILON,
+    XDI_DMD_NOISED, /* x_t */
+    XDI_DMD_TARGET, /* the teacher's clean samples */
+    XDI_DMD_FAKE,   /* the fake score's */
+    XDI_DMD_REAL,   /* real samples, noised */
+    XDI_DMD_TENSORS
+} xdi_dmd_tensor;
+
+/* Discriminator's slots, and the teacher's while their features are used. */
+enum { XDI_DMD_SLOT_FAKE = 0, XDI_DMD_SLOT_REAL, XDI_DMD_SLOT_PERTURBED, XDI_DMD_SLOTS };
+
+/* A row of the table of values. A rank's own row has number -1 and the count of its findings. */
+enum {
+    XDI_DMD_NUMBER = 0,
+    XDI_DMD_VSD,
+    XDI_DMD_GENERATOR,
+    XDI_DMD_FAKE_SCORE,
+    XDI_DMD_DISCRIMINATOR,
+    XDI_DMD_R1,
+    XDI_DMD_COLUMNS
+};
+
+/* Features of one slot, and their gradients, f32. */
+typedef struct xdi_dmd_features {
+    float **values;         /* [feature_count] */
+    float *logits, *slopes; /* [samples, heads], and the gradients by them */
+} xdi_dmd_features;
+
+/* A leaf's time and noise in use. */
+typedef struct xdi_dmd_times {
+    double *exact;   /* [samples] t */
+    double *network; /* [samples] as networks see them */
+} xdi_dmd_times;
+
+struct xd_dmd {
+    xd_ctx *ctx;
+    xd_dmd_desc desc;
+    int64_t leaves; /* for which samples are kept */
+    /* On the device. */
+    void *memory;
+    void *tensors[XDI_DMD_TENSORS];
+    void *kept;             /* [leaves] of GENERATED */
+    float *slope;           /* by x */
+    float *hidden_slope;    /* by x_t */
+    float *raw_slope;       /* by a network's prediction */
+    float *normals;         /* drawn numbers on their way to another dtype */
+    float **feature_slopes; /* [feature_count] */
+    float *penalty;         /* [samples, heads] R1's gradient by the logits of real samples */
+    xd_mix *mixes;
+    xd_denoise_term *terms;
+    xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
+    xd_status *status;
+    xd_sample_values *value;
+    void *workspace;
+    size_t workspace_bytes;
+    xdi_dmd_features features[XDI_DMD_SLOTS];
+    /* On the host. */
+    float *host_normals; /* NULL where the device is the host */
+    xd_mix *host_mixes;
+    xd_denoise_term *host_terms;
+    double *draws;
+    int64_t *rung;
+    xdi_dmd_times input, noised, real;
+    int64_t *kept_samples; /* [leaves] -1: none */
+    double *
+        table; /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
+    int64_t *counts;     /* [ranks] of xd_all_gather */
+    int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */
+    xd_dmd_record record;
+};
+
+/* dmd.c: whether there is a discriminator; elements of a whole sample. */
+XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
+XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+
+/* tensors.c: one of the arrays as rows. */
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
+XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples);
+
+/* tensors.c: out = c0 p + c1 q with the factors in host_mixes. */
+XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
+
+/* tensors.c: to memory of the device, at once. */
+XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
+
+/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's two phases apart. */
+typedef struct xdi_dmd_where {
+    xd_dmd_role role;
+    uint8_t stream;
+    int64_t first, samples;
+} xdi_dmd_where;
+XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out);
+XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
+                                        const xdi_dmd_times *out);
+XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows);
+
+/* tensors.c: sets the time of a row, exact and as networks see it. */
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t);
+
+/* input.c: x_t = alpha x + sigma eps at these times. */
+XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
+                                       xd_rows out);
+
+/* input.c: a network's prediction at x_t converted to another type. */
+typedef struct xdi_dmd_reading {
+    xd_dmd_role role;
+    xd_prediction to;
+    const xdi_dmd_times *times;
+    const void *hidden;
+} xdi_dmd_reading;
+XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out);
+
+/* input.c: the student's input and its times; GENERATED from a forward of it, kept for a backward or not. */
+XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep);
+
+/* input.c: time and noise of x for a phase, and x_t. */
+XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+
+/* input.c: a forward of a role's network. */
+XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
+
+/* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
+XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
+
+/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
+XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* leaf.c: a leaf and its batch fit. */
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch);
+
+/* leaf.c: GENERATED into what is kept of a leaf, or from it. */
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep);
+
+/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
+ * times, with what it wants filled in by the caller. */
+XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch);
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times);
+
+/* >>dmd/dmd.c */
+
+/* The object of a distillation: settings and memory. */
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
+    return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
+}
+
+XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
+    return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
+}
+
+/* ---- settings ---- */
+
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
+    xd_dmd_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+    desc.student_times = xd_times_defaults(recipe);
+    if (recipe == XD_DMD_FASTGEN) xd_times_narrow(&desc.student_times, &desc.schedule);
+    desc.fake_times = desc.student_times;
+    if (recipe == XD_DMD_ORIGINAL)
+        desc.fake_times.first = 0, desc.fake_times.last = desc.fake_times.count - 1;
+    desc.sizes.dtype = XD_DTYPE_F32;
+    desc.rungs.steps = 1;
+    desc.rungs.fresh_noise = recipe == XD_DMD_FASTGEN;
+    desc.guidance_scale = 1.0;
+    desc.normaliser = recipe == XD_DMD_ORIGINAL ? XD_VSD_ORIGINAL : XD_VSD_MEAN;
+    desc.fake_loss.space = recipe == XD_DMD_MODELOPT  ? XD_PREDICT_X0
+                           : recipe == XD_DMD_FASTGEN ? XD_PREDICT_FLOW
+                                                      : XD_PREDICT_EPS;
+    desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
+    desc.gan.r1_alpha = 0.1;
+    desc.alternation = recipe;
+    desc.frequency = 5;
+    desc.own_samples = recipe == XD_DMD_ORIGINAL;
+    return desc;
+}
+
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
+    const int64_t f = desc->frequency, first = desc->alternation == XD_DMD_FASTGEN ? f - 1 : 0;
+    const bool student = f > 0 && step >= 0 && step % f == first;
+    if (role == XD_DMD_STUDENT) return student;
+    if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
+    return desc->alternation == XD_DMD_ORIGINAL || !student;
+}
+
+static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
+                                                              "teacher" };
+
+static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
+    const bool adversarial = xdi_dmd_adversarial(desc);
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_network *network = &desc->networks[role];
+        if (role == XD_DMD_DISCRIMINATOR && !adversarial) continue;
+        XD_REQUIRE(ctx, network->forward, XD_ERROR_ARGUMENT, "the %s has no forward",
+                   xdi_dmd_role_names[role]);
+        XD_REQUIRE(ctx, network->backward || (role == XD_DMD_TEACHER && !adversarial), XD_ERROR_ARGUMENT,
+                   "the %s has no backward", xdi_dmd_role_names[role]);
+        if (role == XD_DMD_DISCRIMINATOR) continue;
+        XD_TRY(xd_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
+    }
+    XD_REQUIRE(ctx,
+               fake->user != teacher->user || fake->forward != teacher->forward || !fake->user ||
+                   desc->allow_shared,
+               XD_ERROR_STATE,
+               "teacher and fake score are one network, which trains: say allow_shared if that is meant");
+    if (!adversarial) return XD_OK;
+    XD_REQUIRE(ctx, desc->networks[XD_DMD_DISCRIMINATOR].heads > 0, XD_ERROR_ARGUMENT,
+               "a discriminator of %lld heads", (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
+    XD_REQUIRE(ctx, teacher->feature_count > 0 && teacher->feature_elements, XD_ERROR_ARGUMENT,
+               "a discriminator, and a teacher with %d features", teacher->feature_count);
+    for (int i = 0; i < teacher->feature_count; i++)
+        XD_REQUIRE(ctx, teacher->feature_elements[i] >= 0, XD_ERROR_ARGUMENT, "feature %d has %lld elements",
+                   i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
+    const int64_t whole = xdi_dmd_whole(sizes);
+    XD_REQUIRE(ctx,
+               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+                   sizes->step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
+               (long long)sizes->step_samples);
+    XD_REQUIRE(ctx,
+               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
+                   sizes->first_element <= whole - sizes->elements,
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
+               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+    XD_REQUIRE(ctx, sizes->elements <= INT64_MAX / 64 / sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
+    XD_REQUIRE(ctx,
+               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_gan *gan = &desc->gan;
+    XD_REQUIRE(ctx, gan->r1_weight >= 0.0 && isfinite(gan->r1_weight), XD_ERROR_ARGUMENT, "r1_weight %g",
+               gan->r1_weight);
+    XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "r1_weight %g without a discriminator", gan->r1_weight);
+    if (!xdi_dmd_adversarial(desc)) return XD_OK;
+    XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
+               "a discriminator with weight %g", gan->weight);
+    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+               XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const int64_t least = desc->alternation == XD_DMD_ORIGINAL ? 1 : 2;
+    XD_REQUIRE(ctx, desc->alternation >= XD_DMD_MODELOPT && desc->alternation <= XD_DMD_ORIGINAL,
+               XD_ERROR_ARGUMENT, "alternation %d", (int)desc->alternation);
+    XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
+               "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
+               (long long)least);
+    XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               desc->guidance_scale);
+    XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
+               "times for networks, times %g", desc->network_scale);
+    XD_REQUIRE(ctx,
+               !isnan(xd_noise_network_time(0.5, desc->network_scale,
+                                            desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
+               XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    XD_REQUIRE(ctx, desc->rungs.steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.steps > 1 || !desc->rungs.roll_out, XD_ERROR_ARGUMENT,
+               "roll-outs of a student of %d step", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
+               desc->rungs.steps);
+    return xd_noise_steps_check(ctx, &desc->schedule, desc->rungs.steps, desc->rungs.list,
+                                desc->rungs.steps + 1);
+}
+
+static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_parallel *first = desc->trainers[XD_DMD_STUDENT].parallel;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &desc->trainers[role];
+        XD_REQUIRE(ctx, isfinite(trainer->max_norm) && trainer->max_norm >= 0.0, XD_ERROR_ARGUMENT,
+                   "the %s's norm at most %g", xdi_dmd_role_names[role], trainer->max_norm);
+        XD_REQUIRE(ctx, trainer->average_count >= 0 && (trainer->averages || !trainer->average_count),
+                   XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_names[role],
+                   trainer->average_count);
+        if (!first || !trainer->parallel) continue;
+        const xd_parallel_leaf_count a = xd_parallel_leaves(first), b = xd_parallel_leaves(trainer->parallel);
+        XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
+                   "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
+                   (long long)a.total, xdi_dmd_role_names[role], (long long)b.own, (long long)b.total);
+        for (int64_t k = 0; k < a.own; k++)
+            XD_REQUIRE(ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k),
+                       XD_ERROR_ARGUMENT, "leaf %lld here is number %lld for the student and %lld for the %s",
+                       (long long)k, (long long)xd_parallel_leaf(first, k),
+                       (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_names[role]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    XD_TRY(xd_noise_check(ctx, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
+    XD_TRY(xdi_dmd_check_networks(ctx, desc));
+    XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
+    XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    return xdi_dmd_check_trainers(ctx, desc);
+}
+
+/* A number of the settings that all ranks must share. */
+static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+    const double numbers[] = { (double)desc->sizes.step_samples,
+                               (double)xdi_dmd_whole(&desc->sizes),
+                               (double)desc->sizes.dtype,
+                               (double)desc->schedule.kind,
+                               desc->schedule.min_t,
+                               desc->schedule.max_t,
+                               (double)desc->student_times.kind,
+                               desc->student_times.shift,
+                               (double)desc->fake_times.kind,
+                               desc->fake_times.shift,
+                               (double)desc->rungs.steps,
+                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.fresh_noise,
+                               (double)desc->guided,
+                               desc->guidance_scale,
+                               (double)desc->normaliser,
+                               (double)desc->fake_loss.space,
+                               (double)desc->fake_loss.weight,
+                               (double)xdi_dmd_adversarial(desc),
+                               desc->gan.weight,
+                               desc->gan.r1_weight,
+                               (double)desc->alternation,
+                               (double)desc->frequency,
+                               (double)desc->own_samples };
+    uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
+    return xd_hash(hash, desc->rungs.list, (size_t)(desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+}
+
+/* ---- memory ---- */
+
+static size_t xdi_dmd_most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* The most that any of the losses takes for a full batch. */
+static size_t xdi_dmd_workspace(const xd_dmd *d) {
+    const int64_t n = d->desc.sizes.samples;
+    size_t most;
+    xd_vsd_desc vsd = xd_vsd_defaults();
+    xd_denoise_desc denoise = xd_denoise_defaults();
+    xd_gan_desc gan = xd_gan_defaults();
+    vsd.generated = vsd.teacher = vsd.fake = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
+    vsd.gradient = xdi_dmd_slopes(d, NULL, n);
+    vsd.common.split = d->desc.sizes.split;
+    denoise.prediction = denoise.clean = denoise.noise = vsd.generated;
+    denoise.terms = (const xd_denoise_term *)d;
+    denoise.common.split = d->desc.sizes.split;
+    most = xdi_dmd_most(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
+    if (!xdi_dmd_adversarial(&d->desc)) return most;
+    gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    gan.real = gan.fake;
+    gan.role = XD_GAN_DISCRIMINATOR;
+    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+}
+
+static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
+    return (float *)xd_arena_take_pointer(arena, (size_t)count * sizeof(float));
+}
+
+/* What a discriminator needs. */
+static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
+    float **slopes = (float **)xd_arena_take_pointer(host, pointers);
+    for (int slot = 0; slot < slots; slot++) {
+        xdi_dmd_features *f = &d->features[slot];
+        f->values = (float **)xd_arena_take_pointer(host, pointers);
+        f->logits = xdi_dmd_floats(device, logits);
+        f->slopes = xdi_dmd_floats(device, logits);
+        for (int i = 0; i < teacher->feature_count; i++) {
+            float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+            if (f->values) f->values[i] = values;
+        }
+    }
+    d->penalty = xdi_dmd_floats(device, logits);
+    d->feature_slopes = slopes;
+    for (int i = 0; i < teacher->feature_count; i++) {
+        float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+        if (slopes) slopes[i] = values;
+    }
+}
+
+static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    const int64_t n = sizes->samples, all = n * sizes->elements;
+    const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
+    const bool direct = xd_ctx_kernels(d->ctx)->device == XD_DEVICE_CPU && sizes->dtype == XD_DTYPE_F32;
+    for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
+    if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
+    d->slope = xdi_dmd_floats(device, all);
+    d->raw_slope = xdi_dmd_floats(device, all);
+    if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
+    if (!direct) d->normals = xdi_dmd_floats(device, all);
+    d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
+    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
+    d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
+    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
+    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->workspace_bytes = xdi_dmd_workspace(d);
+    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
+}
+
+static void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
+    times->exact = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+    times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+}
+
+/* Rows of the table of values: of every leaf that any rank may have, and one for the rank itself. */
+static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return (d->leaves + 1) * (ranks + 1); /* what this rank sends stands last */
+}
+
+static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const size_t n = (size_t)d->desc.sizes.samples;
+    const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+    if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
+    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
+    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->real);
+    d->counts = (int64_t *)xd_arena_take_pointer(
+        host, (size_t)(d->desc.data ? xd_comm_size(d->desc.data) : 1) * sizeof *d->counts);
+    d->kept_samples = (int64_t *)xd_arena_take_pointer(host, (size_t)d->leaves * sizeof *d->kept_samples);
+    d->table = (double *)xd_arena_take_pointer(host, (size_t)xdi_dmd_table_rows(d) * XDI_DMD_COLUMNS *
+                                                         sizeof *d->table);
+}
+
+/* Fills in a model of the object, for sizes alone or over memory. */
+static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_arena *host,
+                            xd_arena *device) {
+    memset(d, 0, sizeof *d);
+    d->ctx = ctx;
+    d->desc = *desc;
+    d->leaves = desc->trainers[XD_DMD_STUDENT].parallel
+                    ? xd_parallel_leaves(desc->trainers[XD_DMD_STUDENT].parallel).most
+                    : 1;
+    d->noised_leaf = -1;
+    d->record.seed = desc->seed;
+    xd_arena_take_pointer(host, sizeof *d);
+    xdi_dmd_lay_out_host(d, host);
+    xdi_dmd_lay_out_device(d, device);
+    if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+}
+
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    xd_dmd plan;
+    XD_TRY(xdi_dmd_check(ctx, desc));
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    out->host = host.peak + (apart ? 0 : device.peak);
+    out->device = apart ? device.peak : 0;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xd_dmd plan, *d;
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    const size_t host_bytes = host.peak, device_bytes = device.peak;
+    d = (xd_dmd *)xd_allocate(ctx, host_bytes);
+    void *memory = d ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
+    if (!memory) {
+        if (d) xd_release(ctx, d);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    host = xd_arena_over(d, host_bytes);
+    device = xd_arena_over(memory, device_bytes);
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    *d = plan;
+    d->memory = memory;
+    for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    *out = d;
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_dmd *made = NULL;
+    xd_result result = xdi_dmd_check(ctx, desc);
+    if (desc->data) XD_TRY(xd_agree(desc->data, result));
+    XD_TRY(result);
+    if (desc->data)
+        XD_TRY(xd_agree_same(desc->data, xdi_dmd_settings_hash(desc), "settings of a distillation"));
+    result = xdi_dmd_make(ctx, desc, &made);
+    if (desc->data) {
+        const xd_result all = xd_agree(desc->data, result);
+        if (all != XD_OK) xd_dmd_destroy(made);
+        XD_TRY(all);
+    }
+    XD_TRY(result);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_result cleared =
+        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared != XD_OK) xd_dmd_destroy(made);
+    XD_TRY(cleared);
+    *out = made;
+    return XD_OK;
+}
+
+XD_API void xd_dmd_destroy(xd_dmd *dmd) {
+    if (!dmd) return;
+    xd_ctx_kernels(dmd->ctx)->memory.release(dmd->ctx, dmd->memory);
+    xd_release(dmd->ctx, dmd);
+}
+
+/* ---- state ---- */
+
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd) {
+    return dmd->record;
+}
+
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
+    XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
+               "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
+               (unsigned long long)dmd->desc.seed);
+    XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
+               (long long)record->step);
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        XD_REQUIRE(dmd->ctx, record->updates[role] >= 0 && record->updates[role] <= record->step,
+                   XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
+                   (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
+    dmd->record = *record;
+    return XD_OK;
+}
+
+/* >>dmd/tensors.c */
+
+/* What distribution matching draws, and sums of two tensors. */
+
+#include <string.h>
+
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples) {
+    return xd_rows_of(data, d->desc.sizes.dtype, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples) {
+    return xd_rows_of(data, XD_DTYPE_F32, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    if (bytes == 0) return XD_OK;
+    XD_TRY(device->copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
+    return device->synchronize(&launch); /* the caller's memory is used again */
+}
+
+XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
+    xd_mix_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
+    XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
+    return xd_mix_rows(d->ctx, &desc);
+}
+
+/* ---- draws ---- */
+
+static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t columns) {
+    xd_dmd_draw draw;
+    memset(&draw, 0, sizeof draw);
+    draw.random.seed = d->desc.seed;
+    draw.random.stream = where.stream;
+    draw.random.micro = (uint16_t)where.role;
+    draw.random.sample = (uint32_t)where.first;
+    draw.random.step = (uint32_t)d->record.step;
+    draw.rows = where.samples;
+    draw.columns = columns;
+    draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
+    return draw;
+}
+
+static void xdi_dmd_fill(const xd_dmd_draw *draw, float *out) {
+    xd_philox random = draw->random;
+    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
+        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+}
+
+XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) {
+    const int64_t elements = d->desc.sizes.elements;
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, elements);
+    const xd_dmd_draws *own = d->desc.draws;
+    const bool direct = !d->host_normals && d->desc.sizes.dtype == XD_DTYPE_F32;
+    float *here = d->host_normals ? d->host_normals : d->normals;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    if (direct) here = (float *)out;
+    if (where.samples == 0) return XD_OK;
+    if (own && own->normals)
+        XD_TRY(own->normals(own->user, &draw, here));
+    else
+        xdi_dmd_fill(&draw, here);
+    if (direct) return XD_OK;
+    if (d->host_normals)
+        XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
+    for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
+    return xdi_dmd_mix(d, xdi_dmd_slopes(d, d->normals, where.samples), none,
+                       xdi_dmd_rows(d, out, where.samples));
+}
+
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t) {
+    const xd_dtype dtype = d->desc.network_dtype;
+    times->exact[row] = t;
+    times->network[row] =
+        xd_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
+                                        const xdi_dmd_times *out) {
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    if (own && own->numbers) {
+        XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
+        for (int64_t i = 0; i < where.samples; i++)
+            XD_TRY(xd_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
+    } else {
+        XD_TRY(xd_times_draw(d->ctx, sampler, &draw.random, where.first, where.samples, d->draws));
+    }
+    for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(d, out, i, d->draws[i]);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
+    xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    const int64_t count = d->desc.rungs.steps;
+    draw.rows = rows;
+    if (own && own->rungs) {
+        XD_TRY(own->rungs(own->user, &draw, count, d->rung));
+        for (int64_t i = 0; i < rows; i++)
+            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT, "rung %lld of %lld",
+                       (long long)d->rung[i], (long long)count);
+        return XD_OK;
+    }
+    for (int64_t i = 0; i < rows; i++, draw.random.sample++)
+        d->rung[i] = xd_draw_index(&draw.random, 0, count);
+    return XD_OK;
+}
+
+/* >>dmd/input.c */
+
+/* What networks are given, and what their predictions say. */
+
+#include <string.h>
+
+XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return network->forward(network->user, call);
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
+                                       xd_rows out) {
+    for (int64_t i = 0; i < clean.rows; i++)
+        XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, clean, noise, out);
+}
+
+XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out) {
+    xd_conversion conversion;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[reading.role].predicts;
+    conversion.to = reading.to;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, reading.times->exact[i],
+                                 &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples),
+                       xdi_dmd_rows(d, reading.hidden, samples), xdi_dmd_rows(d, out, samples));
+}
+
+/* ---- the student's input ---- */
+
+static xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch) {
+    xdi_dmd_where where;
+    where.role = phase;
+    where.stream = (uint8_t)stream;
+    where.first = batch->first;
+    where.samples = batch->samples;
+    return where;
+}
+
+/* A rung's time as the samplers round theirs. */
+static double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
+    const double t = d->desc.rungs.list[rung];
+    return d->desc.student_times.dtype == XD_DTYPE_F32 ? (double)(float)t : t;
+}
+
+static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
+    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, rung));
+}
+
+/* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
+static xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
+    xd_noise_level level;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = level.sigma, d->host_mixes[i].c1 = 0.0;
+    xdi_dmd_set_rung(d, 0, samples);
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, noise, samples), none,
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
+}
+
+/* RAW = the student's prediction at INPUT. */
+static xd_result xdi_dmd_predict(xd_dmd *d, const xd_dmd_batch *batch, bool keep) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = d->tensors[XDI_DMD_INPUT];
+    call.times = d->input.network;
+    call.condition = batch->condition;
+    call.keep = keep;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return xdi_dmd_forward(d, XD_DMD_STUDENT, &call);
+}
+
+static xd_result xdi_dmd_read_student(xd_dmd *d, xd_prediction to, int64_t samples, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = XD_DMD_STUDENT;
+    reading.to = to;
+    reading.times = &d->input;
+    reading.hidden = d->tensors[XDI_DMD_INPUT];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+/* INPUT at rung `rung` of the student's own making: it starts from new noise and goes down rung by rung; the last re-noising
+ * is by the batch's noise. */
+static xd_result xdi_dmd_roll_out(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, int64_t rung) {
+    const int64_t n = batch->samples;
+    const xd_rows clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
+    const xd_rows epsilon = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
+    const xd_rows noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISE], n);
+    const xd_rows input = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n);
+    if (rung == 0) return xdi_dmd_begin(d, noise.data, n);
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT, batch), epsilon.data));
+    XD_TRY(xdi_dmd_begin(d, epsilon.data, n));
+    for (int64_t j = 0; j < rung; j++) {
+        const bool last = j == rung - 1;
+        XD_TRY(xdi_dmd_predict(d, batch, false));
+        if (!last && d->desc.rungs.fresh_noise)
+            XD_TRY(
+                xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)j, batch), epsilon.data));
+        else if (!last)
+            XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
+        XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_X0, n, XDI_DMD_GENERATED));
+        xdi_dmd_set_rung(d, j + 1, n);
+        XD_TRY(xdi_dmd_add_noise(d, &d->input, clean, last ? noise : epsilon, input));
+    }
+    return XD_OK;
+}
+
+/* Real samples, each noised to a rung of its own. */
+static xd_result xdi_dmd_noise_real(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    XD_REQUIRE(d->ctx, batch->real || n == 0, XD_ERROR_ARGUMENT,
+               "a student of %d steps without roll-outs needs real samples; the batch has %lld without",
+               d->desc.rungs.steps, (long long)n);
+    XD_TRY(xdi_dmd_draw_rungs(d, xdi_dmd_at(phase, XD_STREAM_RUNG, batch), n));
+    for (int64_t i = 0; i < n; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, d->rung[i]));
+    return xdi_dmd_add_noise(d, &d->input, xdi_dmd_rows(d, batch->real, n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISE], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n));
+}
+
+/* NOISE: the batch's own or drawn. */
+static xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t bytes =
+        (size_t)(batch->samples * d->desc.sizes.elements) * xd_dtype_size(d->desc.sizes.dtype);
+    if (!batch->noise)
+        return xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_STUDENT_NOISE, batch),
+                               d->tensors[XDI_DMD_NOISE]);
+    if (bytes == 0) return XD_OK;
+    return device->copy(&launch, d->tensors[XDI_DMD_NOISE], batch->noise, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    xdi_dmd_where first = xdi_dmd_at(phase, XD_STREAM_RUNG, batch);
+    XD_TRY(xdi_dmd_take_noise(d, phase, batch));
+    if (d->desc.rungs.steps == 1) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], batch->samples);
+    if (!d->desc.rungs.roll_out) return xdi_dmd_noise_real(d, phase, batch);
+    first.first = 0; /* one rung for all samples of the step: every rank draws the same */
+    XD_TRY(xdi_dmd_draw_rungs(d, first, 1));
+    return xdi_dmd_roll_out(d, phase, batch, d->rung[0]);
+}
+
+XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep) {
+    XD_TRY(xdi_dmd_input(d, phase, batch));
+    XD_TRY(xdi_dmd_predict(d, batch, keep));
+    return xdi_dmd_read_student(d, XD_PREDICT_X0, batch->samples, XDI_DMD_GENERATED);
+}
+
+XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const xd_time_sampler *sampler = phase == XD_DMD_STUDENT ? &d->desc.student_times : &d->desc.fake_times;
+    XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_at(phase, XD_STREAM_TIME, batch), sampler, &d->noised));
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_EPSILON, batch), d->tensors[XDI_DMD_EPSILON]));
+    return xdi_dmd_add_noise(d, &d->noised, xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISED], n));
+}
+
+/* >>dmd/leaf.c */
+
+/* What the terms of a leaf have in common. */
+
+#include <string.h>
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
+    xd_sample_values here;
+    if (!value) return XD_OK;
+    XD_TRY(xd_read(d->ctx, &here, d->value, sizeof here));
+    *value += here.loss;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = hidden;
+    call.times = times->network;
+    call.condition = batch->condition;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return call;
+}
+
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    XD_REQUIRE(d->ctx, batch->samples >= 0 && batch->samples <= sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
+               (long long)sizes->samples);
+    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= sizes->step_samples - batch->samples,
+               XD_ERROR_ARGUMENT, "samples %lld to %lld of a step of %lld", (long long)batch->first,
+               (long long)(batch->first + batch->samples - 1), (long long)sizes->step_samples);
+    XD_REQUIRE(d->ctx, leaf >= 0 && leaf < d->leaves, XD_ERROR_ARGUMENT, "leaf %lld of %lld", (long long)leaf,
+               (long long)d->leaves);
+    return XD_OK;
+}
+
+/* ---- what the student generated ---- */
+
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t size = (size_t)d->desc.sizes.elements * xd_dtype_size(d->desc.sizes.dtype);
+    unsigned char *kept = (unsigned char *)d->kept + (size_t)(leaf * d->desc.sizes.samples) * size;
+    void *here = d->tensors[XDI_DMD_GENERATED];
+    if (keep) d->kept_samples[leaf] = samples;
+    if (samples == 0) return XD_OK;
+    return device->copy(&launch, keep ? kept : here, keep ? here : kept, (size_t)samples * size,
+                        XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch) {
+    if (!d->desc.own_samples) return xdi_dmd_generate(d, phase, batch, false);
+    XD_REQUIRE(d->ctx, d->kept_samples[leaf] == batch->samples, XD_ERROR_STATE,
+               "the student generated %lld samples for leaf %lld, of which %lld are to be used",
+               (long long)d->kept_samples[leaf], (long long)leaf, (long long)batch->samples);
+    return xdi_dmd_copy_kept(d, leaf, batch->samples, false);
+}
+
+/* >>dmd/adversary.c */
+
+/* The terms that a discriminator judges, by features of the teacher. */
+
+#include <string.h>
+
+static xd_rows xdi_dmd_logits(const xd_dmd *d, const float *data, int64_t samples) {
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    return xd_rows_of(data, XD_DTYPE_F32, samples, heads);
+}
+
+/* A pass of the discriminator over the features of a slot. */
+static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.slot = slot;
+    call.samples = batch->samples;
+    call.condition = batch->condition;
+    call.features = d->features[slot].values;
+    call.raw_gradient = d->features[slot].slopes;
+    return call;
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+    xd_network_call call = xdi_dmd_judging(d, batch, slot);
+    call.keep = true;
+    call.raw = d->features[slot].logits;
+    call.raw_gradient = NULL;
+    return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
+}
+
+static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight, double *value) {
+    desc->common = xdi_dmd_common(d, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    desc->common.weight = weight;
+    desc->kind = d->desc.gan.kind;
+    XD_TRY(xd_gan_loss(d->ctx, desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+/* ---- in the student's loss ---- */
+
+XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value) {
+    const xd_network *judge = &d->desc.networks[XD_DMD_DISCRIMINATOR],
+                     *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    const xdi_dmd_features *fake = &d->features[XDI_DMD_SLOT_FAKE];
+    const xd_rows slope = xdi_dmd_slopes(d, d->slope, batch->samples);
+    xd_network_call call;
+    xd_gan_desc desc = xd_gan_defaults();
+    desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
+    desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, 1.0, value));
+    call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
+    call.input_gradients = d->feature_slopes;
+    XD_TRY(judge->backward(judge->user, &call));
+    call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    call.slot = XDI_DMD_SLOT_FAKE;
+    call.raw = NULL;
+    call.feature_gradients = (const float *const *)d->feature_slopes;
+    call.hidden_gradient = d->hidden_slope;
+    XD_TRY(teacher->backward(teacher->user, &call));
+    for (int64_t i = 0; i < batch->samples; i++) { /* x_t = alpha x + sigma eps */
+        XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, d->noised.exact[i], &d->host_mixes[i]));
+        d->host_mixes[i].c1 = d->host_mixes[i].c0 * d->desc.gan.weight;
+        d->host_mixes[i].c0 = 1.0;
+    }
+    return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
+}
+
+/* ---- the discriminator's own ---- */
+
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
+    xdi_dmd_where where;
+    where.role = XD_DMD_DISCRIMINATOR;
+    where.stream = (uint8_t)stream;
+    where.first = batch->first;
+    where.samples = batch->samples;
+    return where;
+}
+
+/* REAL: real samples with noise, whose times are then d->real. EPSILON is that of the real ones afterwards. */
+static xd_result xdi_dmd_noised_real(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    void *epsilon = d->tensors[XDI_DMD_EPSILON];
+    if (d->desc.gan.same_noise) {
+        for (int64_t i = 0; i < n; i++) xdi_dmd_set_time(d, &d->real, i, d->noised.exact[i]);
+    } else {
+        XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_of_real(batch, XD_STREAM_TIME_REAL), &d->desc.fake_times,
+                                  &d->real));
+        XD_TRY(xdi_dmd_normals(d, xdi_dmd_of_real(batch, XD_STREAM_EPSILON_REAL), epsilon));
+    }
+    return xdi_dmd_add_noise(d, &d->real, xdi_dmd_rows(d, batch->real, n), xdi_dmd_rows(d, epsilon, n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n));
+}
+
+/* REAL: the same samples, perturbed. */
+static xd_result xdi_dmd_perturb(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const xd_rows real = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n);
+    void *normals = d->tensors[XDI_DMD_EPSILON];
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_of_real(batch, XD_STREAM_R1), normals));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = d->desc.gan.r1_alpha;
+    return xdi_dmd_mix(d, d->desc.gan.r1_on_clean ? xdi_dmd_rows(d, batch->real, n) : real,
+                       xdi_dmd_rows(d, normals, n), real);
+}
+
+/* The penalty's gradient joins that of the logits of real samples. */
+static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
+    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL],
+                           *other = &d->features[XDI_DMD_SLOT_PERTURBED];
+    const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples),
+                  penalty = xdi_dmd_logits(d, d->penalty, samples);
+    const double weight = d->desc.gan.r1_weight;
+    double weighted = 0.0;
+    xd_gan_desc desc = xd_gan_defaults();
+    desc.role = XD_GAN_R1;
+    desc.fake = xdi_dmd_logits(d, other->logits, samples);
+    desc.real = xdi_dmd_logits(d, real->logits, samples);
+    desc.fake_gradient = xdi_dmd_logits(d, other->slopes, samples);
+    desc.real_gradient = penalty;
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, weight, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 1.0;
+    return xdi_dmd_mix(d, slopes, penalty, slopes);
+}
+
+static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
+    const bool penalty = d->desc.gan.r1_weight > 0.0;
+    xd_gan_desc desc = xd_gan_defaults();
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    desc.role = XD_GAN_DISCRIMINATOR;
+    desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
+    desc.real = xdi_dmd_logits(d, real->logits, batch->samples);
+    desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
+    desc.real_gradient = xdi_dmd_logits(d, real->slopes, batch->samples);
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, 1.0, values ? &values->discriminator : NULL));
+    return penalty ? xdi_dmd_penalise(d, batch->samples, values ? &values->r1 : NULL) : XD_OK;
+}
+
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                      xd_dmd_values *values) {
+    const xd_network *judge = &dmd->desc.networks[XD_DMD_DISCRIMINATOR];
+    const bool penalty = dmd->desc.gan.r1_weight > 0.0;
+    const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
+    XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
+               "there is no discriminator to train");
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_REQUIRE(dmd->ctx, batch->real || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "a discriminator needs real samples; the batch has %lld without", (long long)batch->samples);
+    if (dmd->noised_leaf != leaf) {
+        XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_DISCRIMINATOR, leaf, batch));
+        XD_TRY(xdi_dmd_noise(dmd, XD_DMD_DISCRIMINATOR, batch));
+    }
+    dmd->noised_leaf = -1; /* EPSILON and REAL are used for the real samples below */
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_noised_real(dmd, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_REAL, XDI_DMD_REAL, &dmd->real));
+    if (penalty) {
+        XD_TRY(xdi_dmd_perturb(dmd, batch));
+        XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_PERTURBED, XDI_DMD_REAL, &dmd->real));
+    }
+    XD_TRY(xdi_dmd_judge_all(dmd, batch, values));
+    for (int slot = XDI_DMD_SLOT_FAKE; slot <= last; slot++) {
+        xd_network_call call = xdi_dmd_judging(dmd, batch, slot);
+        call.weights = true;
+        call.leaf = leaf;
+        call.more = slot < last;
+        XD_TRY(judge->backward(judge->user, &call));
+    }
+    return XD_OK;
+}
+
+/* >>dmd/terms.c */
+
+/* The terms of the student and of the fake score. */
+
+#include <string.h>
+
+/* ---- the student ---- */
+
+static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = role;
+    reading.to = XD_PREDICT_X0;
+    reading.times = &d->noised;
+    reading.hidden = d->tensors[XDI_DMD_NOISED];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+/* TARGET = what the teacher makes of x_t, away from the negative condition when guided. */
+static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    call.slot = XDI_DMD_SLOT_FAKE;
+    call.keep = adversarial;
+    if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
+    if (!d->desc.guided) return XD_OK;
+    call.slot = XDI_DMD_SLOT_REAL;
+    call.keep = false;
+    call.features = NULL;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
+    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
+    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+}
+
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
+    xd_vsd_desc desc = xd_vsd_defaults();
+    desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
+    desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
+    desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
+    desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.normaliser = d->desc.normaliser;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    XD_TRY(xd_vsd_loss(d->ctx, &desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+/* The gradient by x becomes that by the student's own prediction. */
+static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    const xd_network *student = &d->desc.networks[XD_DMD_STUDENT];
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_INPUT], &d->input);
+    xd_conversion conversion;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = student->predicts;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < batch->samples; i++) {
+        XD_TRY(
+            xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, d->input.exact[i], &d->host_mixes[i]));
+        d->host_mixes[i].c1 = 0.0;
+    }
+    XD_TRY(xdi_dmd_mix(d, xdi_dmd_slopes(d, d->slope, batch->samples), none,
+                       xdi_dmd_slopes(d, d->raw_slope, batch->samples)));
+    call.raw = NULL;
+    call.raw_gradient = d->raw_slope;
+    call.weights = true;
+    call.leaf = leaf;
+    return student->backward(student->user, &call);
+}
+
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    xd_network_call call;
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_REQUIRE(dmd->ctx, !dmd->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", dmd->desc.guidance_scale,
+               (long long)batch->samples);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
+    if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
+    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_teach(dmd, batch));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, values ? &values->vsd : NULL));
+    if (xdi_dmd_adversarial(&dmd->desc))
+        XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
+    return xdi_dmd_student_backward(dmd, leaf, batch);
+}
+
+/* ---- the fake score ---- */
+
+static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
+    xd_denoise_desc desc = xd_denoise_defaults();
+    xd_denoise_form form = d->desc.fake_loss;
+    form.native = d->desc.networks[XD_DMD_FAKE_SCORE].predicts;
+    form.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++)
+        XD_TRY(xd_denoise_term_at(d->ctx, &d->desc.schedule, &form, d->noised.exact[i], &d->host_terms[i]));
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples);
+    desc.clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
+    desc.noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], samples);
+    desc.gradient = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                   xd_dmd_values *values) {
+    const xd_network *network = &dmd->desc.networks[XD_DMD_FAKE_SCORE];
+    xd_network_call call;
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_FAKE_SCORE, leaf, batch));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_FAKE_SCORE, batch));
+    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
+    call.keep = true;
+    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_denoise(dmd, batch->samples, values ? &values->fake_score : NULL));
+    call.raw = NULL;
+    call.raw_gradient = dmd->raw_slope;
+    call.weights = true;
+    call.leaf = leaf;
+    XD_TRY(network->backward(network->user, &call));
+    dmd->noised_leaf = leaf;
+    return XD_OK;
+}
+
+/* >>dmd/step.c */
+
+/* One step of a distillation: all leaves of the roles whose turn it is, and what follows from them on all ranks. */
+
+#include <string.h>
+
+/* ---- leaves ---- */
+
+static double *xdi_dmd_sent(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return d->table + ranks * (d->leaves + 1) * XDI_DMD_COLUMNS;
+}
+
+static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *values) {
+    row[XDI_DMD_NUMBER] = (double)number;
+    row[XDI_DMD_VSD] = values->vsd;
+    row[XDI_DMD_GENERATOR] = values->generator;
+    row[XDI_DMD_FAKE_SCORE] = values->fake_score;
+    row[XDI_DMD_DISCRIMINATOR] = values->discriminator;
+    row[XDI_DMD_R1] = values->r1;
+}
+
+typedef struct xdi_dmd_source {
+    xd_dmd_batch_function batch;
+    void *user;
+} xdi_dmd_source;
+
+/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    const xd_dmd_desc *desc = &d->desc;
+    const int64_t step = d->record.step;
+    const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
+    xd_dmd_batch batch;
+    memset(&batch, 0, sizeof batch);
+    if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
+    if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_DISCRIMINATOR, step)) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
+    double *row = xdi_dmd_sent(d);
+    for (int64_t k = 0; k < d->leaves; k++, row += XDI_DMD_COLUMNS) {
+        xd_dmd_values values;
+        memset(&values, 0, sizeof values);
+        XD_TRY(xdi_dmd_leaf(d, source, k, &values));
+        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
+    }
+    return XD_OK;
+}
+
+/* ---- what all ranks know ---- */
+
+/* Leaves are added in the order of their numbers, so that the sum does not depend on who had them. */
+static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out) {
+    const int64_t total = xd_parallel_leaves(d->desc.trainers[XD_DMD_STUDENT].parallel).total;
+    for (int64_t number = 0; number < total; number++)
+        for (int64_t i = 0; i < rows; i++) {
+            const double *row = d->table + i * XDI_DMD_COLUMNS;
+            if (row[XDI_DMD_NUMBER] != (double)number) continue;
+            out->vsd += row[XDI_DMD_VSD];
+            out->generator += row[XDI_DMD_GENERATOR];
+            out->fake_score += row[XDI_DMD_FAKE_SCORE];
+            out->discriminator += row[XDI_DMD_DISCRIMINATOR];
+            out->r1 += row[XDI_DMD_R1];
+        }
+}
+
+/* Values of all ranks; a finding of any of them is then in everybody's status. */
+static xd_result xdi_dmd_share(xd_dmd *d, xd_dmd_values *out) {
+    const int ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    const int64_t rows = d->leaves + 1;
+    double *sent = xdi_dmd_sent(d), *own = sent + d->leaves * XDI_DMD_COLUMNS;
+    xd_status status;
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    memset(own, 0, XDI_DMD_COLUMNS * sizeof *own);
+    own[XDI_DMD_NUMBER] = -1.0;
+    own[XDI_DMD_VSD] = (double)status.not_finite;
+    if (d->desc.data) {
+        for (int r = 0; r < ranks; r++) d->counts[r] = rows * XDI_DMD_COLUMNS;
+        XD_TRY(xd_all_gather(d->desc.data, sent, d->table, d->counts, XD_DTYPE_F64));
+    } else {
+        memcpy(d->table, sent, (size_t)(rows * XDI_DMD_COLUMNS) * sizeof *sent);
+    }
+    memset(out, 0, sizeof *out);
+    xdi_dmd_sum_values(d, rows * ranks, out);
+    for (int r = 0; r < ranks && status.not_finite == 0; r++)
+        status.not_finite = (int64_t)d->table[((r + 1) * rows - 1) * XDI_DMD_COLUMNS + XDI_DMD_VSD];
+    return xdi_dmd_send(d, d->status, &status, sizeof status);
+}
+
+/* ---- steps ---- */
+
+static xd_result xdi_dmd_reduce(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    const xd_optimizer_desc *list = xd_optimizer_settings(trainer->optimizer);
+    xd_gradient_norm_desc norm;
+    memset(&norm, 0, sizeof norm);
+    norm.params = list->params;
+    norm.param_count = list->param_count;
+    norm.max_norm = trainer->max_norm;
+    norm.status = d->status;
+    XD_TRY(xd_parallel_reduce(trainer->parallel));
+    return xd_gradient_norm_compute(d->ctx, trainer->norm ? trainer->norm : d->desc.data, &norm,
+                                    &d->norms[role]);
+}
+
+static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    xd_optimizer_step_desc step;
+    memset(&step, 0, sizeof step);
+    step.gradient_scale = &d->norms[role].coefficient;
+    step.status = d->status;
+    step.averages = trainer->averages;
+    step.average_count = trainer->average_count;
+    XD_TRY(xd_optimizer_step(trainer->optimizer, &step, NULL));
+    return xd_parallel_publish(trainer->parallel);
+}
+
+/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
+static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
+    const int64_t step = d->record.step;
+    xd_status status;
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    *skipped = status.not_finite != 0 || status.overflow != 0;
+    for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
+        d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
+    static const char *const names[] = { "student", "fake score", "discriminator" };
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+        const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
+        XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
+                   "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    const xdi_dmd_source source = { batch, user };
+    const xd_launch launch = xd_ctx_launch(dmd->ctx);
+    xd_dmd_values shared;
+    xd_result result = xdi_dmd_check_turns(dmd);
+    if (result == XD_OK)
+        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
+    if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
+    if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
+    XD_TRY(result);
+    XD_TRY(xdi_dmd_share(dmd, &shared));
+    XD_TRY(xdi_dmd_step_roles(dmd, &shared.skipped));
+    dmd->record.step++;
+    if (values) *values = shared;
+    return XD_OK;
+}
 
 #endif
 
@@ -58587,4 +61519,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 576dfc8f93f6afffdebff79e71887662dc3e20f6733457666f98ad2249c5cb69 */
+/* xdistill sha256 c2837427874be94baf0aa07f07ac2e60e8ef0e79c197d58e43a5c7bd061f1650 */

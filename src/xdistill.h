@@ -141,6 +141,14 @@
 #include "dmd/noise_schedule.h"
 #include "dmd/convert.h"
 #include "dmd/times.h"
+#include "kernel/dmd_types.h"
+#include "dmd/samples.h"
+#include "dmd/vsd.h"
+#include "dmd/denoise.h"
+#include "dmd/gan.h"
+#include "dmd/fdistill.h"
+#include "dmd/network.h"
+#include "dmd/dmd.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -186,6 +194,7 @@
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"
+#include "kernel/dmd_loss.h"
 #include "kernel/dmd_scalar.h"
 #include "kernel/kernels.h"
 #include "comm/transport.h"
@@ -438,6 +447,14 @@
 #include "dmd/noise_schedule.c"
 #include "dmd/convert.c"
 #include "dmd/times.c"
+#include "dmd/state.h"
+#include "dmd/dmd.c"
+#include "dmd/tensors.c"
+#include "dmd/input.c"
+#include "dmd/leaf.c"
+#include "dmd/adversary.c"
+#include "dmd/terms.c"
+#include "dmd/step.c"
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */

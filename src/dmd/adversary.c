@@ -1,5 +1,6 @@
 /* The terms that a discriminator judges, by features of the teacher. */
 
+#include "base/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -40,7 +41,8 @@ static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double w
 /* ---- in the student's loss ---- */
 
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value) {
-    const xd_network *judge = &d->desc.networks[XD_DMD_DISCRIMINATOR], *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    const xd_network *judge = &d->desc.networks[XD_DMD_DISCRIMINATOR],
+                     *teacher = &d->desc.networks[XD_DMD_TEACHER];
     const xdi_dmd_features *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const xd_rows slope = xdi_dmd_slopes(d, d->slope, batch->samples);
     xd_network_call call;
@@ -93,7 +95,8 @@ static xd_result xdi_dmd_noised_real(xd_dmd *d, const xd_dmd_batch *batch) {
     if (d->desc.gan.same_noise) {
         for (int64_t i = 0; i < n; i++) xdi_dmd_set_time(d, &d->real, i, d->noised.exact[i]);
     } else {
-        XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_of_real(batch, XD_STREAM_TIME_REAL), &d->desc.fake_times, &d->real));
+        XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_of_real(batch, XD_STREAM_TIME_REAL), &d->desc.fake_times,
+                                  &d->real));
         XD_TRY(xdi_dmd_normals(d, xdi_dmd_of_real(batch, XD_STREAM_EPSILON_REAL), epsilon));
     }
     return xdi_dmd_add_noise(d, &d->real, xdi_dmd_rows(d, batch->real, n), xdi_dmd_rows(d, epsilon, n),
@@ -113,8 +116,10 @@ static xd_result xdi_dmd_perturb(xd_dmd *d, const xd_dmd_batch *batch) {
 
 /* The penalty's gradient joins that of the logits of real samples. */
 static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
-    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *other = &d->features[XDI_DMD_SLOT_PERTURBED];
-    const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples), penalty = xdi_dmd_logits(d, d->penalty, samples);
+    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL],
+                           *other = &d->features[XDI_DMD_SLOT_PERTURBED];
+    const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples),
+                  penalty = xdi_dmd_logits(d, d->penalty, samples);
     const double weight = d->desc.gan.r1_weight;
     double weighted = 0.0;
     xd_gan_desc desc = xd_gan_defaults();
@@ -150,7 +155,8 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
     const xd_network *judge = &dmd->desc.networks[XD_DMD_DISCRIMINATOR];
     const bool penalty = dmd->desc.gan.r1_weight > 0.0;
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
-    XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE, "there is no discriminator to train");
+    XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
+               "there is no discriminator to train");
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
     XD_REQUIRE(dmd->ctx, batch->real || batch->samples == 0, XD_ERROR_ARGUMENT,
                "a discriminator needs real samples; the batch has %lld without", (long long)batch->samples);

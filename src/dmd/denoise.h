@@ -21,7 +21,8 @@ typedef struct xd_denoise_form {
     double sigma_data; /* EDM; > 0 */
     double gamma;      /* SNR_MIN; > 0 */
     double user;       /* USER; finite, not negative */
-    bool v_of_any_schedule; /* accepts native and space V where alpha^2 + sigma^2 is not 1, against alpha eps - sigma x, as
+    bool
+        v_of_any_schedule; /* accepts native and space V where alpha^2 + sigma^2 is not 1, against alpha eps - sigma x, as
                              * Model-Optimizer trains it; no conversion reads the result as V there */
 } xd_denoise_form;
 
@@ -40,11 +41,11 @@ XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_denoise_form *form, co
  * p is the network's own output at x_t = alpha x + sigma eps. x_t itself is not read: where it was rounded to a narrow type, r
  * is that of the x_t before. */
 typedef struct xd_denoise_desc {
-    xd_rows prediction;  /* required; [samples, elements] p, F32, BF16 or F16 */
-    xd_rows clean;       /* required; x, of p's shape: what the student generated, a constant */
-    xd_rows noise;       /* required; eps, of p's shape */
-    xd_rows gradient;    /* d loss / d p, of p's shape; as in xd_vsd_desc; data NULL -> none */
-    const uint8_t *mask; /* as in xd_vsd_desc */
+    xd_rows prediction;           /* required; [samples, elements] p, F32, BF16 or F16 */
+    xd_rows clean;                /* required; x, of p's shape: what the student generated, a constant */
+    xd_rows noise;                /* required; eps, of p's shape */
+    xd_rows gradient;             /* d loss / d p, of p's shape; as in xd_vsd_desc; data NULL -> none */
+    const uint8_t *mask;          /* as in xd_vsd_desc */
     const xd_denoise_term *terms; /* [samples] required; in memory of the device */
     xd_sample_common common;      /* N: elements; weight 0 is an error */
 } xd_denoise_desc;

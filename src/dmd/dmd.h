@@ -47,8 +47,9 @@ typedef struct xd_dmd_sizes {
 
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
-    int steps;          /* >= 1 */
-    const double *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
+    int steps; /* >= 1 */
+    const double
+        *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
     bool
         roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
                      * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
@@ -78,8 +79,7 @@ typedef struct xd_dmd_draw {
 /* Draws of the caller's instead of Philox: recorded ones, to compare with another program. */
 typedef struct xd_dmd_draws {
     void *user;
-    xd_result (*normals)(void *user, const xd_dmd_draw *draw,
-                         float *out); /* [rows, columns], on the host */
+    xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
     xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
                          double *out); /* [rows] draws of xd_time_of_draw */
     xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
@@ -88,37 +88,41 @@ typedef struct xd_dmd_draws {
 
 /* What trains a role. */
 typedef struct xd_dmd_trainer {
-    xd_parallel *parallel; /* the model's wrapper */
+    xd_parallel *parallel;   /* the model's wrapper */
     xd_optimizer *optimizer; /* over xd_parallel_params of it */
     xd_ema *const *averages; /* [average_count] follow each of the role's steps */
     int average_count;
     double max_norm; /* of the gradient; 0 -> not clipped */
-    xd_comm *norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
+    xd_comm *
+        norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
 } xd_dmd_trainer;
 
 /* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks[XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
+    xd_network networks
+        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
                                         * are converted, they need not be of one type */
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; not read for the teacher */
     xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
-    bool v_is_flow; /* as in xd_conversion */
+    bool v_is_flow;                            /* as in xd_conversion */
     xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
-    double network_scale;   /* times are multiplied by it for networks; 0 -> as they are */
-    xd_dtype network_dtype; /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
+    double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
+    xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
     bool guided; /* the teacher has guidance, with this scale (d.2: 1 is none) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
-    xd_denoise_form fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
+    xd_denoise_form
+        fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
                                 * read */
     xd_dmd_gan gan;
-    xd_dmd_recipe alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
+    xd_dmd_recipe
+        alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
-    int64_t frequency;         /* f; at least 2, ORIGINAL 1 */
-    bool own_samples; /* the others train on what the student generated in its last step, instead of anew */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    bool own_samples;  /* the others train on what the student generated in its last step, instead of anew */
     bool allow_shared; /* teacher and fake score may be one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */

@@ -1,5 +1,6 @@
 /* What networks are given, and what their predictions say. */
 
+#include "base/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -47,8 +48,7 @@ static double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
 }
 
 static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
-    for (int64_t i = 0; i < samples; i++)
-        xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, rung));
+    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, rung));
 }
 
 /* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
@@ -100,7 +100,8 @@ static xd_result xdi_dmd_roll_out(xd_dmd *d, xd_dmd_role phase, const xd_dmd_bat
         const bool last = j == rung - 1;
         XD_TRY(xdi_dmd_predict(d, batch, false));
         if (!last && d->desc.rungs.fresh_noise)
-            XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)j, batch), epsilon.data));
+            XD_TRY(
+                xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)j, batch), epsilon.data));
         else if (!last)
             XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
         XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_X0, n, XDI_DMD_GENERATED));
@@ -154,8 +155,7 @@ XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd
 
 XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
     const int64_t n = batch->samples;
-    const xd_time_sampler *sampler =
-        phase == XD_DMD_STUDENT ? &d->desc.student_times : &d->desc.fake_times;
+    const xd_time_sampler *sampler = phase == XD_DMD_STUDENT ? &d->desc.student_times : &d->desc.fake_times;
     XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_at(phase, XD_STREAM_TIME, batch), sampler, &d->noised));
     XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_EPSILON, batch), d->tensors[XDI_DMD_EPSILON]));
     return xdi_dmd_add_noise(d, &d->noised, xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n),

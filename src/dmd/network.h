@@ -14,9 +14,9 @@
 typedef struct xd_network_call {
     int slot; /* which open forward: its backward says the same number. One slot is open once */
     int64_t samples;
-    const void
-        *hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
-    const double *times; /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
+    const void *
+        hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
+    const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
     const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
     /* Forward. */
     bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
@@ -27,13 +27,12 @@ typedef struct xd_network_call {
                    * also in its backward */
     /* Backward; what is NULL has no gradient. */
     const float *raw_gradient; /* by raw, or by the logits */
-    const float *const *
-        feature_gradients;  /* [feature_count] by the features of a network that is not a discriminator */
+    const float *const
+        *feature_gradients; /* [feature_count] by the features of a network that is not a discriminator */
     float *hidden_gradient; /* out, or NULL: by hidden, whole, not added to what is there */
-    float *const *
-        input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
+    float *const *input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
     bool
-        weights;  /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
+        weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
                      * inference, so that nothing counts as a leaf's backward */
     int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
     bool more;    /* another backward of this leaf follows, as in xd_pass */

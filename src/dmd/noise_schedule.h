@@ -59,7 +59,8 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *sc
 
 /* Time `index` of a grid of `count` times, ascending:
  *   EDM       (b + j/(count - 1) (a - b))^7 with a = min_t^(1/7), b = max_t^(1/7), j = count - 1 - index
- *   VP        index / count, the times of the table's steps; count must be table_count
+ *   VP        index / count, the times of the table's steps, at most a few units in the last place above that, so that the step at
+ *             the time is the index; count must be table_count
  *   others    even steps from min_t to max_t, both included
  * Local. Errors, with *out untouched: ARGUMENT for count < 2, an index outside, a VP grid of another length. */
 XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,

@@ -4,6 +4,7 @@
 #include "dmd/denoise.h"
 #include "dmd/dmd.h"
 #include "base/fail.h"
+#include "base/internal.h"
 #include "kernel/kernels.h"
 #include "train/clip.h"
 
@@ -37,7 +38,7 @@ enum {
 
 /* Features of one slot, and their gradients, f32. */
 typedef struct xdi_dmd_features {
-    float **values; /* [feature_count] */
+    float **values;         /* [feature_count] */
     float *logits, *slopes; /* [samples, heads], and the gradients by them */
 } xdi_dmd_features;
 
@@ -50,15 +51,15 @@ typedef struct xdi_dmd_times {
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
-    int64_t leaves;            /* for which samples are kept */
+    int64_t leaves; /* for which samples are kept */
     /* On the device. */
     void *memory;
     void *tensors[XDI_DMD_TENSORS];
-    void *kept;          /* [leaves] of GENERATED */
-    float *slope;        /* by x */
-    float *hidden_slope; /* by x_t */
-    float *raw_slope;    /* by a network's prediction */
-    float *normals;      /* drawn numbers on their way to another dtype */
+    void *kept;             /* [leaves] of GENERATED */
+    float *slope;           /* by x */
+    float *hidden_slope;    /* by x_t */
+    float *raw_slope;       /* by a network's prediction */
+    float *normals;         /* drawn numbers on their way to another dtype */
     float **feature_slopes; /* [feature_count] */
     float *penalty;         /* [samples, heads] R1's gradient by the logits of real samples */
     xd_mix *mixes;
@@ -77,8 +78,9 @@ struct xd_dmd {
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
-    double *table; /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
-    int64_t *counts; /* [ranks] of xd_all_gather */
+    double *
+        table; /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
+    int64_t *counts;     /* [ranks] of xd_all_gather */
     int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */
     xd_dmd_record record;
 };
@@ -137,14 +139,17 @@ XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_netwo
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
-/* terms.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 
-/* terms.c: a leaf and its batch fit. */
+/* leaf.c: a leaf and its batch fit. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch);
 
-/* terms.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
+/* leaf.c: GENERATED into what is kept of a leaf, or from it. */
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep);
+
+/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
  * times, with what it wants filled in by the caller. */
 XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch);
 XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,

@@ -1,5 +1,6 @@
 /* One step of a distillation: all leaves of the roles whose turn it is, and what follows from them on all ranks. */
 
+#include "base/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -102,7 +103,8 @@ static xd_result xdi_dmd_reduce(xd_dmd *d, xd_dmd_role role) {
     norm.max_norm = trainer->max_norm;
     norm.status = d->status;
     XD_TRY(xd_parallel_reduce(trainer->parallel));
-    return xd_gradient_norm_compute(d->ctx, trainer->norm ? trainer->norm : d->desc.data, &norm, &d->norms[role]);
+    return xd_gradient_norm_compute(d->ctx, trainer->norm ? trainer->norm : d->desc.data, &norm,
+                                    &d->norms[role]);
 }
 
 static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
@@ -137,8 +139,8 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
     for (int role = 0; role < XD_DMD_TEACHER; role++) {
         const xd_dmd_trainer *trainer = &d->desc.trainers[role];
         const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
-        XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE, "the %s has no %s", names[role],
-                   trainer->parallel ? "optimizer" : "wrapper");
+        XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
+                   "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
     }
     return XD_OK;
 }
@@ -148,7 +150,8 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     const xd_launch launch = xd_ctx_launch(dmd->ctx);
     xd_dmd_values shared;
     xd_result result = xdi_dmd_check_turns(dmd);
-    if (result == XD_OK) result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
+    if (result == XD_OK)
+        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
     if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
     if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
     XD_TRY(result);

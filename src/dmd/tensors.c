@@ -1,5 +1,6 @@
 /* What distribution matching draws, and sums of two tensors. */
 
+#include "base/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -102,8 +103,8 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     if (own && own->rungs) {
         XD_TRY(own->rungs(own->user, &draw, count, d->rung));
         for (int64_t i = 0; i < rows; i++)
-            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT,
-                       "rung %lld of %lld", (long long)d->rung[i], (long long)count);
+            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT, "rung %lld of %lld",
+                       (long long)d->rung[i], (long long)count);
         return XD_OK;
     }
     for (int64_t i = 0; i < rows; i++, draw.random.sample++)

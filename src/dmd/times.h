@@ -19,23 +19,27 @@ typedef enum xd_time_kind {
     /* The draw is an index in [first, last]: */
     XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
     XD_TIME_LIST, /* list[index] */
-    XD_TIME_STEP  /* index / count: trainers with integer times */
+    XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
 } xd_time_kind;
 
 typedef struct xd_time_sampler {
     xd_time_kind kind;
     double min_t,
-        max_t;    /* 0 <= min_t < max_t; times are clamped to them. LOG kinds take ln(max(min_t, 1e-12)) */
-    double shift; /* SHIFTED: >= 1 */
+        max_t; /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to them. The LOG kinds
+                             * take ln(max(min_t, 1e-12)) */
+    double shift;           /* SHIFTED: >= 1 */
     double mean, deviation; /* of the normal and t kinds; deviation > 0 */
     double freedom;         /* LOG_T: > 0 */
-    const double *list;     /* LIST: [list_count] >= 2 times, descending, the last 0; borrowed */
+    const double
+        *list; /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0; borrowed */
     int64_t list_count;
-    int64_t first, last; /* indices, both included. LIST: both 0 -> [0, list_count - 2], never the final 0 */
+    bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
+    int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid or the steps */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
-        dtype; /* of the times: NONE or F64 -> double; F32: the time is an f32, and ends are rounded inward */
+        dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
+                          * range that are nearest to its ends */
 } xd_time_sampler;
 
 /* Whose recipe. */
@@ -72,7 +76,7 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 
 /* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of `chunk`
  * frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
- * CausVid's list includes the final 0: last = list_count - 1. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
+ * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
  * 1 <= chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                       int64_t frames, int64_t chunk, double *times);

@@ -22,7 +22,7 @@ typedef enum xd_vsd_normaliser {
 /* Where the student's term is rounded. */
 typedef enum xd_vsd_form {
     XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
-    XD_VSD_COMPAT     /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
+    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
                        * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
 } xd_vsd_form;
 

@@ -30,12 +30,16 @@ static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
 }
 
-static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight, double *value) {
+static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight,
+                                          double *value) {
+    double weighted = 0.0;
     desc->common = xdi_dmd_common(d, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     desc->common.weight = weight;
     desc->kind = d->desc.gan.kind;
     XD_TRY(xd_gan_loss(d->ctx, desc, d->value));
-    return xdi_dmd_add_value(d, value);
+    XD_TRY(xdi_dmd_add_value(d, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    return XD_OK;
 }
 
 /* ---- in the student's loss ---- */
@@ -50,7 +54,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, 1.0, value));
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
     XD_TRY(judge->backward(judge->user, &call));
@@ -62,7 +66,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     XD_TRY(teacher->backward(teacher->user, &call));
     for (int64_t i = 0; i < batch->samples; i++) { /* x_t = alpha x + sigma eps */
         XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, d->noised.exact[i], &d->host_mixes[i]));
-        d->host_mixes[i].c1 = d->host_mixes[i].c0 * d->desc.gan.weight;
+        d->host_mixes[i].c1 = d->host_mixes[i].c0;
         d->host_mixes[i].c0 = 1.0;
     }
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
@@ -120,16 +124,13 @@ static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
                            *other = &d->features[XDI_DMD_SLOT_PERTURBED];
     const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples),
                   penalty = xdi_dmd_logits(d, d->penalty, samples);
-    const double weight = d->desc.gan.r1_weight;
-    double weighted = 0.0;
     xd_gan_desc desc = xd_gan_defaults();
     desc.role = XD_GAN_R1;
     desc.fake = xdi_dmd_logits(d, other->logits, samples);
     desc.real = xdi_dmd_logits(d, real->logits, samples);
     desc.fake_gradient = xdi_dmd_logits(d, other->slopes, samples);
     desc.real_gradient = penalty;
-    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, weight, value ? &weighted : NULL));
-    if (value) *value += weighted / weight;
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.r1_weight, value));
     for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 1.0;
     return xdi_dmd_mix(d, slopes, penalty, slopes);
 }

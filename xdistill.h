@@ -5211,6 +5211,58 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
 #endif
 
 /* Distillation of diffusion models. */
+/* >>kernel/dmd_types */
+
+/* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
+
+/* What a loss over samples returns; on a GPU in its memory. */
+typedef struct xd_sample_values {
+    double loss;        /* over all ranks, with weight, scale and N */
+    double denominator; /* N */
+    int64_t counted;    /* elements, or logits, over all ranks */
+} xd_sample_values;
+
+/* What the student's term divides by, m the mean of |x - T|. */
+typedef enum xd_vsd_normaliser {
+    XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
+    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
+    XD_VSD_NONE      /* 1 */
+} xd_vsd_normaliser;
+
+/* Where the student's term is rounded. */
+typedef enum xd_vsd_form {
+    XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
+    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
+                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
+} xd_vsd_form;
+
+/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. The three factors
+ * are rounded to f32 where r is formed: then no product has a rounding error. */
+typedef struct xd_denoise_term {
+    double prediction, clean, noise;
+    double weight; /* not negative */
+} xd_denoise_term;
+
+/* Whose term it is. */
+typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
+
+/* Form of the adversarial loss. */
+typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
+
+/* Which divergence a weight h(rho) of samples minimises. */
+typedef enum xd_f_divergence {
+    XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
+    XD_F_RKL,    /* 1: plain distribution matching */
+    XD_F_KL,     /* rho */
+    XD_F_SF,     /* 1 / (1 + rho) */
+    XD_F_SH,     /* sqrt(rho) */
+    XD_F_JF,     /* 1 + rho */
+    XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
+} xd_f_divergence;
+
+/* Most bins of f-distill. */
+#define XD_FDISTILL_BINS_MAX 4096
+
 #ifndef XDISTILL_NO_DMD
 /* >>dmd/noise_schedule */
 
@@ -5461,58 +5513,6 @@ XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sample
  * so that nothing has to be broadcast. Pure; count >= 1. */
 XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count);
 
-/* >>kernel/dmd_types */
-
-/* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
-
-/* What a loss over samples returns; on a GPU in its memory. */
-typedef struct xd_sample_values {
-    double loss;        /* over all ranks, with weight, scale and N */
-    double denominator; /* N */
-    int64_t counted;    /* elements, or logits, over all ranks */
-} xd_sample_values;
-
-/* What the student's term divides by, m the mean of |x - T|. */
-typedef enum xd_vsd_normaliser {
-    XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
-    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
-    XD_VSD_NONE      /* 1 */
-} xd_vsd_normaliser;
-
-/* Where the student's term is rounded. */
-typedef enum xd_vsd_form {
-    XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
-    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
-                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
-} xd_vsd_form;
-
-/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. The three factors
- * are rounded to f32 where r is formed: then no product has a rounding error. */
-typedef struct xd_denoise_term {
-    double prediction, clean, noise;
-    double weight; /* not negative */
-} xd_denoise_term;
-
-/* Whose term it is. */
-typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
-
-/* Form of the adversarial loss. */
-typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
-
-/* Which divergence a weight h(rho) of samples minimises. */
-typedef enum xd_f_divergence {
-    XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
-    XD_F_RKL,    /* 1: plain distribution matching */
-    XD_F_KL,     /* rho */
-    XD_F_SF,     /* 1 / (1 + rho) */
-    XD_F_SH,     /* sqrt(rho) */
-    XD_F_JF,     /* 1 + rho */
-    XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
-} xd_f_divergence;
-
-/* Most bins of f-distill. */
-#define XD_FDISTILL_BINS_MAX 4096
-
 /* >>dmd/samples */
 
 /* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
@@ -5584,7 +5584,7 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weight not above 0, negative N, no data, small workspace), SHAPE,
  * DTYPE. Findings, by sample, counted in status.not_finite: NaN or infinity in a counted element of x, T or F, x - T or F - T
  * beyond f32, a scale or chain that is not finite or a scale that is negative, a loss or weight that is infinite, in COMPAT form
- * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). No counted element at all, or N of 0: everything is zero and status
+ * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). N of 0, counted or given: everything is zero and status
  * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
  * returns DATA on every rank; the gradient is still written.
  *
@@ -5610,19 +5610,20 @@ typedef struct xd_denoise_form {
     double sigma_data; /* EDM; > 0 */
     double gamma;      /* SNR_MIN; > 0 */
     double user;       /* USER; finite, not negative */
+    bool v_is_flow;    /* as in xd_conversion */
     bool
-        v_of_any_schedule; /* accepts native and space V where alpha^2 + sigma^2 is not 1, against alpha eps - sigma x, as
-                             * Model-Optimizer trains it; no conversion reads the result as V there */
+        v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 + sigma^2 is not 1, as
+                             * Model-Optimizer does under rectified flow. No conversion reads such a V; native and space are V */
 } xd_denoise_form;
 
-/* The term of a sample whose noise level is given. Every space is a linear map, so this is all that the loss needs to know of
- * schedule and spaces. Pure. Errors, *term untouched: ARGUMENT for types out of range, SCORE, weights out of range, EDM or
- * SNR_MIN in another space than X0, V where alpha^2 + sigma^2 is not 1 within 1e-2, a conversion between spaces that does not
- * exist at this level, and a level that is not finite. */
-XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_denoise_form *form, const xd_noise_level *level,
-                                    xd_denoise_term *term);
+/* The term of a sample at time t. Every space is a linear map of the prediction and x_t, and x_t of x0 and eps, so these factors
+ * are all that the loss needs to know of the schedule and the spaces. Local. Errors, with *term untouched: those of
+ * xd_prediction_mix and xd_target_mix; ARGUMENT for weights out of range, EDM or SNR_MIN in another space than X0, and
+ * v_of_any_schedule with other types than V. */
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_denoise_form *form, double t, xd_denoise_term *term);
 
-/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps, rounded to f32,
+/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps (a, b, c of its term) rounded to f32,
  *
  *   loss = weight scale / N * sum over b of term_b.weight sum over counted elements of r^2
  *   d loss / d p = weight scale / N * 2 term_b.weight a r
@@ -8827,6 +8828,32 @@ typedef struct xd_dmd_kernels {
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void);
 
+/* >>kernel/dmd_scalar */
+
+/* Formulas of kernel/dmd.h. */
+
+/* A double as f32, rounded to odd: towards zero, and an inexact result has its last bit set. Rounding that to a type of at most
+ * 22 bits gives what rounding the double once gives. */
+XD_SCALAR float xd_float_to_odd(double value) {
+    const float nearest = (float)value;
+    const double back = (double)nearest;
+    uint32_t bits = xd_bits_of_float(nearest);
+    if (fabs(back) > fabs(value)) bits -= 1u; /* rounded away from zero, maybe to infinity */
+    if (back < value || back > value) bits |= 1u;
+    return xd_float_of_bits(bits);
+}
+
+/* Stores a double in any floating type, rounded once. */
+XD_SCALAR void xd_store_once(void *data, xd_dtype dtype, int64_t index, double value) {
+    const bool narrow = dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+    xd_element_store(data, dtype, index, narrow ? (double)xd_float_to_odd(value) : value);
+}
+
+/* An element of mix; `both`: there is a q and c1 is not 0. */
+XD_SCALAR double xd_mix_of(xd_mix pair, bool both, double p, double q) {
+    return both ? xd_fma(pair.c0, p, xd_mul(pair.c1, q)) : xd_mul(pair.c0, p);
+}
+
 /* >>kernel/dmd_loss */
 
 /* Losses over samples, cut where ranks must exchange: "this rank's sums", "all ranks' sums to a sample", "samples to a value".
@@ -8909,8 +8936,11 @@ typedef struct xd_gan_args {
     xd_gan_kind kind;
 } xd_gan_args;
 
-/* f-distill. A bin's words are a count and a sum; the last bin is that of the findings: a count, and the first one's sample and
- * value in its sum's place. */
+/* Words of a bin: a count and a sum. */
+enum { XD_FDISTILL_BIN_WORDS = 1 + XD_NORM_LIMBS };
+
+/* f-distill. The bin behind the others is that of the findings: their count, and the first one's sample and value as bits in
+ * the sum's place. */
 typedef struct xd_fdistill_args {
     xd_rows logits;
     xd_f_divergence divergence;
@@ -8920,8 +8950,11 @@ typedef struct xd_fdistill_args {
     double *bin_values;
     bool fixed;
     double *weights;        /* [samples] rho, then h, then the weight; NaN for a finding in between */
-    int64_t *record;        /* [bins + 2][1 + XD_NORM_LIMBS] this rank's */
+    double *next;           /* [bins] what rho is divided by */
+    int64_t *record;        /* [bins + 1][XD_FDISTILL_BIN_WORDS] of this rank */
     const int64_t *records; /* [ranks][...] */
+    int64_t *mass;          /* [XD_FDISTILL_BIN_WORDS] of this rank: count and sum of h */
+    const int64_t *masses;  /* [ranks][...] */
     int ranks;
 } xd_fdistill_args;
 
@@ -8951,39 +8984,483 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*finish)(const xd_launch *launch, const xd_sample_args *args);
     /* logits, times -> weights = rho, record */
     xd_result (*fdistill_ratios)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* records -> bin_values, findings to launch->status; weights = h; the sum of h -> record */
+    /* records -> next, bin_values, findings to launch->status; weights = h; their sum -> mass */
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* records -> weights */
+    /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
 XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void);
 
-/* >>kernel/dmd_scalar */
+/* >>kernel/dmd_loss_scalar */
 
-/* Formulas of kernel/dmd.h. */
+/* Formulas of kernel/dmd_loss.h that CPU and CUDA share. Products that are added have no rounding error, or are xd_mul. */
 
-/* A double as f32, rounded to odd: towards zero, and an inexact result has its last bit set. Rounding that to a type of at most
- * 22 bits gives what rounding the double once gives. */
-XD_SCALAR float xd_float_to_odd(double value) {
-    const float nearest = (float)value;
-    const double back = (double)nearest;
-    uint32_t bits = xd_bits_of_float(nearest);
-    if (fabs(back) > fabs(value)) bits -= 1u; /* rounded away from zero, maybe to infinity */
-    if (back < value || back > value) bits |= 1u;
-    return xd_float_of_bits(bits);
+/* ---- sums ---- */
+
+/* A loss from here on is a finding, so that limbs have room for every term. */
+#define XD_SAMPLE_LARGEST 1e75
+
+XD_SCALAR int xd_sum_words(bool fixed) {
+    return fixed ? XD_NORM_LIMBS : 1;
 }
 
-/* Stores a double in any floating type, rounded once. */
-XD_SCALAR void xd_store_once(void *data, xd_dtype dtype, int64_t index, double value) {
-    const bool narrow = dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
-    xd_element_store(data, dtype, index, narrow ? (double)xd_float_to_odd(value) : value);
+/* Adds a number in [0, XD_SAMPLE_LARGEST). When fixed, what is below 2^-320 is cut off. */
+XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
+    if (!fixed) {
+        double sum;
+        memcpy(&sum, words, sizeof sum);
+        sum = xd_add(sum, term);
+        memcpy(words, &sum, sizeof sum);
+        return;
+    }
+    int exponent;
+    const double fraction = frexp(term, &exponent);                           /* term = fraction 2^exponent */
+    uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
+    int bit = exponent - 53 + 320;
+    if (bit <= -53 || mantissa == 0) return;
+    if (bit < 0) mantissa >>= -bit;
+    if (bit < 0) bit = 0;
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    words[limb] += (int64_t)(low & 0xffffffffu);
+    words[limb + 1] += (int64_t)((low >> 32) + (high & 0xffffffffu));
+    words[limb + 2] += (int64_t)(high >> 32);
+    xd_norm_carry(words);
 }
 
-/* An element of mix; `both`: there is a q and c1 is not 0. */
-XD_SCALAR double xd_mix_of(xd_mix pair, bool both, double p, double q) {
-    return both ? xd_fma(pair.c0, p, xd_mul(pair.c1, q)) : xd_mul(pair.c0, p);
+/* Adds another sum. */
+XD_SCALAR void xd_sum_join(int64_t *words, bool fixed, const int64_t *other) {
+    if (!fixed) {
+        double term;
+        memcpy(&term, other, sizeof term);
+        xd_sum_put(words, false, term);
+        return;
+    }
+    for (int i = 0; i < XD_NORM_LIMBS; i++) words[i] += other[i];
+    xd_norm_carry(words);
+}
+
+XD_SCALAR double xd_sum_read(const int64_t *words, bool fixed) {
+    double sum;
+    if (fixed) return xd_norm_limbs_read(words);
+    memcpy(&sum, words, sizeof sum);
+    return sum;
+}
+
+/* Words of a row's sums, and of a record. */
+XD_SCALAR int xd_sample_words(bool fixed) {
+    return (int)XD_SAMPLE_SUMS + 2 * xd_sum_words(fixed);
+}
+
+XD_SCALAR int xd_sample_record_words(bool fixed) {
+    return (int)XD_SAMPLE_RECORD_SUMS + 2 * xd_sum_words(fixed);
+}
+
+XD_SCALAR int64_t xd_sample_chunks(int64_t elements) {
+    return (elements + XD_SAMPLE_CHUNK - 1) / XD_SAMPLE_CHUNK;
+}
+
+/* Adds the sums of a chunk, or of another shard. */
+XD_SCALAR void xd_sample_join(int64_t *sums, bool fixed, const int64_t *other) {
+    sums[XD_SAMPLE_COUNTED] += other[XD_SAMPLE_COUNTED];
+    if (other[XD_SAMPLE_FINDING] > sums[XD_SAMPLE_FINDING])
+        sums[XD_SAMPLE_FINDING] = other[XD_SAMPLE_FINDING];
+    for (int k = 0; k < 2; k++) {
+        const int at = (int)XD_SAMPLE_SUMS + k * xd_sum_words(fixed);
+        xd_sum_join(sums + at, fixed, other + at);
+    }
+}
+
+/* Finding of a number: FINE when it is finite. */
+XD_SCALAR int64_t xd_sample_finding(double value) {
+    return isnan(value)      ? (int64_t)XD_SAMPLE_NAN
+           : isfinite(value) ? (int64_t)XD_SAMPLE_FINE
+                             : (int64_t)XD_SAMPLE_INFINITE;
+}
+
+/* The sums of chunk and row start with this. */
+XD_SCALAR void xd_sample_clear(int64_t *sums, bool fixed) {
+    for (int i = 0; i < xd_sample_words(fixed); i++) sums[i] = 0;
+}
+
+/* The join entry for sample b. */
+XD_SCALAR void xd_sample_join_chunks(const xd_sample_args *a, int64_t b) {
+    const int words = xd_sample_words(a->fixed);
+    const int64_t chunks = xd_sample_chunks(a->elements);
+    int64_t *sums = a->sums + b * words;
+    xd_sample_clear(sums, a->fixed);
+    for (int64_t k = 0; k < chunks; k++) xd_sample_join(sums, a->fixed, a->parts + (b * chunks + k) * words);
+}
+
+/* All shards' sums of sample b. Its counted elements and finding become those of the sample, which gets no loss yet. */
+XD_SCALAR void xd_sample_gather(const xd_sample_args *a, int64_t b, int64_t *sums) {
+    const int words = xd_sample_words(a->fixed);
+    xd_sample *s = a->sample + b;
+    xd_sample_clear(sums, a->fixed);
+    for (int k = 0; k < a->shards; k++)
+        xd_sample_join(sums, a->fixed, a->all_sums + (k * a->samples + b) * words);
+    s->counted = sums[XD_SAMPLE_COUNTED];
+    s->finding = sums[XD_SAMPLE_FINDING];
+    s->value = s->finding == (int64_t)XD_SAMPLE_NAN ? (double)NAN : (double)INFINITY;
+}
+
+/* The sum XD_SAMPLE_SUMS + which of these words. */
+XD_SCALAR double xd_sample_sum(const int64_t *sums, bool fixed, int which) {
+    return xd_sum_read(sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(fixed), fixed);
+}
+
+/* Makes a number that is not finite, or refused, the sample's finding unless it has one. */
+XD_SCALAR void xd_sample_expect(xd_sample *s, bool fits, double value) {
+    if (fits || s->finding != (int64_t)XD_SAMPLE_FINE) return;
+    s->finding = isnan(value) ? (int64_t)XD_SAMPLE_NAN : (int64_t)XD_SAMPLE_INFINITE;
+    s->value = value;
+}
+
+/* Loss and factor of a sample that has neither yet. */
+XD_SCALAR void xd_sample_settle(xd_sample *s, double loss, double factor) {
+    xd_sample_expect(s, fabs(loss) < XD_SAMPLE_LARGEST, loss);
+    xd_sample_expect(s, isfinite(factor), factor);
+    const bool fine = s->finding == (int64_t)XD_SAMPLE_FINE;
+    s->loss = fine ? loss : 0.0;
+    s->factor = fine ? factor : 0.0;
+}
+
+/* ---- the student's term ---- */
+
+/* f32 rounded to a dtype. */
+XD_SCALAR float xd_round_to(xd_dtype dtype, float value) {
+    if (dtype == XD_DTYPE_BF16) return xd_bits_from_bf16(xd_bits_to_bf16(value));
+    return dtype == XD_DTYPE_F16 ? xd_bits_from_f16(xd_bits_to_f16(value)) : value;
+}
+
+/* w_b. */
+XD_SCALAR double xd_vsd_weight(const xd_vsd_args *a, double mean, double scale) {
+    if (a->normaliser == XD_VSD_NONE) return scale;
+    if (a->normaliser == XD_VSD_ORIGINAL) return mean > 0.0 ? xd_mul(1.0 / mean, scale) : 0.0;
+    return xd_mul(1.0 / xd_add(mean, 1e-6), scale);
+}
+
+XD_SCALAR double xd_vsd_weight_rounded(const xd_vsd_args *a, double mean, double scale) {
+    float weight = 1.0f;
+    const float m = (float)mean;
+    if (a->normaliser == XD_VSD_ORIGINAL) weight = m > 0.0f ? xd_divf(1.0f, m) : 0.0f;
+    if (a->normaliser == XD_VSD_MEAN) weight = xd_divf(1.0f, xd_addf(m, 1e-6f));
+    return (double)xd_round_to(a->generated.dtype, xd_mulf(weight, (float)scale));
+}
+
+/* vsd_weigh for sample b. */
+XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b;
+    xd_sample_gather(&a->base, b, sums);
+    const double scale = a->sample_scale ? a->sample_scale[b] : 1.0, chain = a->chain ? a->chain[b] : 1.0;
+    const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
+    const double square = xd_sample_sum(sums, a->base.fixed, 1);
+    xd_sample_expect(s, scale >= 0.0 && isfinite(scale), scale);
+    xd_sample_expect(s, isfinite(chain), chain);
+    s->weight =
+        a->form == XD_VSD_COMPAT ? xd_vsd_weight_rounded(a, mean, scale) : xd_vsd_weight(a, mean, scale);
+    if (s->counted == 0) s->weight = 0.0;
+    xd_sample_expect(s, isfinite(s->weight), s->weight);
+    if (a->form == XD_VSD_COMPAT)
+        xd_sample_settle(s, 0.0, chain);
+    else
+        xd_sample_settle(s, xd_mul(xd_mul(0.5, square), xd_mul(s->weight, s->weight)),
+                         xd_mul(s->weight, chain));
+}
+
+/* vsd_settle for sample b: the factor, chain, stays. */
+XD_SCALAR void xd_vsd_settle_sample(const xd_vsd_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b, before = *s;
+    xd_sample_gather(&a->base, b, sums);
+    if (before.finding != (int64_t)XD_SAMPLE_FINE) {
+        *s = before;
+        return;
+    }
+    xd_sample_settle(s, xd_mul(0.5, xd_sample_sum(sums, a->base.fixed, 1)), before.factor);
+}
+
+/* x - (x - g) as tensors of the dtype hold it. */
+XD_SCALAR float xd_vsd_step(xd_dtype dtype, float weight, float x, float teacher, float fake) {
+    const float g = xd_round_to(dtype, xd_mulf(xd_round_to(dtype, xd_subf(fake, teacher)), weight));
+    return xd_round_to(dtype, xd_subf(x, xd_round_to(dtype, xd_subf(x, g))));
+}
+
+/* ---- the denoising term ---- */
+
+/* r. Factors and elements have 24 bits each, so no product has a rounding error. */
+XD_SCALAR float xd_denoise_residual(const xd_denoise_term *term, float p, float x, float e) {
+    const double a = xd_mul_exact((double)(float)term->prediction, (double)p);
+    const double b = xd_mul_exact((double)(float)term->clean, (double)x);
+    const double c = xd_mul_exact((double)(float)term->noise, (double)e);
+    return (float)xd_add(xd_add(a, b), c);
+}
+
+/* denoise_weigh for sample b. */
+XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b;
+    const xd_denoise_term *term = a->terms + b;
+    xd_sample_gather(&a->base, b, sums);
+    s->weight = term->weight;
+    xd_sample_expect(s, isfinite((float)term->prediction), term->prediction);
+    xd_sample_expect(s, isfinite((float)term->clean), term->clean);
+    xd_sample_expect(s, isfinite((float)term->noise), term->noise);
+    xd_sample_expect(s, term->weight >= 0.0 && isfinite(term->weight), term->weight);
+    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, a->base.fixed, 1)),
+                     xd_mul(xd_mul(2.0, term->weight), (double)(float)term->prediction));
+}
+
+/* ---- terms on logits ---- */
+
+XD_SCALAR double xd_softplus(double u) {
+    return u > 20.0 ? u : log1p(exp(u));
+}
+
+/* Its derivative. */
+XD_SCALAR double xd_softplus_slope(double u) {
+    return u > 20.0 ? 1.0 : 1.0 / xd_add(1.0, exp(-u));
+}
+
+/* The loss of a pair of logits, and its slopes by them. */
+typedef struct xd_gan_term {
+    double loss, fake_slope, real_slope;
+} xd_gan_term;
+
+XD_SCALAR xd_gan_term xd_gan_term_of(const xd_gan_args *a, double fake, double real) {
+    xd_gan_term t = { 0.0, 0.0, 0.0 };
+    const bool discriminator = a->role == XD_GAN_DISCRIMINATOR;
+    if (a->role == XD_GAN_R1) {
+        const double difference = xd_sub(real, fake);
+        t.loss = xd_mul(difference, difference);
+        t.real_slope = xd_mul(2.0, difference);
+        t.fake_slope = -t.real_slope;
+    } else if (a->kind == XD_GAN_HINGE) {
+        const double over = discriminator ? xd_add(1.0, fake) : 0.0, under = xd_sub(1.0, real);
+        t.loss = !discriminator ? -fake : xd_add(over > 0.0 ? over : 0.0, under > 0.0 ? under : 0.0);
+        t.fake_slope = !discriminator ? -1.0 : over > 0.0 ? 1.0 : 0.0;
+        t.real_slope = discriminator && under > 0.0 ? -1.0 : 0.0;
+    } else {
+        t.loss = discriminator ? xd_add(xd_softplus(fake), xd_softplus(-real)) : xd_softplus(-fake);
+        t.fake_slope = discriminator ? xd_softplus_slope(fake) : -xd_softplus_slope(-fake);
+        t.real_slope = discriminator ? -xd_softplus_slope(-real) : 0.0;
+    }
+    return t;
+}
+
+XD_SCALAR double xd_sample_load(const xd_rows *x, int64_t row, int64_t column) {
+    return xd_element_load(x->data, x->dtype, row * (x->stride ? x->stride : x->cols) + column);
+}
+
+XD_SCALAR void xd_sample_store(const xd_rows *x, int64_t row, int64_t column, double value) {
+    xd_element_store(x->data, x->dtype, row * (x->stride ? x->stride : x->cols) + column, value);
+}
+
+/* gan_terms for sample b. */
+XD_SCALAR void xd_gan_sample(const xd_gan_args *a, int64_t b) {
+    xd_sample *s = a->base.sample + b;
+    double sum = 0.0;
+    s->counted = a->base.elements;
+    s->finding = (int64_t)XD_SAMPLE_FINE;
+    s->value = s->weight = 0.0;
+    for (int64_t k = 0; k < a->base.elements; k++) {
+        const double fake = xd_sample_load(&a->fake, b, k);
+        const double real = a->real.data ? xd_sample_load(&a->real, b, k) : 0.0;
+        xd_sample_expect(s, isfinite(fake), fake);
+        xd_sample_expect(s, isfinite(real), real);
+        sum = xd_add(sum, xd_gan_term_of(a, fake, real).loss);
+    }
+    xd_sample_settle(s, sum, 1.0);
+}
+
+/* gan_slope for sample b. A gradient may lie over the logits. */
+XD_SCALAR void xd_gan_slope_sample(const xd_gan_args *a, int64_t b) {
+    const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+    for (int64_t k = 0; k < a->base.elements; k++) {
+        const double fake = xd_sample_load(&a->fake, b, k);
+        const double real = a->real.data ? xd_sample_load(&a->real, b, k) : 0.0;
+        const xd_gan_term t = xd_gan_term_of(a, fake, real);
+        if (a->fake_gradient.data)
+            xd_sample_store(&a->fake_gradient, b, k, factor != 0.0 ? xd_mul(factor, t.fake_slope) : 0.0);
+        if (a->real_gradient.data)
+            xd_sample_store(&a->real_gradient, b, k, factor != 0.0 ? xd_mul(factor, t.real_slope) : 0.0);
+    }
+}
+
+/* ---- from samples to one value ---- */
+
+/* Adds the loss of sample b to a record's sums. */
+XD_SCALAR void xd_sample_total_put(int64_t *record, bool fixed, double loss) {
+    int64_t *sums = record + XD_SAMPLE_RECORD_SUMS;
+    xd_sum_put(loss < 0.0 ? sums + xd_sum_words(fixed) : sums, fixed, fabs(loss));
+}
+
+/* The total entry, in the order of the samples. */
+XD_SCALAR void xd_sample_total(const xd_sample_args *a) {
+    for (int i = 0; i < xd_sample_record_words(a->fixed); i++) a->record[i] = 0;
+    for (int64_t b = 0; b < a->samples; b++) {
+        const xd_sample *s = a->sample + b;
+        if (a->sample_loss) a->sample_loss[b] = s->loss;
+        a->record[XD_SAMPLE_RECORD_COUNTED] += s->counted;
+        if (s->finding != (int64_t)XD_SAMPLE_FINE && a->record[XD_SAMPLE_RECORD_FINDINGS]++ == 0) {
+            a->record[XD_SAMPLE_RECORD_FIRST] = b;
+            memcpy(a->record + XD_SAMPLE_RECORD_VALUE, &s->value, sizeof s->value);
+        }
+        xd_sample_total_put(a->record, a->fixed, s->loss);
+    }
+}
+
+/* Adds `count` findings to a status; the first one's sample and value unless it has one already. */
+XD_SCALAR void xd_sample_report(xd_status *status, int64_t count, int64_t first, double value) {
+    if (count == 0) return;
+    if (status->label_out_of_range + status->not_finite + status->overflow == 0) {
+        status->first_row = first;
+        status->first_value = value;
+    }
+    status->not_finite += count;
+}
+
+/* The finish entry. */
+XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
+    const int words = xd_sample_record_words(a->fixed), sum_words = xd_sum_words(a->fixed);
+    int64_t sums[2 * XD_NORM_LIMBS], counted = 0;
+    for (int i = 0; i < 2 * sum_words; i++) sums[i] = 0;
+    for (int r = 0; r < a->ranks; r++) {
+        const int64_t *record = a->records + r * words;
+        double value;
+        memcpy(&value, record + XD_SAMPLE_RECORD_VALUE, sizeof value);
+        counted += record[XD_SAMPLE_RECORD_COUNTED];
+        xd_sample_report(status, record[XD_SAMPLE_RECORD_FINDINGS], record[XD_SAMPLE_RECORD_FIRST], value);
+        for (int k = 0; k < 2; k++)
+            xd_sum_join(sums + k * sum_words, a->fixed, record + XD_SAMPLE_RECORD_SUMS + k * sum_words);
+    }
+    double n = a->denominator ? a->denominator->value : a->denominator_value;
+    if (!a->denominator && n == 0.0) n = (double)counted;
+    const double scale = a->scale ? *a->scale : 1.0;
+    if (!isfinite(scale)) xd_sample_report(status, 1, 0, scale);
+    if (!(n > 0.0)) status->nothing_counted++;
+    const double factor = n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
+    *a->factor = factor;
+    a->values->loss =
+        xd_mul(factor, xd_sub(xd_sum_read(sums, a->fixed), xd_sum_read(sums + sum_words, a->fixed)));
+    a->values->denominator = n;
+    a->values->counted = counted;
+}
+
+/* ---- f-distill ---- */
+
+XD_SCALAR double xd_f_weight_of(xd_f_divergence divergence, double rho) {
+    switch (divergence) {
+    case XD_F_JS: return xd_sub(1.0, 1.0 / xd_add(1.0, rho));
+    case XD_F_RKL: return 1.0;
+    case XD_F_KL: return rho;
+    case XD_F_SF: return 1.0 / xd_add(1.0, rho);
+    case XD_F_SH: return sqrt(rho);
+    case XD_F_JF: return xd_add(1.0, rho);
+    case XD_F_NEYMAN: return 1.0 / (rho > 1e-8 ? rho : 1e-8);
+    }
+    return (double)NAN;
+}
+
+XD_SCALAR double xd_clamp(double x, double low, double high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+/* rho of sample b; NaN for a finding. */
+XD_SCALAR double xd_fdistill_ratio(const xd_fdistill_args *a, int64_t b, double *mean) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < a->logits.cols; k++) sum = xd_add(sum, xd_sample_load(&a->logits, b, k));
+    *mean = sum / (double)a->logits.cols;
+    if (!isfinite(*mean)) return (double)NAN;
+    return xd_clamp(exp(xd_clamp(*mean, -10.0, 10.0)), a->lower, a->upper);
+}
+
+XD_SCALAR int64_t xd_fdistill_bin(const xd_fdistill_args *a, double t) {
+    const double bin = floor(xd_sub(t, a->min_t) / (xd_sub(a->max_t, a->min_t) / (double)a->bins));
+    return (int64_t)xd_clamp(bin, 0.0, (double)(a->bins - 1));
+}
+
+/* fdistill_ratios, in the order of the samples. */
+XD_SCALAR void xd_fdistill_ratios_of(const xd_fdistill_args *a) {
+    int64_t *findings = a->record + a->bins * (int)XD_FDISTILL_BIN_WORDS;
+    for (int64_t i = 0; i < (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS; i++) a->record[i] = 0;
+    for (int64_t b = 0; b < a->logits.rows; b++) {
+        double value;
+        const double rho = xd_fdistill_ratio(a, b, &value), t = a->bins > 0 ? a->times[b] : 0.0;
+        const bool fine = isfinite(rho) && isfinite(t);
+        if (isfinite(rho)) value = t;
+        a->weights[b] = fine ? rho : (double)NAN;
+        if (fine && a->bins > 0) {
+            int64_t *bin = a->record + xd_fdistill_bin(a, t) * (int)XD_FDISTILL_BIN_WORDS;
+            bin[0]++;
+            xd_sum_put(bin + 1, a->fixed, rho);
+        } else if (!fine && findings[0]++ == 0) {
+            findings[1] = b;
+            memcpy(findings + 2, &value, sizeof value);
+        }
+    }
+}
+
+/* Count and sum of a bin over all ranks; `stride` words from one rank's to the next one's. */
+XD_SCALAR double xd_fdistill_gather(const xd_fdistill_args *a, const int64_t *bin, int64_t stride,
+                                    int64_t *count) {
+    int64_t sum[XD_NORM_LIMBS];
+    for (int i = 0; i < xd_sum_words(a->fixed); i++) sum[i] = 0;
+    *count = 0;
+    for (int r = 0; r < a->ranks; r++) {
+        *count += bin[r * stride];
+        xd_sum_join(sum, a->fixed, bin + r * stride + 1);
+    }
+    return xd_sum_read(sum, a->fixed);
+}
+
+/* The value of bin k after this call. */
+XD_SCALAR double xd_fdistill_next(const xd_fdistill_args *a, int64_t k) {
+    int64_t count;
+    const double sum = xd_fdistill_gather(a, a->records + k * (int)XD_FDISTILL_BIN_WORDS,
+                                          (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS, &count);
+    if (count == 0) return a->bin_values[k];
+    const double mean = sum / xd_add((double)count, 1e-6);
+    return xd_add(xd_mul(a->bin_values[k], a->rate), xd_mul(xd_sub(1.0, a->rate), mean));
+}
+
+/* Findings of all ranks to the status. True when it has none, of this loss or another. */
+XD_SCALAR bool xd_fdistill_report(const xd_fdistill_args *a, xd_status *status) {
+    for (int r = 0; r < a->ranks; r++) {
+        const int64_t *f = a->records + (r * (a->bins + 1) + a->bins) * (int)XD_FDISTILL_BIN_WORDS;
+        double value;
+        memcpy(&value, f + 2, sizeof value);
+        xd_sample_report(status, f[0], f[1], value);
+    }
+    return status->label_out_of_range + status->not_finite + status->nothing_counted + status->overflow == 0;
+}
+
+/* fdistill_bins. */
+XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status) {
+    const bool clean = xd_fdistill_report(a, status);
+    for (int64_t k = 0; k < a->bins; k++) a->next[k] = xd_fdistill_next(a, k);
+    for (int64_t k = 0; k < a->bins && clean; k++) a->bin_values[k] = a->next[k];
+    for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a->mass[i] = 0;
+    for (int64_t b = 0; b < a->logits.rows; b++) {
+        double rho = a->weights[b];
+        if (isnan(rho)) continue;
+        if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
+        a->weights[b] = xd_f_weight_of(a->divergence, rho);
+        a->mass[0]++;
+        xd_sum_put(a->mass + 1, a->fixed, a->weights[b]);
+    }
+}
+
+/* fdistill_weights. */
+XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+    int64_t count;
+    const double sum = xd_fdistill_gather(a, a->masses, (int)XD_FDISTILL_BIN_WORDS, &count);
+    const double mean = count > 0 ? sum / (double)count : 0.0;
+    for (int64_t b = 0; b < a->logits.rows; b++)
+        a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
 }
 
 /* >>kernel/kernels */
@@ -9052,6 +9529,7 @@ typedef struct xd_kernels {
     xd_result (*fill)(const xd_launch *launch,
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
     xd_dmd_kernels dmd;
+    xd_dmd_loss_kernels dmd_loss;
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
@@ -9314,13 +9792,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
 #    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
 #    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
-#    define xd_sample_values XDISTILL_NO_DMD_leaves_out_xd_sample_values
-#    define xd_vsd_normaliser XDISTILL_NO_DMD_leaves_out_xd_vsd_normaliser
-#    define xd_vsd_form XDISTILL_NO_DMD_leaves_out_xd_vsd_form
-#    define xd_denoise_term XDISTILL_NO_DMD_leaves_out_xd_denoise_term
-#    define xd_gan_role XDISTILL_NO_DMD_leaves_out_xd_gan_role
-#    define xd_gan_kind XDISTILL_NO_DMD_leaves_out_xd_gan_kind
-#    define xd_f_divergence XDISTILL_NO_DMD_leaves_out_xd_f_divergence
 #    define xd_sample_common XDISTILL_NO_DMD_leaves_out_xd_sample_common
 #    define xd_vsd_desc XDISTILL_NO_DMD_leaves_out_xd_vsd_desc
 #    define xd_denoise_weight XDISTILL_NO_DMD_leaves_out_xd_denoise_weight
@@ -12747,6 +13218,18 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+
+/* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
+ * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square);
 
 /* span_avx2.c: round with eight blocks of random numbers at a time. */
 #if defined(XDI_X86)
@@ -17006,16 +17489,17 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) xdi_norm_add_f32(limbs, x[i], square);
+    xd_norm_carry(limbs);
+}
+
 /* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
  * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
  * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
-enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+enum { XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
-typedef struct xdi_norm_bins {
-    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
-} xdi_norm_bins;
-
-static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &x[i], sizeof bits);
@@ -17026,7 +17510,7 @@ static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bo
 }
 
 /* Moves the bins of finite elements to the limbs. */
-static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
     for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
         const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
         for (int set = 0; set < XDI_NORM_SETS; set++) {
@@ -17180,6 +17664,443 @@ XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
 
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
     return &xdi_plain_optimizer;
+}
+
+/* >>kernel/cpu/dmd_loss */
+
+/* Losses over samples are written once, on loops over f32 that a CPU level compiles for its vectors. All of them have the same
+ * bits: elements are apart from each other, no product that is added has a rounding error, and lanes are those of
+ * kernel/dmd_loss.h. n is at most XD_SAMPLE_TILE.
+ *   difference  out = a - b
+ *   residual    out = xd_denoise_residual
+ *   lanes       lanes[i % XD_SAMPLE_LANES] += |x_i|, or its square
+ *   scaled      out = factor x, in double */
+typedef struct xdi_sample_loops {
+    void (*difference)(const float *a, const float *b, float *out, int64_t n);
+    void (*residual)(const xd_denoise_term *term, const float *const *in, float *out, int64_t n);
+    void (*lanes)(const float *x, int64_t n, bool square, double *lanes);
+    void (*scaled)(const float *x, double factor, float *out, int64_t n);
+} xdi_sample_loops;
+
+/* What an entry runs on. */
+typedef struct xdi_sample_level {
+    const xdi_sample_loops *loops;
+    const xdi_span_kernels *spans;
+} xdi_sample_level;
+
+/* cpu/dmd_loss.c: the entries with elements, on a level. */
+XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
+                                         xdi_sample_level level);
+XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
+                                       xdi_sample_level level);
+
+/* >>kernel/cpu/dmd_loss.c */
+
+/* Losses over samples: kernel/dmd_loss.h has the formulas. Entries with elements run on the loops of a level. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- the plain loops ---- */
+
+static void xdi_plain_sample_difference(const float *a, const float *b, float *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = xd_subf(a[i], b[i]);
+}
+
+static void xdi_plain_sample_residual(const xd_denoise_term *term, const float *const *in, float *out,
+                                      int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = xd_denoise_residual(term, in[0][i], in[1][i], in[2][i]);
+}
+
+static void xdi_plain_sample_lanes(const float *x, int64_t n, bool square, double *lanes) {
+    for (int64_t i = 0; i < n; i++) {
+        const double one = fabs((double)x[i]);
+        lanes[i % XD_SAMPLE_LANES] += square ? xd_mul_exact(one, one) : one;
+    }
+}
+
+static void xdi_plain_sample_scaled(const float *x, double factor, float *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (float)xd_mul(factor, (double)x[i]);
+}
+
+static xdi_sample_level xdi_plain_sample_level(void) {
+    static const xdi_sample_loops loops = {
+        xdi_plain_sample_difference,
+        xdi_plain_sample_residual,
+        xdi_plain_sample_lanes,
+        xdi_plain_sample_scaled,
+    };
+    const xdi_sample_level level = { &loops, xdi_span_kernels_plain() };
+    return level;
+}
+
+/* ---- elements ---- */
+
+/* Elements [at, at + n) of row b as f32: the row itself, or the buffer. */
+static const float *xdi_sample_widen(const xdi_span_kernels *spans, const xd_rows *x, int64_t b, int64_t at,
+                                     int64_t n, float *buffer) {
+    const int64_t from = b * (x->stride ? x->stride : x->cols) + at;
+    if (x->dtype == XD_DTYPE_F32) return (const float *)x->data + from;
+    for (int64_t i = 0; i < n; i += XDI_SPAN)
+        spans->widen((const uint16_t *)x->data + from + i, x->dtype, buffer + i, xdi_span_length(n, i));
+    return buffer;
+}
+
+static void xdi_sample_narrow(const xdi_span_kernels *spans, const float *values, const xd_rows *out,
+                              int64_t b, int64_t at, int64_t n) {
+    const int64_t to = b * (out->stride ? out->stride : out->cols) + at;
+    if (out->dtype == XD_DTYPE_F32) {
+        memcpy((float *)out->data + to, values, (size_t)n * sizeof *values);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += XDI_SPAN)
+        spans->narrow(values + i, (uint16_t *)out->data + to + i, out->dtype, xdi_span_length(n, i));
+}
+
+/* Zero where the mask is 0, whatever was there. Returns how many elements count. */
+static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, int64_t n, float *x) {
+    if (!a->mask) return n;
+    const uint8_t *mask = a->mask + b * a->elements + at;
+    int64_t counted = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!mask[i]) x[i] = 0.0f;
+        counted += mask[i] != 0;
+    }
+    return counted;
+}
+
+/* ---- sums ---- */
+
+/* Lanes joined pairwise; lanes from `used` on are zero. */
+static double xdi_sample_tree(double *lanes, int64_t used) {
+    int64_t width = 1;
+    while (width < used) width *= 2;
+    for (; width > 1; width /= 2)
+        for (int64_t i = 0; i < width / 2; i++) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+    return lanes[0];
+}
+
+static double xdi_sample_tile_sum(const xdi_sample_loops *loops, const float *x, int64_t n, bool square) {
+    double lanes[XD_SAMPLE_LANES];
+    const int64_t used = n < XD_SAMPLE_LANES ? n : XD_SAMPLE_LANES;
+    memset(lanes, 0, sizeof lanes);
+    loops->lanes(x, n, square, lanes);
+    return xdi_sample_tree(lanes, used);
+}
+
+/* The sums of a chunk while its tiles are added: which = 0 magnitudes, 1 squares. */
+typedef struct xdi_sample_chunk {
+    const xdi_sample_loops *loops;
+    bool fixed, binned;
+    int64_t *sums;
+    xdi_norm_bins bins[2];
+} xdi_sample_chunk;
+
+static void xdi_sample_chunk_begin(xdi_sample_chunk *chunk, const xd_sample_args *a, int64_t item, int64_t n,
+                                   const xdi_sample_loops *loops) {
+    chunk->loops = loops;
+    chunk->fixed = a->fixed;
+    chunk->binned = a->fixed && n > XD_SAMPLE_TILE;
+    chunk->sums = a->parts + item * xd_sample_words(a->fixed);
+    xd_sample_clear(chunk->sums, a->fixed);
+    if (chunk->binned) memset(chunk->bins, 0, sizeof chunk->bins);
+}
+
+static void xdi_sample_chunk_add(xdi_sample_chunk *chunk, int which, const float *x, int64_t n) {
+    const bool square = which == 1;
+    const double sum = xdi_sample_tile_sum(chunk->loops, x, n, square);
+    int64_t *words = chunk->sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(chunk->fixed);
+    const int64_t finding = xd_sample_finding(sum);
+    if (finding > chunk->sums[XD_SAMPLE_FINDING]) chunk->sums[XD_SAMPLE_FINDING] = finding;
+    if (!chunk->fixed)
+        xd_sum_put(words, false, sum);
+    else if (finding == (int64_t)XD_SAMPLE_FINE && chunk->binned)
+        xdi_norm_bins_add(&chunk->bins[which], x, n, square);
+    else if (finding == (int64_t)XD_SAMPLE_FINE)
+        xdi_norm_exact(words, x, n, square);
+}
+
+static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
+    for (int which = 0; which < 2 && chunk->binned; which++)
+        xdi_norm_bins_flush(&chunk->bins[which],
+                            chunk->sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(true), which == 1);
+}
+
+/* ---- chunks of rows over threads ---- */
+
+/* Forms the terms of tile [at, at + n) of row b: of which = 0 into first, of 1 into second, either may be untouched. Returns the
+ * sums that have terms as bits. */
+typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                                int64_t n, float *const *terms);
+
+typedef struct xdi_sample_job {
+    const xd_sample_args *base;
+    const void *args;
+    xdi_sample_level level;
+    xdi_sample_terms terms;
+    void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
+} xdi_sample_job;
+
+static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
+    const xd_sample_args *a = job->base;
+    const int64_t chunks = xd_sample_chunks(a->elements), b = item / chunks,
+                  begin = (item - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t end = begin + XD_SAMPLE_CHUNK < a->elements ? begin + XD_SAMPLE_CHUNK : a->elements;
+    float first[XD_SAMPLE_TILE], second[XD_SAMPLE_TILE];
+    float *const terms[2] = { first, second };
+    xdi_sample_chunk chunk;
+    xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
+    for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
+        const int64_t n = end - at < XD_SAMPLE_TILE ? end - at : XD_SAMPLE_TILE;
+        const int has = job->terms(job->args, &job->level, b, at, n, terms);
+        int64_t counted = n;
+        for (int which = 0; which < 2; which++) {
+            if (!(has >> which & 1)) continue;
+            counted = xdi_sample_keep(a, b, at, n, terms[which]);
+            xdi_sample_chunk_add(&chunk, which, terms[which], n);
+        }
+        chunk.sums[XD_SAMPLE_COUNTED] += counted;
+    }
+    xdi_sample_chunk_end(&chunk);
+}
+
+static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    (void)launch, (void)slot;
+    for (int64_t item = begin; item < end; item++)
+        xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
+}
+
+static void xdi_sample_write_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_sample_job *job = (const xdi_sample_job *)args;
+    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
+    (void)launch, (void)slot;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
+        const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
+        for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
+            job->write(job->args, &job->level, b, at, to - at < XD_SAMPLE_TILE ? to - at : XD_SAMPLE_TILE);
+    }
+}
+
+/* A piece has about four chunks' elements. */
+static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job *job, xdi_spread_body body) {
+    const int64_t elements = job->base->elements, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const int64_t row = elements < XD_SAMPLE_CHUNK ? elements : XD_SAMPLE_CHUNK;
+    if (elements == 0) return XD_OK;
+    return xdi_spread_items(launch, job->base->samples * xd_sample_chunks(elements), grain / row, body, job);
+}
+
+/* ---- the student's term ---- */
+
+static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
+                         float *const *terms) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float x[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    const float *teacher = xdi_sample_widen(level->spans, &a->teacher, b, at, n, t);
+    level->loops->difference(xdi_sample_widen(level->spans, &a->generated, b, at, n, x), teacher, terms[0],
+                             n);
+    level->loops->difference(xdi_sample_widen(level->spans, &a->fake, b, at, n, f), teacher, terms[1], n);
+    return 3;
+}
+
+XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
+                         float *const *terms) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float x[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    const float *generated = xdi_sample_widen(level->spans, &a->generated, b, at, n, x);
+    const float *teacher = xdi_sample_widen(level->spans, &a->teacher, b, at, n, t);
+    const float *fake = xdi_sample_widen(level->spans, &a->fake, b, at, n, f);
+    const float weight = (float)a->base.sample[b].weight;
+    for (int64_t i = 0; i < n; i++)
+        terms[1][i] = xd_vsd_step(a->generated.dtype, weight, generated[i], teacher[i], fake[i]);
+    return 2;
+}
+
+XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+/* A tile of a gradient: factor times the terms, or zero for a sample without a factor. */
+static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level *level,
+                             const xd_rows *gradient, int64_t b, int64_t at, int64_t n, float *term) {
+    const double factor = xd_mul(base->sample[b].factor, *base->factor);
+    xdi_sample_keep(base, b, at, n, term);
+    level->loops->scaled(term, factor, term, n);
+    xdi_sample_narrow(level->spans, term, gradient, b, at, n);
+}
+
+static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
+                                  int64_t at, int64_t n) {
+    float zero[XD_SAMPLE_TILE];
+    memset(zero, 0, (size_t)n * sizeof *zero);
+    xdi_sample_narrow(level->spans, zero, gradient, b, at, n);
+}
+
+static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    float *const terms[2] = { unused, term };
+    if (a->base.sample[b].factor == 0.0) {
+        xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    if (a->form == XD_VSD_COMPAT)
+        xdi_vsd_steps(args, level, b, at, n, terms);
+    else
+        level->loops->difference(xdi_sample_widen(level->spans, &a->fake, b, at, n, f),
+                                 xdi_sample_widen(level->spans, &a->teacher, b, at, n, t), term, n);
+    xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
+}
+
+XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write };
+    return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+/* ---- the denoising term ---- */
+
+static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                             int64_t n, float *const *terms) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    float p[XD_SAMPLE_TILE], x[XD_SAMPLE_TILE], e[XD_SAMPLE_TILE];
+    const float *in[3];
+    in[0] = xdi_sample_widen(level->spans, &a->prediction, b, at, n, p);
+    in[1] = xdi_sample_widen(level->spans, &a->clean, b, at, n, x);
+    in[2] = xdi_sample_widen(level->spans, &a->noise, b, at, n, e);
+    level->loops->residual(a->terms + b, in, terms[1], n);
+    return 2;
+}
+
+XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
+                                         xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+static void xdi_denoise_write(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                              int64_t n) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    float term[XD_SAMPLE_TILE];
+    float *const terms[2] = { NULL, term };
+    if (a->base.sample[b].factor == 0.0) {
+        xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    xdi_denoise_terms(args, level, b, at, n, terms);
+    xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
+}
+
+XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
+                                       xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write };
+    return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+/* ---- the table ---- */
+
+static xd_result xdi_cpu_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_measure(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_rounded(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_measure(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_weigh(const xd_launch *launch, const xd_vsd_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_vsd_weigh_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_vsd_settle(const xd_launch *launch, const xd_vsd_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_vsd_settle_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_denoise_weigh(const xd_launch *launch, const xd_denoise_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_denoise_weigh_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_gan_terms(const xd_launch *launch, const xd_gan_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_gan_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_gan_slope(const xd_launch *launch, const xd_gan_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_gan_slope_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_join(const xd_launch *launch, const xd_sample_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->samples; b++) xd_sample_join_chunks(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_total(const xd_launch *launch, const xd_sample_args *args) {
+    (void)launch;
+    xd_sample_total(args);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_finish(const xd_launch *launch, const xd_sample_args *args) {
+    xd_sample_finish(args, launch->status);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *args) {
+    (void)launch;
+    xd_fdistill_ratios_of(args);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *args) {
+    xd_fdistill_bins_of(args, launch->status);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *args) {
+    (void)launch;
+    xd_fdistill_weights_of(args);
+    return XD_OK;
+}
+
+XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
+    static const xd_dmd_loss_kernels kernels = {
+        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,       xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
+        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure, xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
+        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,       xdi_cpu_sample_join,   xdi_cpu_sample_total,
+        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios, xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/clip.c */
@@ -17491,6 +18412,7 @@ XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
 XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
 XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels);
+XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels);
 
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);
@@ -22965,6 +23887,82 @@ XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
     kernels->mix = xdi_simd_mix;
 }
 
+/* >>kernel/simd/dmd_loss.c */
+
+/* Losses over samples on vectors: kernel/simd/dmd_loss.inc compiled for each level. */
+
+#include <math.h>
+
+#if defined(XDI_PORTABLE)
+#    define XDI_SAMPLE(name) xdi_portable_sample_##name
+#    define XDI_SAMPLE_LOOP static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#endif
+
+#if defined(XDI_X86)
+#    define XDI_SAMPLE(name) xdi_avx2_sample_##name
+#    define XDI_SAMPLE_LOOP __attribute__((target("avx2,fma"))) static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+
+#    define XDI_SAMPLE(name) xdi_avx512_sample_##name
+#    define XDI_SAMPLE_LOOP __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#endif
+
+static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
+    const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu) };
+#if defined(XDI_PORTABLE)
+    level.loops = &xdi_portable_sample_loops;
+#endif
+#if defined(XDI_X86)
+    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
+    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
+#endif
+    return level;
+}
+
+static xd_result xdi_simd_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_measure(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_rounded(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_slope(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_measure(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_slope(launch, args, xdi_simd_sample_level(launch));
+}
+
+/* The entries that read elements; what runs once per sample stays plain. */
+XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
+    kernels->vsd_measure = xdi_simd_vsd_measure;
+    kernels->vsd_rounded = xdi_simd_vsd_rounded;
+    kernels->vsd_slope = xdi_simd_vsd_slope;
+    kernels->denoise_measure = xdi_simd_denoise_measure;
+    kernels->denoise_slope = xdi_simd_denoise_slope;
+}
+
 /* >>kernel/kernels.c */
 
 /* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
@@ -23072,6 +24070,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
     kernels->dmd = *xd_dmd_kernels_cpu();
+    kernels->dmd_loss = *xd_dmd_loss_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -23081,6 +24080,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
         xdi_simd_dmd_fill(&kernels->dmd);
+        xdi_simd_dmd_loss_fill(&kernels->dmd_loss);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }
@@ -58185,6 +59185,647 @@ XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sample
     return XD_OK;
 }
 
+/* >>dmd/losses */
+
+/* What the losses over samples share. */
+
+/* One call of a loss: its desc's common part, its arguments for the kernels, the exchanged words. */
+typedef struct xdi_sample_call {
+    xd_ctx *ctx;
+    const xd_dmd_loss_kernels *kernels;
+    const xd_sample_common *common;
+    xd_sample_args *args; /* samples, elements and mask are the caller's */
+    bool measured;        /* has sums of elements */
+    int64_t *all_sums;
+    void *owned;
+} xdi_sample_call;
+
+/* samples.c: a matrix of F32, BF16 or F16; SHAPE unless it is [samples, elements]. */
+XD_PRIVATE xd_result xdi_sample_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows,
+                                           int64_t samples, int64_t elements);
+/* samples.c: a gradient of this shape, or none; over one of the inputs only with its dtype and stride. */
+XD_PRIVATE xd_result xdi_sample_check_gradient(xd_ctx *ctx, const char *name, const xd_rows *gradient,
+                                               const xd_rows *const *inputs, int count);
+/* samples.c: weight, N, status. */
+XD_PRIVATE xd_result xdi_sample_check_common(xd_ctx *ctx, const xd_sample_common *common);
+/* samples.c: a status on a GPU. */
+XD_PRIVATE xd_result xdi_sample_check_status(xd_ctx *ctx, const xd_status *status);
+
+/* samples.c: bytes of workspace; 0 when samples or elements are negative or it does not fit. */
+XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call);
+/* samples.c: before the first exchange: memory, arguments, then the agreement of all ranks on `checked`. Collective; when it
+ * succeeds, or not, xdi_sample_close ends the call. */
+XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
+/* samples.c: parts -> all_sums. Collective over split. */
+XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
+
+/* Writes the gradients, when the factor is known. */
+typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args);
+/* samples.c: from samples to the value, then the gradients, then what status says. Collective over comm. */
+XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
+                                       xd_sample_values *out);
+XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);
+
+/* >>dmd/samples.c */
+
+/* What the losses over samples share: checks, memory, exchanges, and the way from samples to one value. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- checks ---- */
+
+XD_PRIVATE xd_result xdi_sample_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows,
+                                           int64_t samples, int64_t elements) {
+    const bool fits =
+        rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16 || rows->dtype == XD_DTYPE_F16;
+    XD_REQUIRE(ctx, fits, XD_ERROR_DTYPE, "%s is %s; F32, BF16 or F16 is needed", name,
+               xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->cols >= 0, XD_ERROR_SHAPE,
+               "%s has %lld samples of %lld elements", name, (long long)rows->rows, (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->rows == samples && rows->cols == elements, XD_ERROR_SHAPE,
+               "%s is [%lld, %lld] but [%lld, %lld] is expected", name, (long long)rows->rows,
+               (long long)rows->cols, (long long)samples, (long long)elements);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT,
+               "%s has no data of %lld samples of %lld elements", name, (long long)rows->rows,
+               (long long)rows->cols);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_gradient(xd_ctx *ctx, const char *name, const xd_rows *gradient,
+                                               const xd_rows *const *inputs, int count) {
+    if (!gradient->data) return XD_OK;
+    XD_TRY(xdi_sample_check_rows(ctx, name, gradient, inputs[0]->rows, inputs[0]->cols));
+    const int64_t stride = gradient->stride ? gradient->stride : gradient->cols;
+    for (int i = 0; i < count; i++) {
+        const int64_t other = inputs[i]->stride ? inputs[i]->stride : inputs[i]->cols;
+        const bool same = inputs[i]->dtype == gradient->dtype && other == stride;
+        XD_REQUIRE(ctx, inputs[i]->data != gradient->data || same, XD_ERROR_SHAPE,
+                   "%s over an input needs its dtype and stride: %s and %lld against %s and %lld", name,
+                   xd_dtype_name(gradient->dtype), (long long)stride, xd_dtype_name(inputs[i]->dtype),
+                   (long long)other);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_status(xd_ctx *ctx, const xd_status *status) {
+    XD_REQUIRE(ctx, status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+               "a loss on a GPU needs a status: its findings are not read on the host during the step");
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_common(xd_ctx *ctx, const xd_sample_common *common) {
+    XD_REQUIRE(ctx, isfinite(common->weight) && common->weight > 0.0, XD_ERROR_ARGUMENT,
+               "weight %g must be finite and above 0", common->weight);
+    XD_REQUIRE(ctx, isfinite(common->denominator_value) && common->denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "denominator %g must be finite and not negative",
+               common->denominator_value);
+    return xdi_sample_check_status(ctx, common->status);
+}
+
+/* ---- memory ---- */
+
+static int xdi_sample_ranks(const xd_comm *comm) {
+    return comm ? xd_comm_size(comm) : 1;
+}
+
+static int64_t *xdi_sample_words_at(const xd_arena *arena, size_t offset) {
+    return (int64_t *)(void *)(arena->base + offset);
+}
+
+/* The blocks: chunks' sums, the rows', all shards', samples, this rank's record and all ranks', the factor. */
+static bool xdi_sample_layout(xdi_sample_call *call, xd_arena *arena) {
+    xd_sample_args *a = call->args;
+    const size_t word = sizeof(int64_t), row = (size_t)xd_sample_words(a->fixed) * word;
+    const size_t samples = (size_t)a->samples, chunks = (size_t)xd_sample_chunks(a->elements);
+    const size_t shards = call->measured ? (size_t)xdi_sample_ranks(call->common->split) : 0;
+    const size_t record = (size_t)xd_sample_record_words(a->fixed) * word;
+    const size_t ranks = (size_t)xdi_sample_ranks(call->common->comm);
+    size_t most, at[7];
+    if (!xdi_size_multiply(samples, (chunks + shards + 2) * (row + sizeof(xd_sample)), &most)) return false;
+    const size_t sizes[7] = { call->measured ? samples * chunks * row : 0,
+                              call->measured && chunks != 1 ? samples * row : 0,
+                              shards > 1 ? shards * samples * row : 0,
+                              samples * sizeof(xd_sample),
+                              record,
+                              ranks > 1 ? ranks * record : 0,
+                              sizeof(double) };
+    for (int i = 0; i < 7; i++)
+        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+    if (!arena->base) return true;
+    a->parts = xdi_sample_words_at(arena, at[0]);
+    a->sums = chunks == 1 ? a->parts : xdi_sample_words_at(arena, at[1]);
+    call->all_sums = shards > 1 ? xdi_sample_words_at(arena, at[2]) : a->sums;
+    a->all_sums = call->all_sums;
+    a->shards = (int)shards;
+    a->sample = (xd_sample *)(void *)(arena->base + at[3]);
+    a->record = xdi_sample_words_at(arena, at[4]);
+    a->records = ranks > 1 ? xdi_sample_words_at(arena, at[5]) : a->record;
+    a->ranks = (int)ranks;
+    a->factor = (double *)(void *)(arena->base + at[6]);
+    return true;
+}
+
+XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (call->args->samples < 0 || call->args->elements < 0) return 0;
+    call->args->fixed = xd_ctx_settings(call->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    return xdi_sample_layout(call, &arena) ? arena.peak : 0;
+}
+
+/* This rank's part of opening: local. */
+static xd_result xdi_sample_prepare(xdi_sample_call *call) {
+    const xd_sample_common *common = call->common;
+    const size_t needed = xdi_sample_bytes(call);
+    void *memory = common->workspace;
+    size_t bytes = common->workspace_bytes;
+    XD_REQUIRE(call->ctx, needed > 0, XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = needed;
+        memory = call->owned = xd_ctx_kernels(call->ctx)->memory.allocate(call->ctx, bytes);
+        XD_REQUIRE(call->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    xd_arena arena = xd_arena_over(memory, bytes);
+    XD_REQUIRE(call->ctx, xdi_sample_layout(call, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, needed);
+    call->args->sample_loss = common->sample_loss;
+    call->args->weight = common->weight;
+    call->args->scale = common->scale;
+    call->args->denominator = common->denominator;
+    call->args->denominator_value = common->denominator_value;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked) {
+    xd_result result = checked == XD_OK ? xdi_sample_prepare(call) : checked;
+    result = xdi_vocab_agree_rows(call->common->split, result, call->args->samples);
+    return xdi_vocab_agree(NULL, call->common->comm, result);
+}
+
+XD_PRIVATE void xdi_sample_close(xdi_sample_call *call) {
+    xd_ctx_kernels(call->ctx)->memory.release(call->ctx, call->owned);
+    call->owned = NULL;
+}
+
+/* ---- exchanges ---- */
+
+XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call) {
+    xd_sample_args *a = call->args;
+    if (xd_sample_chunks(a->elements) != 1) XD_TRY(call->kernels->join(launch, a));
+    if (a->shards == 1) return XD_OK;
+    return xdi_comm_all_gather_equal(call->common->split, a->sums, call->all_sums,
+                                     a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
+}
+
+XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
+                                       xd_sample_values *out) {
+    xd_sample_args *a = call->args;
+    xd_launch launch = xd_ctx_launch(call->ctx);
+    const bool host = xd_ctx_kernels(call->ctx)->device == XD_DEVICE_CPU;
+    xd_sample_values values;
+    xd_status found;
+    memset(&found, 0, sizeof found);
+    launch.status = call->common->status ? call->common->status : &found;
+    a->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
+    XD_TRY(call->kernels->total(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(call->common->comm, a->record, (int64_t *)a->records,
+                                         xd_sample_record_words(a->fixed), XD_DTYPE_I64));
+    XD_TRY(call->kernels->finish(&launch, a));
+    XD_TRY(slope(&launch, user));
+    if (!call->common->status) XD_TRY(xd_status_check(call->ctx, &found));
+    if (host) *out = values;
+    return XD_OK;
+}
+
+/* >>dmd/vsd.c */
+
+/* The student's term of distribution matching. */
+
+#include <string.h>
+
+XD_API xd_vsd_desc xd_vsd_defaults(void) {
+    xd_vsd_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_vsd_call_of(xd_ctx *ctx, const xd_vsd_desc *d, xd_vsd_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->generated.rows;
+    a->base.elements = d->generated.cols;
+    a->base.mask = d->mask;
+    a->generated = d->generated;
+    a->teacher = d->teacher;
+    a->fake = d->fake;
+    a->gradient = d->gradient;
+    a->sample_scale = d->sample_scale;
+    a->chain = d->chain;
+    a->normaliser = d->normaliser;
+    a->form = d->form;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    call.measured = true;
+    return call;
+}
+
+static xd_result xdi_vsd_validate(xd_ctx *ctx, const xd_vsd_desc *d) {
+    const xd_rows *const inputs[3] = { &d->generated, &d->teacher, &d->fake };
+    const char *const names[3] = { "generated", "teacher", "fake" };
+    for (int i = 0; i < 3; i++)
+        XD_TRY(xdi_sample_check_rows(ctx, names[i], inputs[i], d->generated.rows, d->generated.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "gradient", &d->gradient, inputs, 3));
+    XD_REQUIRE(ctx, (int)d->normaliser >= 0 && d->normaliser <= XD_VSD_NONE, XD_ERROR_ARGUMENT,
+               "normaliser %d is unknown", (int)d->normaliser);
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_VSD_COMPAT, XD_ERROR_ARGUMENT, "form %d is unknown",
+               (int)d->form);
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc) {
+    xd_vsd_args a;
+    xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_vsd_samples(const xd_launch *launch, xdi_sample_call *call, const xd_vsd_args *a) {
+    XD_TRY(call->kernels->vsd_measure(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    XD_TRY(call->kernels->vsd_weigh(launch, a));
+    if (a->form != XD_VSD_COMPAT) return XD_OK;
+    XD_TRY(call->kernels->vsd_rounded(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    return call->kernels->vsd_settle(launch, a);
+}
+
+static xd_result xdi_vsd_gradient(const xd_launch *launch, const void *args) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.vsd_slope(launch, a) : XD_OK;
+}
+
+XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_vsd_args a;
+    xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_vsd_validate(ctx, desc));
+    if (result == XD_OK) result = xdi_vsd_samples(&launch, &call, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_vsd_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/denoise.c */
+
+/* The denoising term of fake score and diffusion training. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- terms ---- */
+
+static xd_result xdi_denoise_check_form(xd_ctx *ctx, const xd_denoise_form *f) {
+    XD_REQUIRE(ctx, (int)f->weight >= 0 && f->weight <= XD_DENOISE_USER, XD_ERROR_ARGUMENT,
+               "denoising weight %d is unknown", (int)f->weight);
+    const bool of_x0 = f->weight == XD_DENOISE_EDM || f->weight == XD_DENOISE_SNR_MIN;
+    XD_REQUIRE(ctx, !of_x0 || f->space == XD_PREDICT_X0, XD_ERROR_ARGUMENT,
+               "denoising weight %d is of the residual in x0, not in space %d", (int)f->weight,
+               (int)f->space);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_EDM || (isfinite(f->sigma_data) && f->sigma_data > 0.0),
+               XD_ERROR_ARGUMENT, "sigma_data %g must be finite and above 0", f->sigma_data);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_SNR_MIN || (isfinite(f->gamma) && f->gamma > 0.0),
+               XD_ERROR_ARGUMENT, "gamma %g must be finite and above 0", f->gamma);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_USER || (isfinite(f->user) && f->user >= 0.0), XD_ERROR_ARGUMENT,
+               "the caller's weight %g must be finite and not negative", f->user);
+    XD_REQUIRE(ctx, !f->v_of_any_schedule || (f->native == XD_PREDICT_V && f->space == XD_PREDICT_V),
+               XD_ERROR_ARGUMENT, "v_of_any_schedule compares V with V, not type %d in space %d",
+               (int)f->native, (int)f->space);
+    return XD_OK;
+}
+
+/* The weight of a ratio whose root is given. */
+static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
+    const double ratio = root * root;
+    switch (f->weight) {
+    case XD_DENOISE_EDM: return ratio + 1.0 / (f->sigma_data * f->sigma_data);
+    case XD_DENOISE_SNR_MIN: return ratio < f->gamma ? ratio : f->gamma;
+    case XD_DENOISE_USER: return f->user;
+    default: return 1.0;
+    }
+}
+
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_denoise_form *form, double t, xd_denoise_term *term) {
+    xd_conversion conversion;
+    xd_noise_level level;
+    xd_mix of, target;
+    double root = 0.0;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = form->native;
+    conversion.to = form->space;
+    conversion.v_is_flow = form->v_is_flow;
+    XD_TRY(xdi_denoise_check_form(ctx, form));
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    if (form->v_of_any_schedule) {
+        target.c0 = -level.sigma;
+        target.c1 = level.alpha;
+    } else {
+        XD_TRY(xd_target_mix(ctx, schedule, form->space, form->v_is_flow, t, &target));
+    }
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, t, &of));
+    if (form->weight == XD_DENOISE_EDM || form->weight == XD_DENOISE_SNR_MIN)
+        XD_TRY(xd_noise_ratio(ctx, schedule, t, &root));
+    term->prediction = of.c0;
+    term->clean = of.c1 * level.alpha - target.c0;
+    term->noise = of.c1 * level.sigma - target.c1;
+    term->weight = xdi_denoise_weight_of(form, root);
+    return XD_OK;
+}
+
+/* ---- the loss ---- */
+
+XD_API xd_denoise_desc xd_denoise_defaults(void) {
+    xd_denoise_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_denoise_call_of(xd_ctx *ctx, const xd_denoise_desc *d, xd_denoise_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->prediction.rows;
+    a->base.elements = d->prediction.cols;
+    a->base.mask = d->mask;
+    a->prediction = d->prediction;
+    a->clean = d->clean;
+    a->noise = d->noise;
+    a->gradient = d->gradient;
+    a->terms = d->terms;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    call.measured = true;
+    return call;
+}
+
+static xd_result xdi_denoise_validate(xd_ctx *ctx, const xd_denoise_desc *d) {
+    const xd_rows *const inputs[3] = { &d->prediction, &d->clean, &d->noise };
+    const char *const names[3] = { "prediction", "clean", "noise" };
+    for (int i = 0; i < 3; i++)
+        XD_TRY(xdi_sample_check_rows(ctx, names[i], inputs[i], d->prediction.rows, d->prediction.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "gradient", &d->gradient, inputs, 3));
+    XD_REQUIRE(ctx, d->terms || d->prediction.rows == 0, XD_ERROR_ARGUMENT, "no terms for %lld samples",
+               (long long)d->prediction.rows);
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc) {
+    xd_denoise_args a;
+    xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.denoise_slope(launch, a) : XD_OK;
+}
+
+XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_denoise_args a;
+    xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
+    if (result == XD_OK) result = call.kernels->denoise_measure(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_exchange(&launch, &call);
+    if (result == XD_OK) result = call.kernels->denoise_weigh(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_denoise_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/gan.c */
+
+/* Terms on a discriminator's logits. */
+
+#include <string.h>
+
+XD_API xd_gan_desc xd_gan_defaults(void) {
+    xd_gan_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_gan_call_of(xd_ctx *ctx, const xd_gan_desc *d, xd_gan_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->fake.rows;
+    a->base.elements = d->fake.cols;
+    a->fake = d->fake;
+    a->real = d->real;
+    a->fake_gradient = d->fake_gradient;
+    a->real_gradient = d->real_gradient;
+    a->role = d->role;
+    a->kind = d->kind;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    return call;
+}
+
+static xd_result xdi_gan_validate(xd_ctx *ctx, const xd_gan_desc *d) {
+    const xd_rows *const inputs[2] = { &d->fake, &d->real };
+    const bool pair = d->role != XD_GAN_GENERATOR;
+    XD_REQUIRE(ctx, (int)d->role >= 0 && d->role <= XD_GAN_R1, XD_ERROR_ARGUMENT, "role %d is unknown",
+               (int)d->role);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_GAN_HINGE, XD_ERROR_ARGUMENT,
+               "adversarial loss %d is unknown", (int)d->kind);
+    XD_TRY(xdi_sample_check_rows(ctx, "fake", &d->fake, d->fake.rows, d->fake.cols));
+    XD_REQUIRE(ctx, pair || (!d->real.data && !d->real_gradient.data), XD_ERROR_ARGUMENT,
+               "a generator's term has no real logits: role %d", (int)d->role);
+    if (pair) XD_TRY(xdi_sample_check_rows(ctx, "real", &d->real, d->fake.rows, d->fake.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "fake_gradient", &d->fake_gradient, inputs, 1));
+    XD_TRY(xdi_sample_check_gradient(ctx, "real_gradient", &d->real_gradient, inputs + 1, 1));
+    XD_REQUIRE(ctx, !d->fake_gradient.data || d->fake_gradient.data != d->real.data, XD_ERROR_ARGUMENT,
+               "fake_gradient at %p would lie over the real logits", d->fake_gradient.data);
+    XD_REQUIRE(ctx, !d->real_gradient.data || d->real_gradient.data != d->fake.data, XD_ERROR_ARGUMENT,
+               "real_gradient at %p would lie over the fake logits", d->real_gradient.data);
+    XD_REQUIRE(ctx, !d->common.split, XD_ERROR_ARGUMENT, "logits are not split, but split has %d ranks",
+               xd_comm_size(d->common.split));
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc) {
+    xd_gan_args a;
+    xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_gan_gradient(const xd_launch *launch, const void *args) {
+    const xd_gan_args *a = (const xd_gan_args *)args;
+    if (!a->fake_gradient.data && !a->real_gradient.data) return XD_OK;
+    return xd_ctx_kernels(launch->ctx)->dmd_loss.gan_slope(launch, a);
+}
+
+XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_gan_args a;
+    xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_gan_validate(ctx, desc));
+    if (result == XD_OK) result = call.kernels->gan_terms(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_gan_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/fdistill.c */
+
+/* Weights of samples from a discriminator's density ratios. */
+
+#include <math.h>
+#include <string.h>
+
+XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
+    xd_fdistill_desc d;
+    memset(&d, 0, sizeof d);
+    d.lower = 0.1;
+    d.upper = 20.0;
+    d.bins = 10;
+    d.max_t = 0.999;
+    return d;
+}
+
+XD_API double xd_f_weight(xd_f_divergence divergence, double ratio) {
+    return xd_f_weight_of(divergence, ratio);
+}
+
+static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, const double *weights) {
+    XD_TRY(xdi_sample_check_rows(ctx, "logits", &d->logits, d->logits.rows, d->logits.cols));
+    XD_REQUIRE(ctx, d->logits.cols >= 1, XD_ERROR_SHAPE, "logits have %lld heads; at least 1 is needed",
+               (long long)d->logits.cols);
+    XD_REQUIRE(ctx, (int)d->divergence >= 0 && d->divergence <= XD_F_NEYMAN, XD_ERROR_ARGUMENT,
+               "divergence %d is unknown", (int)d->divergence);
+    XD_REQUIRE(ctx, d->lower > 0.0 && d->lower <= d->upper && isfinite(d->upper), XD_ERROR_ARGUMENT,
+               "ratios in [%g, %g]: 0 < lower <= upper is needed", d->lower, d->upper);
+    XD_REQUIRE(ctx, weights || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no weights for %lld samples",
+               (long long)d->logits.rows);
+    XD_REQUIRE(ctx, d->bins >= 0 && d->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
+               "%d bins; 0 to %d are possible", d->bins, XD_FDISTILL_BINS_MAX);
+    if (d->bins == 0) return xdi_sample_check_status(ctx, d->status);
+    XD_REQUIRE(ctx, d->rate >= 0.0 && d->rate <= 1.0, XD_ERROR_ARGUMENT, "rate %g is outside [0, 1]",
+               d->rate);
+    XD_REQUIRE(ctx, isfinite(d->min_t) && isfinite(d->max_t) && d->min_t < d->max_t, XD_ERROR_ARGUMENT,
+               "times in [%g, %g]: min_t < max_t is needed", d->min_t, d->max_t);
+    XD_REQUIRE(ctx, d->bin_values, XD_ERROR_ARGUMENT, "no values for %d bins", d->bins);
+    XD_REQUIRE(ctx, d->times || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no times for %lld samples",
+               (long long)d->logits.rows);
+    return xdi_sample_check_status(ctx, d->status);
+}
+
+/* ---- memory ---- */
+
+static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
+    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t), bins = (size_t)d->bins;
+    const size_t ranks = d->comm ? (size_t)xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
+    const size_t sizes[5] = { (bins + 1) * bin, all * (bins + 1) * bin, bin, all * bin,
+                              bins * sizeof(double) };
+    size_t at[5];
+    for (int i = 0; i < 5; i++)
+        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+    if (!arena->base) return true;
+    a->record = (int64_t *)(void *)(arena->base + at[0]);
+    a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;
+    a->mass = (int64_t *)(void *)(arena->base + at[2]);
+    a->masses = all ? (int64_t *)(void *)(arena->base + at[3]) : a->mass;
+    a->next = (double *)(void *)(arena->base + at[4]);
+    a->ranks = (int)ranks;
+    return true;
+}
+
+XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc) {
+    xd_fdistill_args a;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    (void)ctx;
+    if (desc->bins < 0 || desc->bins > XD_FDISTILL_BINS_MAX) return 0;
+    return xdi_fdistill_layout(desc, &a, &arena) ? arena.peak : 0;
+}
+
+static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
+    a->logits = d->logits;
+    a->divergence = d->divergence;
+    a->lower = d->lower;
+    a->upper = d->upper;
+    a->rate = d->rate;
+    a->min_t = d->min_t;
+    a->max_t = d->max_t;
+    a->bins = d->bins;
+    a->times = d->times;
+    a->bin_values = d->bin_values;
+    a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    a->weights = weights;
+}
+
+static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a,
+                                      double *weights, void **owned) {
+    const size_t needed = xd_fdistill_workspace_bytes(ctx, d);
+    void *memory = d->workspace;
+    size_t bytes = d->workspace_bytes;
+    if (!memory) {
+        bytes = needed;
+        memory = *owned = xd_ctx_kernels(ctx)->memory.allocate(ctx, bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    xd_arena arena = xd_arena_over(memory, bytes);
+    XD_REQUIRE(ctx, xdi_fdistill_layout(d, a, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but f-distill needs %zu", bytes, needed);
+    xdi_fdistill_fill(ctx, d, a, weights);
+    return XD_OK;
+}
+
+/* ---- the call ---- */
+
+static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const xd_fdistill_args *a) {
+    const xd_dmd_loss_kernels *kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    const int64_t bin = XD_FDISTILL_BIN_WORDS;
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_status found;
+    memset(&found, 0, sizeof found);
+    launch.status = d->status ? d->status : &found;
+    XD_TRY(kernels->fdistill_ratios(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(d->comm, a->record, (int64_t *)a->records, (a->bins + 1) * bin,
+                                         XD_DTYPE_I64));
+    XD_TRY(kernels->fdistill_bins(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(d->comm, a->mass, (int64_t *)a->masses, bin, XD_DTYPE_I64));
+    XD_TRY(kernels->fdistill_weights(&launch, a));
+    return d->status ? XD_OK : xd_status_check(ctx, &found);
+}
+
+XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights) {
+    xd_fdistill_args a;
+    void *owned = NULL;
+    memset(&a, 0, sizeof a);
+    xd_result result = xdi_fdistill_validate(ctx, desc, weights);
+    if (result == XD_OK) result = xdi_fdistill_prepare(ctx, desc, &a, weights, &owned);
+    result = xdi_vocab_agree_rows(desc->comm, result, desc->bins);
+    if (result == XD_OK) result = xdi_fdistill_run(ctx, desc, &a);
+    xd_ctx_kernels(ctx)->memory.release(ctx, owned);
+    return result;
+}
+
 /* >>dmd/state */
 
 /* Arrays of one leaf's samples, [samples, elements] of their dtype. */
@@ -59123,11 +60764,14 @@ static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
 }
 
 static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight, double *value) {
+    double weighted = 0.0;
     desc->common = xdi_dmd_common(d, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     desc->common.weight = weight;
     desc->kind = d->desc.gan.kind;
     XD_TRY(xd_gan_loss(d->ctx, desc, d->value));
-    return xdi_dmd_add_value(d, value);
+    XD_TRY(xdi_dmd_add_value(d, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    return XD_OK;
 }
 
 /* ---- in the student's loss ---- */
@@ -59142,7 +60786,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, 1.0, value));
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
     XD_TRY(judge->backward(judge->user, &call));
@@ -59154,7 +60798,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     XD_TRY(teacher->backward(teacher->user, &call));
     for (int64_t i = 0; i < batch->samples; i++) { /* x_t = alpha x + sigma eps */
         XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, d->noised.exact[i], &d->host_mixes[i]));
-        d->host_mixes[i].c1 = d->host_mixes[i].c0 * d->desc.gan.weight;
+        d->host_mixes[i].c1 = d->host_mixes[i].c0;
         d->host_mixes[i].c0 = 1.0;
     }
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
@@ -59212,16 +60856,13 @@ static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
                            *other = &d->features[XDI_DMD_SLOT_PERTURBED];
     const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples),
                   penalty = xdi_dmd_logits(d, d->penalty, samples);
-    const double weight = d->desc.gan.r1_weight;
-    double weighted = 0.0;
     xd_gan_desc desc = xd_gan_defaults();
     desc.role = XD_GAN_R1;
     desc.fake = xdi_dmd_logits(d, other->logits, samples);
     desc.real = xdi_dmd_logits(d, real->logits, samples);
     desc.fake_gradient = xdi_dmd_logits(d, other->slopes, samples);
     desc.real_gradient = penalty;
-    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, weight, value ? &weighted : NULL));
-    if (value) *value += weighted / weight;
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.r1_weight, value));
     for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 1.0;
     return xdi_dmd_mix(d, slopes, penalty, slopes);
 }
@@ -61496,6 +63137,64 @@ static const xdi_xtoken_loops XDI_V(xtoken) = {
 static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V(mft),
                                         XDI_V(rows_raise), &XDI_V(uld),   &XDI_V(xtoken) };
 
+#elif XDI_AGAIN == 4
+
+/* >>kernel/simd/dmd_loss.inc */
+
+/* Loops of losses over samples. Included with XDI_SAMPLE(name), a name of the level, and XDI_SAMPLE_LOOP, the attributes of its
+ * functions. They are plain loops over lengths that compilers know, which make vectors of them; what is left of a tile is
+ * computed one by one. */
+
+enum { XDI_SAMPLE(block) = 64 };
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(difference)(const float *a, const float *b, float *out, int64_t n) {
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = a[at + i] - b[at + i];
+    for (; at < n; at++) out[at] = a[at] - b[at];
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(residual)(const xd_denoise_term *term, const float *const *in, float *out,
+                                          int64_t n) {
+    const double a = (double)(float)term->prediction, b = (double)(float)term->clean,
+                 c = (double)(float)term->noise;
+    const float *p = in[0], *x = in[1], *e = in[2];
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++)
+            out[at + i] = (float)(a * (double)p[at + i] + b * (double)x[at + i] + c * (double)e[at + i]);
+    for (; at < n; at++) out[at] = xd_denoise_residual(term, p[at], x[at], e[at]);
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(lanes)(const float *x, int64_t n, bool square, double *lanes) {
+    int64_t at = 0;
+    for (; at + XD_SAMPLE_LANES <= n && square; at += XD_SAMPLE_LANES)
+        for (int i = 0; i < XD_SAMPLE_LANES; i++) {
+            const double one = (double)x[at + i];
+            lanes[i] += one * one;
+        }
+    for (; at + XD_SAMPLE_LANES <= n && !square; at += XD_SAMPLE_LANES)
+        for (int i = 0; i < XD_SAMPLE_LANES; i++) lanes[i] += fabs((double)x[at + i]);
+    for (int64_t i = at; i < n; i++) {
+        const double one = fabs((double)x[i]);
+        lanes[i - at] += square ? one * one : one;
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(scaled)(const float *x, double factor, float *out, int64_t n) {
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = (float)(factor * (double)x[at + i]);
+    for (; at < n; at++) out[at] = (float)(factor * (double)x[at]);
+}
+
+static const xdi_sample_loops XDI_SAMPLE(loops) = {
+    XDI_SAMPLE(difference),
+    XDI_SAMPLE(residual),
+    XDI_SAMPLE(lanes),
+    XDI_SAMPLE(scaled),
+};
+
 #endif /* XDI_AGAIN */
 
 /* MIT License
@@ -61519,4 +63218,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c2837427874be94baf0aa07f07ac2e60e8ef0e79c197d58e43a5c7bd061f1650 */
+/* xdistill sha256 278c4174d0ad9e6bdff4883e1d94c3c76209a9c0908c5c01938232f930fe97a0 */

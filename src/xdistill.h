@@ -137,11 +137,11 @@
 #endif
 
 /* Distillation of diffusion models. */
+#include "kernel/dmd_types.h"
 #ifndef XDISTILL_NO_DMD
 #include "dmd/noise_schedule.h"
 #include "dmd/convert.h"
 #include "dmd/times.h"
-#include "kernel/dmd_types.h"
 #include "dmd/samples.h"
 #include "dmd/vsd.h"
 #include "dmd/denoise.h"
@@ -194,8 +194,9 @@
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"
-#include "kernel/dmd_loss.h"
 #include "kernel/dmd_scalar.h"
+#include "kernel/dmd_loss.h"
+#include "kernel/dmd_loss_scalar.h"
 #include "kernel/kernels.h"
 #include "comm/transport.h"
 #include "tensor/interval.h"
@@ -254,6 +255,8 @@
 #include "kernel/cpu/mft.c"
 #include "kernel/cpu/dmd.c"
 #include "kernel/cpu/optimizer.c"
+#include "kernel/cpu/dmd_loss.h"
+#include "kernel/cpu/dmd_loss.c"
 #include "kernel/cpu/clip.c"
 #include "kernel/cpu/matmul.h"
 #include "kernel/cpu/matmul.c"
@@ -282,6 +285,7 @@
 #include "kernel/simd/uld.c"
 #include "kernel/simd/reduce.c"
 #include "kernel/simd/dmd.c"
+#include "kernel/simd/dmd_loss.c"
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"
@@ -447,6 +451,12 @@
 #include "dmd/noise_schedule.c"
 #include "dmd/convert.c"
 #include "dmd/times.c"
+#include "dmd/losses.h"
+#include "dmd/samples.c"
+#include "dmd/vsd.c"
+#include "dmd/denoise.c"
+#include "dmd/gan.c"
+#include "dmd/fdistill.c"
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"

@@ -40,4 +40,5 @@
 #include "cuda/xtoken_chunks.cu"
 #include "cuda/uld.cu"
 #include "cuda/dmd.cu"
+#include "cuda/dmd_loss.cu"
 #include "cuda/table.cu"

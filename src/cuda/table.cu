@@ -29,6 +29,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_chunks_load(ctx));
     XD_TRY(xdi_cuda_uld_load(ctx));
     XD_TRY(xdi_cuda_dmd_load(ctx));
+    XD_TRY(xdi_cuda_dmd_loss_load(ctx));
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -65,6 +66,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
     kernels.dmd = xdi_cuda_dmd_table();
+    kernels.dmd_loss = xdi_cuda_dmd_loss_table();
     return kernels;
 }
 

@@ -30,8 +30,7 @@ static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
 }
 
-static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight,
-                                          double *value) {
+static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight, double *value) {
     double weighted = 0.0;
     desc->common = xdi_dmd_common(d, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     desc->common.weight = weight;

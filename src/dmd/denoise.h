@@ -2,7 +2,6 @@
 #define XDI_DMD_DENOISE_H
 
 #include "dmd/convert.h"
-#include "dmd/noise_schedule.h"
 #include "dmd/samples.h"
 
 /* What multiplies the mean square of a sample, as a function of its signal-to-noise ratio (alpha / sigma)^2. */
@@ -21,19 +20,20 @@ typedef struct xd_denoise_form {
     double sigma_data; /* EDM; > 0 */
     double gamma;      /* SNR_MIN; > 0 */
     double user;       /* USER; finite, not negative */
+    bool v_is_flow;    /* as in xd_conversion */
     bool
-        v_of_any_schedule; /* accepts native and space V where alpha^2 + sigma^2 is not 1, against alpha eps - sigma x, as
-                             * Model-Optimizer trains it; no conversion reads the result as V there */
+        v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 + sigma^2 is not 1, as
+                             * Model-Optimizer does under rectified flow. No conversion reads such a V; native and space are V */
 } xd_denoise_form;
 
-/* The term of a sample whose noise level is given. Every space is a linear map, so this is all that the loss needs to know of
- * schedule and spaces. Pure. Errors, *term untouched: ARGUMENT for types out of range, SCORE, weights out of range, EDM or
- * SNR_MIN in another space than X0, V where alpha^2 + sigma^2 is not 1 within 1e-2, a conversion between spaces that does not
- * exist at this level, and a level that is not finite. */
-XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_denoise_form *form, const xd_noise_level *level,
-                                    xd_denoise_term *term);
+/* The term of a sample at time t. Every space is a linear map of the prediction and x_t, and x_t of x0 and eps, so these factors
+ * are all that the loss needs to know of the schedule and the spaces. Local. Errors, with *term untouched: those of
+ * xd_prediction_mix and xd_target_mix; ARGUMENT for weights out of range, EDM or SNR_MIN in another space than X0, and
+ * v_of_any_schedule with other types than V. */
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_denoise_form *form, double t, xd_denoise_term *term);
 
-/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps, rounded to f32,
+/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps (a, b, c of its term) rounded to f32,
  *
  *   loss = weight scale / N * sum over b of term_b.weight sum over counted elements of r^2
  *   d loss / d p = weight scale / N * 2 term_b.weight a r

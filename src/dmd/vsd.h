@@ -47,7 +47,7 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weight not above 0, negative N, no data, small workspace), SHAPE,
  * DTYPE. Findings, by sample, counted in status.not_finite: NaN or infinity in a counted element of x, T or F, x - T or F - T
  * beyond f32, a scale or chain that is not finite or a scale that is negative, a loss or weight that is infinite, in COMPAT form
- * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). No counted element at all, or N of 0: everything is zero and status
+ * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). N of 0, counted or given: everything is zero and status
  * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
  * returns DATA on every rank; the gradient is still written.
  *

@@ -83,8 +83,11 @@ typedef struct xd_gan_args {
     xd_gan_kind kind;
 } xd_gan_args;
 
-/* f-distill. A bin's words are a count and a sum; the last bin is that of the findings: a count, and the first one's sample and
- * value in its sum's place. */
+/* Words of a bin: a count and a sum. */
+enum { XD_FDISTILL_BIN_WORDS = 1 + XD_NORM_LIMBS };
+
+/* f-distill. The bin behind the others is that of the findings: their count, and the first one's sample and value as bits in
+ * the sum's place. */
 typedef struct xd_fdistill_args {
     xd_rows logits;
     xd_f_divergence divergence;
@@ -94,8 +97,11 @@ typedef struct xd_fdistill_args {
     double *bin_values;
     bool fixed;
     double *weights;        /* [samples] rho, then h, then the weight; NaN for a finding in between */
-    int64_t *record;        /* [bins + 2][1 + XD_NORM_LIMBS] this rank's */
+    double *next;           /* [bins] what rho is divided by */
+    int64_t *record;        /* [bins + 1][XD_FDISTILL_BIN_WORDS] of this rank */
     const int64_t *records; /* [ranks][...] */
+    int64_t *mass;          /* [XD_FDISTILL_BIN_WORDS] of this rank: count and sum of h */
+    const int64_t *masses;  /* [ranks][...] */
     int ranks;
 } xd_fdistill_args;
 
@@ -125,9 +131,9 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*finish)(const xd_launch *launch, const xd_sample_args *args);
     /* logits, times -> weights = rho, record */
     xd_result (*fdistill_ratios)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* records -> bin_values, findings to launch->status; weights = h; the sum of h -> record */
+    /* records -> next, bin_values, findings to launch->status; weights = h; their sum -> mass */
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* records -> weights */
+    /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
 } xd_dmd_loss_kernels;
 

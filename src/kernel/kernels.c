@@ -105,6 +105,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
     kernels->dmd = *xd_dmd_kernels_cpu();
+    kernels->dmd_loss = *xd_dmd_loss_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -114,6 +115,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
         xdi_simd_dmd_fill(&kernels->dmd);
+        xdi_simd_dmd_loss_fill(&kernels->dmd_loss);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }

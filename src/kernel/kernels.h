@@ -4,6 +4,7 @@
 #include "base/cpu.h"
 #include "kernel/copy.h"
 #include "kernel/dmd.h"
+#include "kernel/dmd_loss.h"
 #include "kernel/fill.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
@@ -80,6 +81,7 @@ typedef struct xd_kernels {
     xd_result (*fill)(const xd_launch *launch,
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
     xd_dmd_kernels dmd;
+    xd_dmd_loss_kernels dmd_loss;
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the

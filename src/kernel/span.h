@@ -81,6 +81,18 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
 
+/* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
+ * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square);
+
 /* span_avx2.c: round with eight blocks of random numbers at a time. */
 #if defined(XDI_X86)
 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const float *from, uint16_t *to,

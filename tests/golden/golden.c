@@ -53,11 +53,12 @@ static const struct {
     { "align", golden_kinds_align },
     { "align", golden_kinds_projection },
     { "dmd", golden_kinds_dmd },
+    { "dmd", golden_kinds_dmd_losses },
 };
 
 /* Areas of which some kinds belong to later parts of the library. */
 static const char *const golden_areas_not_built[][2] = {
-    { "dmd", "not built: DMD losses and steps" },
+    { "dmd", "not built: DMD steps" },
 };
 
 /* What has no form on a GPU. Every other case has to run there by kernels: the answer "not supported" fails. A kind of NULL is
@@ -73,6 +74,7 @@ static const struct {
     { "xtoken-parts", "valid chunks", "of the host: tables of positions and shards" },
     { "ema", "ema decay table", "of the host: one number a step" },
     { "dmd", "times", "of the host: one number a sample" },
+    { "dmd", "f-distill table", "of the host: one number a ratio" },
 };
 
 /* What has no INVARIANT form on a device. */

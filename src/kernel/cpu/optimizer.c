@@ -480,16 +480,17 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) xdi_norm_add_f32(limbs, x[i], square);
+    xd_norm_carry(limbs);
+}
+
 /* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
  * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
  * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
-enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+enum { XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
-typedef struct xdi_norm_bins {
-    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
-} xdi_norm_bins;
-
-static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &x[i], sizeof bits);
@@ -500,7 +501,7 @@ static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bo
 }
 
 /* Moves the bins of finite elements to the limbs. */
-static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
     for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
         const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
         for (int set = 0; set < XDI_NORM_SETS; set++) {

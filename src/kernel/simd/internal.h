@@ -16,6 +16,7 @@ XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
 XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
 XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels);
+XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels);
 
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);

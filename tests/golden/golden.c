@@ -52,6 +52,7 @@ static const struct {
     { "xtoken", golden_kinds_xtoken },
     { "align", golden_kinds_align },
     { "align", golden_kinds_projection },
+    { "dmd", golden_kinds_dmd_steps },
     { "dmd", golden_kinds_dmd },
     { "dmd", golden_kinds_dmd_losses },
 };

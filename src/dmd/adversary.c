@@ -44,8 +44,6 @@ static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double w
 /* ---- in the student's loss ---- */
 
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value) {
-    const xd_network *judge = &d->desc.networks[XD_DMD_DISCRIMINATOR],
-                     *teacher = &d->desc.networks[XD_DMD_TEACHER];
     const xdi_dmd_features *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const xd_rows slope = xdi_dmd_slopes(d, d->slope, batch->samples);
     xd_network_call call;
@@ -56,13 +54,13 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
-    XD_TRY(judge->backward(judge->user, &call));
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_DISCRIMINATOR, &call));
     call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
     call.slot = XDI_DMD_SLOT_FAKE;
     call.raw = NULL;
     call.feature_gradients = (const float *const *)d->feature_slopes;
     call.hidden_gradient = d->hidden_slope;
-    XD_TRY(teacher->backward(teacher->user, &call));
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_TEACHER, &call));
     for (int64_t i = 0; i < batch->samples; i++) { /* x_t = alpha x + sigma eps */
         XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, d->noised.exact[i], &d->host_mixes[i]));
         d->host_mixes[i].c1 = d->host_mixes[i].c0;
@@ -152,7 +150,6 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
 
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values) {
-    const xd_network *judge = &dmd->desc.networks[XD_DMD_DISCRIMINATOR];
     const bool penalty = dmd->desc.gan.r1_weight > 0.0;
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
     XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
@@ -178,7 +175,7 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
         call.weights = true;
         call.leaf = leaf;
         call.more = slot < last;
-        XD_TRY(judge->backward(judge->user, &call));
+        XD_TRY(xdi_dmd_backward(dmd, XD_DMD_DISCRIMINATOR, &call));
     }
     return XD_OK;
 }

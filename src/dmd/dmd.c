@@ -317,7 +317,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     d->leaves = desc->trainers[XD_DMD_STUDENT].parallel
                     ? xd_parallel_leaves(desc->trainers[XD_DMD_STUDENT].parallel).most
                     : 1;
-    d->noised_leaf = -1;
+    d->noised_leaf = d->beyond = -1;
     d->record.seed = desc->seed;
     xd_arena_take_pointer(host, sizeof *d);
     xdi_dmd_lay_out_host(d, host);

@@ -5,9 +5,19 @@
 
 #include <string.h>
 
+static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
+    const xd_parallel *parallel = d->desc.trainers[role].parallel;
+    return d->beyond < 0 || (parallel && d->beyond < xd_parallel_leaves(parallel).opened);
+}
+
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
     const xd_network *network = &d->desc.networks[role];
-    return network->forward(network->user, call);
+    return xdi_dmd_takes_part(d, role) ? network->forward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,

@@ -81,6 +81,7 @@ struct xd_dmd {
     double *
         table; /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
     int64_t *counts;     /* [ranks] of xd_all_gather */
+    int64_t beyond;      /* a leaf beyond this rank's own that is gone through for others; -1: none */
     int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */
     xd_dmd_record record;
 };
@@ -133,8 +134,9 @@ XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd
 /* input.c: time and noise of x for a phase, and x_t. */
 XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
 
-/* input.c: a forward of a role's network. */
+/* input.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
+XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);

@@ -33,6 +33,7 @@ static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
+    d->beyond = number < 0 ? k : -1;
     if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
     if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -45,7 +46,9 @@ static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
     for (int64_t k = 0; k < d->leaves; k++, row += XDI_DMD_COLUMNS) {
         xd_dmd_values values;
         memset(&values, 0, sizeof values);
-        XD_TRY(xdi_dmd_leaf(d, source, k, &values));
+        const xd_result result = xdi_dmd_leaf(d, source, k, &values);
+        d->beyond = -1;
+        XD_TRY(result);
         xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
     }
     return XD_OK;

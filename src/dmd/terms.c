@@ -53,13 +53,12 @@ static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
 
 /* The gradient by x becomes that by the student's own prediction. */
 static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
-    const xd_network *student = &d->desc.networks[XD_DMD_STUDENT];
     xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_INPUT], &d->input);
     xd_conversion conversion;
     xd_rows none;
     memset(&none, 0, sizeof none);
     memset(&conversion, 0, sizeof conversion);
-    conversion.from = student->predicts;
+    conversion.from = d->desc.networks[XD_DMD_STUDENT].predicts;
     conversion.v_is_flow = d->desc.v_is_flow;
     for (int64_t i = 0; i < batch->samples; i++) {
         XD_TRY(
@@ -72,7 +71,7 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
     call.raw_gradient = d->raw_slope;
     call.weights = true;
     call.leaf = leaf;
-    return student->backward(student->user, &call);
+    return xdi_dmd_backward(d, XD_DMD_STUDENT, &call);
 }
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
@@ -118,7 +117,6 @@ static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
 
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values) {
-    const xd_network *network = &dmd->desc.networks[XD_DMD_FAKE_SCORE];
     xd_network_call call;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
     dmd->noised_leaf = -1;
@@ -132,7 +130,7 @@ XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch
     call.raw_gradient = dmd->raw_slope;
     call.weights = true;
     call.leaf = leaf;
-    XD_TRY(network->backward(network->user, &call));
+    XD_TRY(xdi_dmd_backward(dmd, XD_DMD_FAKE_SCORE, &call));
     dmd->noised_leaf = leaf;
     return XD_OK;
 }

@@ -399,6 +399,11 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                (unsigned long long)dmd->desc.seed);
     XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
                (long long)record->step);
+    XD_REQUIRE(dmd->ctx, !dmd->desc.own_samples || xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+               XD_ERROR_STATE,
+               "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
+               "of the student",
+               (long long)record->step);
     for (int role = 0; role < XD_DMD_ROLES; role++)
         XD_REQUIRE(dmd->ctx, record->updates[role] >= 0 && record->updates[role] <= record->step,
                    XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",

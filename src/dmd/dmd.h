@@ -175,7 +175,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
  *   values   its fields are added to; NULL -> not read back from a device
  *
  * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
- * (samples, missing arrays), STATE (own samples that were never generated). Findings (something that is not finite) are counted in
+ * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted in
  * the status that xd_dmd_step reads, and the sample has gradient 0. */
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
@@ -198,8 +198,8 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* What to save beside weights, optimizers and averages, and to set after they were loaded; own_samples are not in it: the step
- * after is then a student's. Local. Errors: ARGUMENT (negative counts), MISMATCH (another seed, with both). */
+/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
+ * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 

@@ -64,7 +64,7 @@ XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples,
 }
 
 XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch) {
-    if (!d->desc.own_samples) return xdi_dmd_generate(d, phase, batch, false);
+    if (!d->desc.own_samples || d->kept_samples[leaf] < 0) return xdi_dmd_generate(d, phase, batch, false);
     XD_REQUIRE(d->ctx, d->kept_samples[leaf] == batch->samples, XD_ERROR_STATE,
                "the student generated %lld samples for leaf %lld, of which %lld are to be used",
                (long long)d->kept_samples[leaf], (long long)leaf, (long long)batch->samples);

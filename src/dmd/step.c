@@ -132,6 +132,8 @@ static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
         if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
     XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
     *skipped = status.not_finite != 0 || status.overflow != 0;
+    for (int64_t k = 0; k < d->leaves && *skipped; k++)
+        d->kept_samples[k] = -1; /* they may be what was found */
     for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
         d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
     return XD_OK;

@@ -24,8 +24,8 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints. A call of what was left out is an error
-             that names the option.
+             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints; _NO_DMD: distillation of diffusion models.
+             A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -610,6 +610,22 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
+/* A sum of two numbers or tensors, c0 p + c1 q: the forward process, a conversion between predictions, guidance. Its derivative
+ * by p is c0, by q c1. */
+typedef struct xd_mix {
+    double c0, c1;
+} xd_mix;
+
+/* out = c0 p + c1 q on rows of samples, each row with its own factors. Rows are samples, or the frames or channels of samples
+ * whose factors are repeated. */
+typedef struct xd_mix_desc {
+    xd_rows p; /* [rows, columns] F32, F16, BF16 or F64 */
+    xd_rows q; /* the same shape, of any of these types; data NULL -> out = c0 p */
+    xd_rows
+        out; /* the same shape, of any of these types; may be p or q itself: same memory, type and stride */
+    const xd_mix *mix; /* [rows], in memory of the context's device */
+} xd_mix_desc;
+
 /* Borrowed token ids, which are columns of the vocabulary: labels, targets, the ids of a list. Losses read
  * them in place, at either width. {labels} is an initialiser for 64 bits. */
 typedef struct xd_ids {
@@ -626,6 +642,7 @@ typedef struct xd_status {
     int64_t overflow;           /* integer accumulators of INVARIANT mode that overflowed */
     int64_t first_row;          /* row of the first error, global where the operation knows it */
     double first_value;         /* and its value */
+    int64_t large_norms;        /* norms of gradients above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
 /* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
@@ -3653,7 +3670,10 @@ typedef struct xd_gradient_norm_desc {
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
     xd_clip_form form;
-    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
+    xd_status *
+        status; /* receives what all ranks have found: the count of non-finite elements, and a norm that is refused.
+                        * Given to xd_optimizer_step it skips the step, on every rank. NULL -> not recorded */
+    double refuse_above; /* a larger norm is a finding, as an infinity is: large gradients; 0 -> none is */
 } xd_gradient_norm_desc;
 
 /* The norm and what follows from it, the same on every rank. In memory of the context's device, like the status that
@@ -3674,9 +3694,21 @@ typedef struct xd_gradient_norm {
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
  * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
  * every split.
- * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
+ * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
+
+/* Says what a norm has found, in the same words on every rank: the first parameter of the lists with an element that is not finite,
+ * by name, and the first rank with one there; or, of a norm that is refused, where its largest element is. The step is the
+ * caller's: it is skipped when it is given the status, or is not called.
+ *
+ *   comm, desc   as of xd_gradient_norm_compute; gradients have not changed since
+ *   norm         its result, in memory of the context's device; `sum` is written over where something was found
+ *
+ * Collective over comm, with exchanges only where something was found. Waits for the norm on a device. Allocates nothing.
+ * Errors, on every rank alike: DATA with what was found; those of xd_gradient_norm_compute. */
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm);
 
 /* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
  * Errors: DTYPE, before anything is written. */
@@ -4229,8 +4261,7 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight);
 
 /* Takes `frozen` back: the weight is trained. Local. Errors: STATE when the model is sealed, ARGUMENT for a weight of integers. A
  * weight that is to be unfrozen during training stays frozen here; in the list of xd_model_params its entry gets a gradient of
- * the caller's and goes to xd_optimizer_thaw. Wrappers lay out gradients of those that are trained when they are created, so a
- * wrapped model's frozen weights stay frozen. */
+ * the caller's and goes to xd_optimizer_thaw; of a wrapped model, to xd_parallel_thaw first. */
 XD_API xd_result xd_weight_thaw(xd_weight *weight);
 
 /* Ends the description and fixes the order of the weights: those of a block as they were added, then those of its children.
@@ -4344,6 +4375,65 @@ XD_API xd_result xd_block_end(xd_block *block);
  * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
 
+/* >>model/recompute */
+
+/* Blocks whose forward runs again in their backward, instead of keeping what it computed: of a block that says so
+ * (xd_block_desc.recompute), only the input is kept from one to the other, in memory that is planned beforehand. What the
+ * forward computes stays the caller's: since no two blocks need theirs at once, they may share it.
+ *
+ *     xd_inputs_create(model, &(xd_inputs_desc){ .bytes = rows * hidden * 4 }, &inputs);
+ *     forward of leaf k:    xd_block_begin(block, (xd_pass){ XD_PASS_FORWARD }, &view);
+ *                           xd_inputs_keep(block, k, x, bytes);   ... x -> y ...
+ *                           xd_block_end(block);
+ *     backward of leaf k:   xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view);
+ *                           xd_recompute(block, k, forward);      ... d_y -> d_x, gradients ...
+ *                           xd_block_end(block);
+ *
+ * The second forward sees the weights of the backward that is open: the same values, gathered once for both. */
+typedef struct xd_inputs xd_inputs;
+
+/* Settings. Zero is the default of every field but bytes. */
+typedef struct xd_inputs_desc {
+    size_t bytes;  /* required; of the largest input */
+    int in_flight; /* forwards of one block whose backward has not come; 0 -> 1 */
+} xd_inputs_desc;
+
+/* What xd_inputs_create takes. Of a sealed model; zero for one without such blocks, and half of SIZE_MAX
+ * for more than can be counted. Local. */
+XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc);
+
+/* Takes memory for the inputs of all blocks with `recompute`. One for a model at a time, wrapped or not; destroyed before it.
+ *
+ * Local. Memory: that of the call above, at once; nothing later. Errors: ARGUMENT (bytes is 0, in_flight negative, no block has
+ * `recompute`), STATE (not sealed; the model has inputs already), MEMORY. */
+XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out);
+
+/* Frees them. NULL is fine. */
+XD_API void xd_inputs_destroy(xd_inputs *inputs);
+
+/* Copies the input of a block that is open for a FORWARD, until xd_recompute of this leaf or, under a wrapper, the end of the step.
+ *
+ *   leaf    the number that the backward will have
+ *   input   [bytes] in memory of the context's device; overwritten afterwards as the caller likes
+ *
+ * Local. Errors, naming block and leaf: STATE (no inputs; a block without `recompute`, not open, or open for another pass; this leaf's
+ * input is kept already; in_flight are kept, naming one of them), ARGUMENT (more bytes than planned, with both; leaf negative). */
+XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes);
+
+/* A forward to be run again: computes from the input what the backward needs. `view` has the block's values and no gradients; the
+ * input is the library's and is valid during the call. Children are opened by the caller's forward, as XD_PASS_RECOMPUTE. */
+typedef struct xd_forward {
+    xd_result (*run)(void *user, const xd_block_view *view, const void *input);
+    void *user;
+} xd_forward;
+
+/* Runs a block's forward again on the input that was kept for this leaf, whose place is then free. Under a wrapper inside the
+ * block's backward of the leaf, whose gathered weights it sees; without one, anywhere.
+ *
+ * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
+ * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */
+XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward);
+
 /* >>model/parallel */
 
 /* A model wrapped for training by several data ranks: each computes the gradients of its own micro-batches, and all make the same
@@ -4361,7 +4451,8 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
  *     }
  *
  * Leaves. A step has `leaves` micro-batches over all data ranks together, the same number on every layout; the content of one
- * depends on its number alone. The gradient is their sum, not their mean: losses divide by the whole batch (xd_loss). In
+ * depends on its number alone. The gradient is their sum, not their mean (but for xd_gradient_divisors): losses divide by the
+ * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
@@ -4373,6 +4464,17 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
  * amount, and a rank's part of a weight is one range of it. So there are no shard dimensions, and weights may have any size,
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
+
+/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place that no
+ * layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
+typedef struct xd_gradient_divisors {
+    bool
+        average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
+    double
+        before; /* each leaf, before it is added to others, so that the sum of large ones stays finite; outside of INVARIANT mode
+                    * what a rank sends. 0 -> 1 */
+    double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
+} xd_gradient_divisors;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -4390,6 +4492,13 @@ typedef struct xd_ddp_desc {
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
+    xd_gradient_divisors divide;
+    bool
+        reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
+                          * sharded_optimizer such weights are kept in parts from the start */
+    xd_comm *
+        replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
+                        * steps all weights among its own ranks. NULL -> there is one group */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4418,6 +4527,8 @@ typedef struct xd_fsdp_desc {
      * order of registration, backwards in a backward; another order works and costs the gathers that nobody opens. */
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
+    xd_gradient_divisors divide;
+    bool reserve_frozen; /* as in xd_ddp_desc */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -4427,11 +4538,13 @@ typedef struct xd_fsdp_desc {
  *   data    the data ranks; a group of one is fine. Must outlive the wrapper
  *   desc    NULL -> defaults
  *
- * Collective over data: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
+ * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both), DTYPE (weights
- * that train are F32, BF16 or F16,their gradients F32), MISMATCH (settings; layouts of weights over data ranks), UNSUPPORTED(experts), MEMORY. */
+ * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
+ * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
+ * MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -4447,10 +4560,10 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
-/* The leaves of this rank in each step, the most that any rank has, and all. Under FSDP every rank opens blocks for `most`
- * leaves: for those beyond its own it opens and closes them without computing. Local. */
+/* The leaves of this rank in each step, the most that any rank has, all, and those for which this rank opens blocks: under FSDP
+ * `most`, for it opens and closes blocks without computing for those beyond its own; under DDP its own. Local. */
 typedef struct xd_parallel_leaf_count {
-    int64_t own, most, total;
+    int64_t own, most, total, opened;
 } xd_parallel_leaf_count;
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
 
@@ -4472,6 +4585,15 @@ XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacit
 XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count);
 
+/* Trains a weight from the next step on that was frozen when its model was wrapped with reserve_frozen, or what it is tied to. From
+ * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
+ * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
+ *
+ * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
+ * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
+
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
  * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP). */
@@ -4480,8 +4602,8 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open), MISMATCH
- * (ranks opened blocks in another order), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+ * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
+ * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values
@@ -4670,7 +4792,7 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
-/* Step 7: the wrapper and its settings, exactly those of its kind. FSDP with replicas shards over groups->intra_dp_cp. */
+/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;
@@ -4760,13 +4882,14 @@ XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
 /* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp;             /* one of these two */
-    const xd_fsdp_desc *fsdp;           /* `replicas` is not read */
-    int ranks;                          /* data ranks of a group; 0 -> 1 */
-    int groups;                         /* FSDP: groups that hold replicas of each other (HSDP); 0 -> 1 */
+    const xd_ddp_desc *ddp; /* one of these two; `replicas` is not read */
+    const xd_fsdp_desc *fsdp;
+    int ranks;  /* data ranks of a group; 0 -> 1 */
+    int groups; /* that hold replicas of each other (HSDP, instances of optimizers); 0 -> 1 */
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
+    const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -4775,6 +4898,7 @@ typedef struct xd_memory_plan {
     xd_parallel_bytes wrapper; /* as xd_parallel_memory says once it is wrapped */
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
+    xd_memory_bytes inputs;    /* as xd_inputs_bytes */
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -5086,6 +5210,62 @@ XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpo
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *checkpoint, const char *group,
                                          const char *name);
 
+/* >>checkpoint/saver */
+
+/* Checkpoints beside training: xd_checkpoint_save_start copies what this rank has to save and returns; a thread with a
+ * communicator and a context of its own then does what xd_checkpoint_save does, and writes the same bytes.
+ *
+ * - From the return of start on, everything the desc points to may be changed and freed, the networks' arrays, optimizers
+ *   and averages too.
+ * - Training's collectives run beside the save; they share nothing but the fate of the world: a failure that breaks the group
+ *   in one of them breaks both. The traffic of the save is not in the counters of the communicator.
+ * - Allocator, logger, clock and file calls of the context are called from a second thread and must allow it.
+ * - Where the transport makes no second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL), there is no
+ *   thread: xd_checkpoint_save_poll and xd_checkpoint_save_wait carry the save out on the caller's communicator, and are
+ *   collective. Programs for every transport call them on all ranks alike. */
+typedef struct xd_checkpoint_saver xd_checkpoint_saver;
+
+/* Bytes of the block into which a rank's start copies: what it speaks for of all tensors of these networks, each rounded up
+ * to XD_ARENA_ALIGNMENT. Local. Errors: those of xd_checkpoint_save about networks; MEMORY. */
+XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
+                                           int network_count, size_t *bytes);
+
+/* Creates a saver for any number of saves, one at a time, of these networks or of less.
+ *
+ *   networks   [network_count], read during the call only
+ *   out        destroy it with xd_checkpoint_saver_destroy before comm
+ *
+ * Collective. Memory: the bytes of the call above, in memory of the host, a context and a handle on the group. Errors, on every
+ * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER on the
+ * others. */
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
+                                            int network_count, xd_checkpoint_saver **out);
+
+/* Starts a save: checks what this rank can see, copies, and agrees with the other ranks that all have, in one exchange. On a
+ * device the copy is behind what is on the context's stream, and complete on return.
+ *
+ *   desc   as for xd_checkpoint_save; its staging_bytes are not used, since the tensors are in memory of the host already
+ *
+ * Collective. Memory until the wait: copies of names, regions, state and files, and that of xd_checkpoint_save. Errors, on
+ * every rank, nothing then being started: STATE while a save has not been waited for, naming both steps, or when the networks
+ * need more bytes than the saver has; ARGUMENT, FORMAT and MEMORY as for xd_checkpoint_save. All that ranks find out together,
+ * and files, is told by the wait. */
+XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *saver, const xd_checkpoint_save_desc *desc);
+
+/* Whether xd_checkpoint_save_wait would return at once; true when nothing was started. Local, and never waits; without a
+ * thread it is collective, carries out a piece of the save, at most 256 MiB of writing on each rank, and returns the same on every
+ * rank. */
+XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *saver);
+
+/* Waits for the save that was started and returns its result, once: the errors of xd_checkpoint_save, on every rank, with culprit
+ * and message in the communicator's context; older checkpoints are as they were. XD_OK when nothing was started. Not longer
+ * than the deadlines of the save's collectives. */
+XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *saver);
+
+/* Ends the saver; local. NULL is fine. A save nobody has waited for is completed first, and its result is lost; without a
+ * thread it is given up. */
+XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
+
 /* >>checkpoint/full */
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
@@ -5191,6 +5371,876 @@ XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, 
  * Collective. As xd_state_scatter. Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
                                xd_state_report *report);
+
+/* >>checkpoint/map */
+
+/* Weights under the names and in the layouts of others: a model directory of Hugging Face is read into a model that names, turns,
+ * joins or stacks its weights otherwise, and written again so that every tensor has the bits that were read. A list of entries
+ * says what is what, and works in both directions. GPT-2, for a model with a weight for each projection:
+ *
+ *     { "wte.weight", "embed.weight" },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.q.weight", .transpose = true, .dim = 1, .length = 768 },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.k.weight", .transpose = true, .dim = 1, .their_begin = 768, .length = 768 },
+ *     { "h.{}.attn.c_attn.weight", "blocks.{}.v.weight", .transpose = true, .dim = 1, .their_begin = 1536, .length = 768 },
+ *     { "h.{}.mlp.c_fc.weight", "blocks.{}.up.weight", .transpose = true },
+ *     ...
+ *
+ * A weight that no entry names is itself in the files. Every element of a weight must come from exactly one entry, and every
+ * element of a tensor of theirs must go to exactly one weight: what the entries do not say is refused, not guessed. */
+
+/* An entry: a tensor of theirs, or indices of one of its dimensions, is a weight of ours, or indices of it. Zero is the default of
+ * every field but theirs. */
+typedef struct xd_weight_map {
+    /* Names, with at most one "{}" for a number: 0, 1, 2 and so on. If ours alone has it, theirs is stacked: number n of ours is
+     * index n of their dimension 0, which ours lacks. If theirs alone has it, ours is stacked likewise. */
+    const char *theirs; /* required */
+    const char *ours;   /* NULL: such tensors may be in the files, are not read, and are not written */
+    bool
+        transpose; /* the last two dimensions are exchanged: a linear layer is [in, out] there and [out, in] here */
+    /* Part of a tensor: indices [their_begin, their_begin + length) of their dimension `dim` (counted with the dimension that is
+     * stacked, which cannot be this one) are indices [our_begin, our_begin + length) of the same dimension of ours. */
+    int dim;
+    int64_t their_begin, our_begin;
+    int64_t length; /* 0 -> all indices, of both */
+} xd_weight_map;
+
+/* Weights, and the names they have elsewhere. All ranks have the same list: names, types, shapes, order, entries. */
+typedef struct xd_mapped_weights {
+    const xd_tensor_part *parts; /* [part_count] as for a checkpoint: xd_parallel_parts */
+    int64_t part_count;
+    const xd_weight_map *maps; /* [map_count] */
+    int64_t map_count;
+} xd_mapped_weights;
+
+/* Checks that entries can be followed in both directions, with the shapes of the parts alone: no file is touched. Local.
+ * Errors: ARGUMENT for an entry that makes no sense or names no weight, and for two entries that take the same elements, naming
+ * both; SHAPE for elements of a tensor that no entry names, with their number; DTYPE for weights of different types in one tensor of
+ * theirs; MEMORY. */
+XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
+
+/* What to read. Zero is the default of the fields that are not required. */
+typedef struct xd_weights_import_desc {
+    const char *
+        directory; /* required; model.safetensors, or shards with an index. Ranks may reach it by different paths */
+    xd_mapped_weights weights;
+    bool
+        lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and what is here of
+                   * them stays as it is; entries may name no weight. false -> they are errors */
+    bool
+        convert; /* floating-point tensors of another type are converted, rounded to nearest even; false -> DTYPE */
+    size_t staging_bytes; /* of elements in memory at once, at least 64, the same on all ranks; 0 -> 16 MiB */
+} xd_weights_import_desc;
+
+/* Fills the parts from a model directory. Each rank reads what it holds, and what lies less than 256 KiB from it; a tensor that is
+ * turned is read in the order of the file, piece by piece. Any number of ranks, with any parts. A wrapped model shows the new
+ * values after xd_parallel_publish.
+ *
+ *   report   counts and names tensors of theirs; step is 0. Filled in also when the load is refused for what it counts; may be
+ *            NULL
+ *
+ * A tied weight is one part, under the name of its owner, and one tensor of the files; a second copy of it there is unexpected,
+ * unless an entry leaves it out.
+ *
+ * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
+ * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_files_open; MISSING, UNEXPECTED, SHAPE
+ * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
+ * loaded. */
+XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
+                                   xd_checkpoint_report *report);
+
+/* What to write. Zero is the default of the fields that are not required. */
+typedef struct xd_weights_export_desc {
+    const char *directory; /* required; exists where rank 0 writes */
+    xd_mapped_weights weights;
+    size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
+    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file, of rank 0 */
+    int64_t metadata_count;
+} xd_weights_export_desc;
+
+/* Writes a model directory under their names, in the order of these, in their shapes and the types of the parts: whatever an
+ * import without conversion has read is written with the same bits. Rank 0 writes, a window of a weight at a time
+ * (xd_state_gather); the directory changes in one step, as xd_weights_writer_commit says. Files that are no weights (config.json)
+ * are the caller's.
+ *
+ * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0. Errors, on every rank: those of xd_weight_map_check,
+ * of xd_state_gather and of xd_weights_writer; an older model stays unless the message says otherwise. */
+XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
+
+#endif
+
+/* Distillation of diffusion models. */
+/* >>kernel/dmd_types */
+
+/* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
+
+/* What a loss over samples returns; on a GPU in its memory. */
+typedef struct xd_sample_values {
+    double loss;        /* over all ranks, with weight, scale and N */
+    double denominator; /* N */
+    int64_t counted;    /* elements, or logits, over all ranks */
+} xd_sample_values;
+
+/* What the student's term divides by, m the mean of |x - T|. */
+typedef enum xd_vsd_normaliser {
+    XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
+    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
+    XD_VSD_NONE      /* 1 */
+} xd_vsd_normaliser;
+
+/* Where the student's term is rounded. */
+typedef enum xd_vsd_form {
+    XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
+    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
+                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
+} xd_vsd_form;
+
+/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. The three factors
+ * are rounded to f32 where r is formed: then no product has a rounding error. */
+typedef struct xd_denoise_term {
+    double prediction, clean, noise;
+    double weight; /* not negative */
+} xd_denoise_term;
+
+/* Whose term it is. */
+typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
+
+/* Form of the adversarial loss. */
+typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
+
+/* Which divergence a weight h(rho) of samples minimises. */
+typedef enum xd_f_divergence {
+    XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
+    XD_F_RKL,    /* 1: plain distribution matching */
+    XD_F_KL,     /* rho */
+    XD_F_SF,     /* 1 / (1 + rho) */
+    XD_F_SH,     /* sqrt(rho) */
+    XD_F_JF,     /* 1 + rho */
+    XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
+} xd_f_divergence;
+
+/* Most bins of f-distill. */
+#define XD_FDISTILL_BINS_MAX 4096
+
+#ifndef XDISTILL_NO_DMD
+/* >>dmd/noise_schedule */
+
+/* How a diffusion model mixes data and noise: x_t = alpha(t) x0 + sigma(t) eps, with rates alpha' and sigma' by t. All of it is
+ * host arithmetic in double, with the bits of the C library's functions; nothing here is collective or allocates. */
+
+/* The families of schedules. */
+typedef enum xd_noise_kind {
+    XD_NOISE_FLOW = 0, /* rectified flow: alpha = 1 - t, sigma = t */
+    XD_NOISE_EDM,      /* alpha = 1, sigma = t */
+    XD_NOISE_VP, /* variance preserving, by a table (Stable Diffusion): alpha = sqrt(a), sigma = sqrt(1 - a) */
+    XD_NOISE_TRIG,  /* alpha = cos t, sigma = sin t */
+    XD_NOISE_CUSTOM /* the caller's function */
+} xd_noise_kind;
+
+/* alpha, sigma and their derivatives by t; the rates are NaN where the schedule has none (a VP table). */
+typedef struct xd_noise_level {
+    double alpha, sigma, alpha_rate, sigma_rate;
+} xd_noise_level;
+
+/* A schedule: a plain value, from xd_noise_defaults or by hand. What it points to is borrowed by every call. */
+typedef struct xd_noise_schedule {
+    xd_noise_kind kind;
+    double min_t, max_t; /* 0 <= min_t < max_t; FLOW: max_t <= 1, VP: max_t <= 1, TRIG: max_t <= pi / 2 */
+    double least;        /* bound on divisors, see xd_prediction_mix; 0 -> 1e-6 */
+    const double
+        *table; /* VP: [table_count] a = alpha^2 of step k, above 0 and at most 1, never increasing; step
+                          * k = trunc(t table_count) within the table, without interpolation */
+    int64_t table_count;
+    /* CUSTOM: fills *level, which comes with rates of NaN for functions that know none. Must be pure. */
+    void (*custom)(void *user, double t, xd_noise_level *level);
+    void *user;
+    /* compat, VP: the inverse of the ratio looks 1 / (1 + snr) up, sigma squared, as FastGen does: not an inverse */
+    bool missing_root;
+} xd_noise_schedule;
+
+/* A kind with the range of FastGen: FLOW [0, 0.999], EDM [0.002, 80], VP [0, 0.999] (table still to be given), TRIG
+ * [0, pi / 2], CUSTOM [0, 1] (function still to be given). Pure. */
+XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind);
+
+/* Checks a schedule, its whole table included. Local. Errors: ARGUMENT for a kind, range, bound, table or function that does not
+ * fit the description above. The other calls check no table. */
+XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *schedule);
+
+/* alpha, sigma and rates at t. t may be one f32 beyond an end of the range, since ends are often rounded to f32. Local.
+ * Errors, with *out untouched: ARGUMENT for a schedule that has no range, table or function, a t outside (NaN included), or a
+ * custom level whose alpha or sigma is not finite. */
+XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                   xd_noise_level *out);
+
+/* The root of the signal-to-noise ratio, alpha / sigma with sigma at least `least`; and the time at which it has a value,
+ * within the schedule's range: exact for FLOW, EDM and TRIG; VP: the step whose sigma is nearest to 1 / sqrt(1 + ratio^2);
+ * CUSTOM: by bisection, so the ratio must fall with t. Local. Errors, with *out untouched: those of xd_noise_level_at;
+ * ARGUMENT for a ratio that is negative or NaN. */
+XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out);
+XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double ratio,
+                                        double *out);
+
+/* Time `index` of a grid of `count` times, ascending:
+ *   EDM       (b + j/(count - 1) (a - b))^7 with a = min_t^(1/7), b = max_t^(1/7), j = count - 1 - index
+ *   VP        index / count, the times of the table's steps, at most a few units in the last place above that, so that the step at
+ *             the time is the index; count must be table_count
+ *   others    even steps from min_t to max_t, both included
+ * Local. Errors, with *out untouched: ARGUMENT for count < 2, an index outside, a VP grid of another length. */
+XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                    int64_t index, double *out);
+
+/* The index of the time of that grid whose sigma is nearest to `sigma`; of equally near ones the lowest. Looks at all of the
+ * grid. Local. Errors, with *index untouched: those of xd_noise_grid_time and xd_noise_level_at; ARGUMENT for a NaN. */
+XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
+                                  int64_t *index);
+
+/* The times of a student of few steps, from most noise to none, list [steps + 1]:
+ *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0
+ *   others    even steps from max_t down to 0
+ * The student starts from noise times sigma(list[0]). Local. Errors, with the list untouched: ARGUMENT for steps < 1 or > 996,
+ * or a schedule without a range. */
+XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list);
+
+/* Checks a caller's list against the steps and the schedule. Local. Errors: ARGUMENT unless it has steps + 1 times, each below
+ * the one before it, the first at most max_t, the last 0. */
+XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                      const double *list, int64_t count);
+
+/* What a network is told of t, as the exact value of the given type: t in f32, times `scale` in f32, rounded to the type (F32,
+ * F16, BF16); F64: t times scale in double. A scale of 0 leaves t as it is. Narrow types merge times: 0.999 is 1 in BF16, and
+ * 1000 with scale 1000. The library computes with t itself. Pure; NaN for other types. */
+XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype);
+
+/* The scale that FastGen's networks have: 1000 for FLOW and VP, else 1. Pure. */
+XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule);
+
+/* The factors of a network in the manner of EDM: its input is `input` x_t, its label of noise `label`, and
+ *   x0 = denoised.c0 net + denoised.c1 x_t                        with s = sigma_data, t as shifted:
+ *   input = 1 / sqrt(s^2 + t^2)    label = ln(max(t, least)) / 4  c0 = t s / sqrt(s^2 + t^2)    c1 = s^2 / (s^2 + t^2) */
+typedef struct xd_edm_scales {
+    double input, label;
+    xd_mix denoised;
+} xd_edm_scales;
+
+/* sigma_shift is added to t first; FastGen does so when it evaluates. */
+typedef struct xd_edm_desc {
+    double sigma_data;  /* > 0; 0 -> 0.5 */
+    double sigma_shift; /* 0 -> none */
+    double least;       /* 0 -> 1e-6 */
+} xd_edm_desc;
+
+/* Local. Errors, with *out untouched: ARGUMENT for a field that is negative (but sigma_shift), infinite or NaN, or a shifted t that is. */
+XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out);
+
+/* >>dmd/convert */
+
+/* The forward process and conversions between what networks predict. Each is a sum of two tensors (xd_mix): a pure function gives
+ * the factors of one sample, in double, and xd_mix_rows applies those of all samples with one rounding. Nothing is collective:
+ * samples may be split in any way. */
+
+/* What a network predicts of x_t = alpha x0 + sigma eps. */
+typedef enum xd_prediction {
+    XD_PREDICT_X0 = 0,
+    XD_PREDICT_EPS,
+    XD_PREDICT_V, /* alpha eps - sigma x0, where alpha^2 + sigma^2 = 1: VP, TRIG, CUSTOM if so within 0.01 */
+    XD_PREDICT_FLOW, /* alpha' x0 + sigma' eps, where the schedule has rates; under rectified flow eps - x0 */
+    XD_PREDICT_SCORE /* -eps / sigma */
+} xd_prediction;
+
+/* A conversion at one time. */
+typedef struct xd_conversion {
+    xd_prediction from, to;
+    /* V means FLOW: under rectified flow alone, where some trainers call it so. There V has no other meaning and is refused. */
+    bool v_is_flow;
+    /* compat: to x0 first and from there on, as other trainers do. Differs where a divisor is below `least`: then x0 no longer
+     * has what the second conversion divides again, and for example flow -> eps at t = 0 is 0. */
+    bool through_x0;
+} xd_conversion;
+
+/* Factors of: out = c0 prediction + c1 x_t, in one step in double. A divisor (sigma from x0, alpha from eps and score, sigma for
+ * score) whose magnitude is below schedule.least is least, with its sign. From a type to itself it is { 1, 0 } and nothing is
+ * checked. c0 is the derivative by the prediction. Local. Errors, with *out untouched: those of xd_noise_level_at; ARGUMENT for an
+ * unknown type, V or FLOW where they have no meaning (above), and v_is_flow under another schedule. */
+XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                   const xd_conversion *conversion, double t, xd_mix *out);
+
+/* Whether networks of this type can be trained under the schedule over its whole range: both directions between it and x0 exist
+ * and, for EPS and SCORE, alpha is above `least` at max_t. For set-ups. Local. Errors: those of xd_prediction_mix and
+ * xd_noise_check. */
+XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                     bool v_is_flow);
+
+/* Factors of the forward process: x_t = c0 x0 + c1 eps; c0 is its derivative by x0. Local. Errors: those of xd_noise_level_at. */
+XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out);
+
+/* Factors of what a network should have predicted: target = c0 x0 + c1 eps, for the type conversion->to; v_is_flow is read, the
+ * other fields are not. Local. Errors: those of xd_prediction_mix. */
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out);
+
+/* Factors of classifier-free guidance: out = c0 conditional + c1 unconditional = unconditional + scale (conditional -
+ * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional - unconditional),
+ * scale is w + 1. Pure. */
+XD_API xd_mix xd_guidance_mix(double scale);
+
+/* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
+ * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
+ * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,
+ * DTYPE for a type that is not F32, F16, BF16 or F64, SHAPE when shapes differ, a stride is smaller than a row or a size is
+ * negative. NaN and infinity go through. */
+XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc);
+
+/* >>dmd/times */
+
+/* Times of samples, drawn from the distributions that trainers of diffusion models use. A time is a pure function of one number,
+ * its draw, which the caller gives (xd_time_of_draw) or which comes from Philox by seed, stream, step and sample (xd_times_draw):
+ * any rank can compute any sample's. Host arithmetic in double; nothing is collective or allocates. */
+
+/* The distributions, by what a draw is. */
+typedef enum xd_time_kind {
+    /* The draw is uniform in [0, 1]: */
+    XD_TIME_UNIFORM = 0, /* U (max_t - min_t) + min_t */
+    XD_TIME_SHIFTED,     /* u = U (max_t - min_t) + min_t;  shift u / (u (shift - 1) + 1) */
+    XD_TIME_LOG_NORMAL,  /* exp of a normal (mean, deviation), truncated to [ln min_t, ln max_t] */
+    XD_TIME_LOG_T, /* the same of Student's t with `freedom` degrees of freedom, times deviation, plus mean */
+    /* The draw is a normal number of mean 0 and deviation 1: */
+    XD_TIME_LOGIT_NORMAL, /* sigmoid(Z deviation + mean) (max_t - min_t) + min_t */
+    /* The draw is an index in [first, last]: */
+    XD_TIME_GRID, /* time of the index in a grid of `count` times (xd_noise_grid_time; EDM's is its polynomial one) */
+    XD_TIME_LIST, /* list[index] */
+    XD_TIME_STEP /* index / count, rounded up where trunc(t count) would be less: trainers with integer times */
+} xd_time_kind;
+
+/* A distribution with its settings: a plain value, from xd_times_defaults or by hand. */
+typedef struct xd_time_sampler {
+    xd_time_kind kind;
+    double min_t,
+        max_t; /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to them. The LOG kinds
+                             * take ln(max(min_t, 1e-12)) */
+    double shift;           /* SHIFTED: >= 1 */
+    double mean, deviation; /* of the normal and t kinds; deviation > 0 */
+    double freedom;         /* LOG_T: > 0 */
+    const double
+        *list; /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0; borrowed */
+    int64_t list_count;
+    bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
+    int64_t first, last; /* GRID and STEP: indices, both included */
+    int64_t count;       /* of the grid or the steps */
+    int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
+    xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
+    xd_dtype
+        dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
+                          * range that are nearest to its ends */
+} xd_time_sampler;
+
+/* Whose recipe. */
+typedef enum xd_dmd_recipe {
+    XD_DMD_MODELOPT = 0, /* NVIDIA Model-Optimizer */
+    XD_DMD_FASTGEN,      /* NVlabs FastGen */
+    XD_DMD_ORIGINAL      /* DMD2 by its authors */
+} xd_dmd_recipe;
+
+/* Model-Optimizer: SHIFTED by 5 in [0.001, 0.999] of mean 0 and deviation 1, f32. FastGen: UNIFORM in [0.002, 80] (narrow it:
+ * xd_times_narrow), mean -1.1, deviation 2, shift 5, freedom 0.01, double. Original: STEP in [20, 980] of 1000, range [0, 1].
+ * Fields that the kind does not use are filled, so that the kind can be changed alone; GRID: count 1000, and the indices [0, 999] of FLOW (Model-
+ * Optimizer) or [2, 998] of EDM (FastGen). Pure. */
+XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
+
+/* Intersects the sampler's range with the schedule's. Pure. */
+XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule);
+
+/* Checks a sampler; with a schedule (NULL: none), also that no time can lie outside its range. Local. Errors: ARGUMENT for a
+ * field that does not fit the description above, with the numbers; DTYPE for a type other than NONE, F32 and F64. */
+XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                const xd_noise_schedule *schedule);
+
+/* The time of one draw. Local. Errors, with *out untouched: those of xd_times_check without a schedule; ARGUMENT for a draw outside
+ * [0, 1], an index outside [first, last] or with a fraction, or a NaN. */
+XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out);
+
+/* Times of `count` samples from random->sample on, into times [count]: sample i has block 0 of the numbers of random with sample i.
+ * Its number is the global one in the step, so the times do not depend on the mesh. Normals are the inverse distribution of the
+ * uniform. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT for a negative count, or samples past 2^32 - 1. */
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t count, double *times);
+
+/* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of
+ * sampler->chunk frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
+ * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
+ * 1 <= sampler->chunk <= frames. */
+XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t frames, double *times);
+
+/* An index in [0, count), from block `block` of the numbers: rungs of a list of steps. A rung that all ranks share takes sample 0,
+ * so that nothing has to be broadcast. Pure; count >= 1. */
+XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count);
+
+/* >>dmd/samples */
+
+/* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
+ * rank's part of it, F32, BF16 or F16. Ranks of `split` hold parts of the same samples, of any sizes, also none; ranks of
+ * `comm` hold other samples. In a pure data-parallel run split is NULL, with one data rank comm is.
+ *
+ *   loss = weight scale / N * sum over all samples of their losses
+ *
+ * A sample with a finding (something in it, or in its factors, is not finite) has loss and gradient zero and changes no bit of
+ * any other's; it still counts in N. */
+typedef struct xd_sample_common {
+    double weight; /* > 0: of this loss in the caller's total, in value and gradient */
+    const double *
+        scale; /* one more factor, in memory of the device: of a loss scaler, or 1 / accumulation; NULL -> 1 */
+    const xd_denominator *denominator; /* N of the whole step; NULL -> denominator_value */
+    double
+        denominator_value; /* N itself; 0 -> what this call counts over split and comm, which makes it the mean */
+    xd_comm *split;        /* axes over which samples are cut (tensor or context parallel); NULL -> none */
+    xd_comm *comm;         /* data axes: results are summed over them; NULL -> this rank's samples only */
+    double *sample_loss; /* [samples] losses without weight, scale and N, whole samples; or NULL */
+    xd_status *status;   /* findings are added here; NULL -> they are returned as DATA */
+    void *workspace;     /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_sample_common;
+
+/* >>dmd/vsd */
+
+/* The student's term of distribution matching (variational score distillation):
+ *
+ *   m_b  = mean over the counted elements of |x - T|
+ *   w_b  = sample_scale_b / (m_b + 1e-6)                                (see xd_vsd_normaliser)
+ *   g    = w_b (F - T)
+ *   loss = weight scale / (2 N) * sum g^2,      d loss / d prediction = weight scale / N * chain_b g
+ *
+ * x is what the student generated, T and F the clean samples that teacher and fake score predict from its noised form; all
+ * three are constants but for the first power of x, so a step against the gradient moves x towards T and away from F. */
+typedef struct xd_vsd_desc {
+    xd_rows generated; /* required; [samples, elements] x, F32, BF16 or F16 */
+    xd_rows teacher;   /* required; T, of x's shape; after guidance */
+    xd_rows fake;      /* required; F, of x's shape */
+    xd_rows
+        gradient; /* of x's shape, F32, BF16 or F16; over one of the three: its dtype and stride; data NULL -> none */
+    const uint8_t *
+        mask; /* [samples, elements] without gaps; 0 -> the element does not count; NULL -> all do. Masked elements
+                           * are not read and get gradient 0; a sample without counted elements has loss 0 */
+    const double *sample_scale; /* [samples], as from xd_fdistill_weights; not negative; NULL -> 1 */
+    const double *
+        chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
+                          * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
+    xd_vsd_normaliser normaliser;
+    xd_vsd_form form;
+    xd_sample_common common; /* N: elements; weight 0 is an error */
+} xd_vsd_desc;
+
+/* Weight 1, everything else zero: mean normaliser, exact form. Pure. */
+XD_API xd_vsd_desc xd_vsd_defaults(void);
+
+/* Bytes of workspace that xd_vsd_loss takes for this desc: a few words for 16384 elements. 0 for an invalid desc, and when the
+ * bytes do not fit into a size_t. Local. */
+XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
+
+/* Value and gradient, in two passes over memory. Gradients are those of the global loss: sum them over data ranks, do not
+ * average.
+ *
+ * Collective over split and comm; the same bits on all their ranks. One small exchange over split for all samples together
+ * (COMPAT: two), one over comm. Allocates nothing when workspace is given. Deterministic: one bit pattern on every CPU level
+ * and for every number of threads; in INVARIANT mode also for every split of samples and of the batch.
+ * With split, numbers of samples agree on its ranks while elements may differ.
+ * Errors, the same on every rank, outputs untouched: ARGUMENT (weight not above 0, negative N, no data, small workspace), SHAPE,
+ * DTYPE. Findings, by sample, counted in status.not_finite: NaN or infinity in a counted element of x, T or F, x - T or F - T
+ * beyond f32, a scale or chain that is not finite or a scale that is negative, a loss or weight that is infinite, in COMPAT form
+ * also a weight that overflows in x's dtype (F16 with m_b below 1.5e-5). N of 0, counted or given: everything is zero and status
+ * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
+ * returns DATA on every rank; the gradient is still written.
+ *
+ * With a GPU every array, scale, denominator, status and out are device memory; the host reads nothing and does not wait, so a
+ * status is required (ARGUMENT without). xd_read copies out to the host. */
+XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);
+
+/* >>dmd/denoise */
+
+/* What multiplies the mean square of a sample, as a function of its signal-to-noise ratio (alpha / sigma)^2. */
+typedef enum xd_denoise_weight {
+    XD_DENOISE_UNIFORM = 0, /* 1, in every space (Model-Optimizer, FastGen) */
+    XD_DENOISE_EDM,         /* ratio + 1 / sigma_data^2, of the residual in x0 */
+    XD_DENOISE_SNR_MIN,     /* min(ratio, gamma), of the residual in x0 */
+    XD_DENOISE_USER         /* `user`, in every space */
+} xd_denoise_weight;
+
+/* Which residual a denoising loss takes: the network's output is of type `native`, and is compared in `space`. */
+typedef struct xd_denoise_form {
+    xd_prediction native;
+    xd_prediction space;
+    xd_denoise_weight weight;
+    double sigma_data; /* EDM; > 0 */
+    double gamma;      /* SNR_MIN; > 0 */
+    double user;       /* USER; finite, not negative */
+    bool v_is_flow;    /* as in xd_conversion */
+    bool
+        v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 + sigma^2 is not 1, as
+                             * Model-Optimizer does under rectified flow. No conversion reads such a V; native and space are V */
+} xd_denoise_form;
+
+/* The term of a sample at time t. Every space is a linear map of the prediction and x_t, and x_t of x0 and eps, so these factors
+ * are all that the loss needs to know of the schedule and the spaces. Local. Errors, with *term untouched: those of
+ * xd_prediction_mix and xd_target_mix; ARGUMENT for weights out of range, EDM or SNR_MIN in another space than X0, and
+ * v_of_any_schedule with other types than V. */
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_denoise_form *form, double t, xd_denoise_term *term);
+
+/* The fake score's term, and plain diffusion training: with r = a p + b x + c eps (a, b, c of its term) rounded to f32,
+ *
+ *   loss = weight scale / N * sum over b of term_b.weight sum over counted elements of r^2
+ *   d loss / d p = weight scale / N * 2 term_b.weight a r
+ *
+ * p is the network's own output at x_t = alpha x + sigma eps. x_t itself is not read: where it was rounded to a narrow type, r
+ * is that of the x_t before. */
+typedef struct xd_denoise_desc {
+    xd_rows prediction;           /* required; [samples, elements] p, F32, BF16 or F16 */
+    xd_rows clean;                /* required; x, of p's shape: what the student generated, a constant */
+    xd_rows noise;                /* required; eps, of p's shape */
+    xd_rows gradient;             /* d loss / d p, of p's shape; as in xd_vsd_desc; data NULL -> none */
+    const uint8_t *mask;          /* as in xd_vsd_desc */
+    const xd_denoise_term *terms; /* [samples] required; in memory of the device */
+    xd_sample_common common;      /* N: elements; weight 0 is an error */
+} xd_denoise_desc;
+
+/* Weight 1, everything else zero. Pure. */
+XD_API xd_denoise_desc xd_denoise_defaults(void);
+
+/* As xd_vsd_workspace_bytes. Local. */
+XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc);
+
+/* Value and gradient, as xd_vsd_loss: collective over split and comm, one small exchange over each, the same promises about
+ * bits, memory, errors and GPUs. Findings: NaN or infinity in a counted element, r beyond f32, a term that is not finite or has
+ * a negative weight, a loss that is infinite. */
+XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out);
+
+/* >>dmd/gan */
+
+/* A term on logits [samples, heads] of a discriminator, with N = samples * heads:
+ *
+ *   GENERATOR      softplus  sum softplus(-fake) / N                        hinge  -sum fake / N
+ *   DISCRIMINATOR  softplus  sum (softplus(fake) + softplus(-real)) / N     hinge  sum (max(0, 1 + fake) + max(0, 1 - real)) / N
+ *   R1                       sum (real - fake)^2 / N
+ *
+ * softplus(u) is log(1 + e^u), and u itself for u > 20. R1 is the approximate penalty: `real` are logits of real samples as the
+ * discriminator sees them, noised, and `fake` those of the same noised samples after a small perturbation. (The references
+ * perturb the clean sample and do not noise it again: their two inputs differ by the whole noise. What is perturbed is the
+ * caller's choice; the formula is the same.) Its gradient goes through both. */
+typedef struct xd_gan_desc {
+    xd_gan_role role;
+    xd_gan_kind kind; /* not read by R1 */
+    xd_rows fake;     /* required; [samples, heads] F32, BF16 or F16; R1: logits of the perturbed samples */
+    xd_rows real;     /* DISCRIMINATOR and R1: required, of the same shape; GENERATOR: data NULL */
+    xd_rows
+        fake_gradient; /* d loss / d fake, of the same shape, F32, BF16 or F16; may be fake itself, of the same dtype and
+                            * stride; data NULL -> none */
+    xd_rows real_gradient; /* d loss / d real; data NULL -> none, and for GENERATOR */
+    xd_sample_common
+        common; /* N: logits, samples * heads; weight 0 is an error; split is not used: ranks that share a sample
+                              * have all of its logits, and those of comm must have other samples */
+} xd_gan_desc;
+
+/* Weight 1, everything else zero: the generator's term with softplus. Pure. */
+XD_API xd_gan_desc xd_gan_defaults(void);
+
+/* As xd_vsd_workspace_bytes. Local. */
+XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc);
+
+/* Value and gradients. Collective over comm, one small exchange; the promises of xd_vsd_loss about bits (in INVARIANT mode for
+ * every split of the batch), memory, errors and GPUs. Further errors: ARGUMENT for a role or kind out of range, `real` with a
+ * GENERATOR or a `split`. Findings: a sample with a logit, or a difference of R1's, that is not finite in f32. */
+XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out);
+
+/* >>dmd/fdistill */
+
+/* Weights of samples for a distribution-matching loss that minimises another f-divergence (f-distill). The discriminator's
+ * logits of generated samples estimate the density ratio; with z [samples, heads]:
+ *
+ *   rho_b = clamp(exp(clamp(mean over heads of z, -10, 10)), lower, upper)
+ *   bins > 0:  k = bin of t_b;  bin_k <- rate bin_k + (1 - rate) sum_k / (count_k + 1e-6), sums and counts over all ranks, bins
+ *              without samples as they were;  rho_b <- rho_b / (bin_k + 1e-6)
+ *   weight_b = h(rho_b) / (mean over all samples of all ranks of h + 1e-6)
+ *
+ * t_b falls into bin floor((t_b - min_t) / ((max_t - min_t) / bins)), clamped to the first and last one. */
+typedef struct xd_fdistill_desc {
+    xd_rows logits; /* required; [samples, heads] F32, BF16 or F16; heads >= 1 */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average, in [0, 1]; 0: they are the means of this call */
+    double min_t, max_t; /* min_t < max_t */
+    const double *times; /* [samples]; read when bins > 0 */
+    double *
+        bin_values; /* [bins] state that the caller keeps and saves, all 1 at first; in memory of the device */
+    xd_comm *comm;  /* data axes only, so that every sample counts once; NULL -> this rank's samples only */
+    xd_status *status; /* findings; NULL -> they are returned as DATA */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_fdistill_desc;
+
+/* FastGen's recipe: JS, ratios in [0.1, 20], 10 bins with rate 0, times of rectified flow in [0, 0.999]. Pure. */
+XD_API xd_fdistill_desc xd_fdistill_defaults(void);
+
+/* h of one ratio; NaN for a divergence that is unknown. Pure. */
+XD_API double xd_f_weight(xd_f_divergence divergence, double ratio);
+
+/* Bytes of workspace of xd_fdistill_weights; 0 for an invalid desc. Local. */
+XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc);
+
+/* weights [samples], for sample_scale of xd_vsd_desc; and the bins' next values.
+ *
+ * Collective over comm: two small exchanges, the same bits of bins on all ranks. Allocates nothing when workspace is given.
+ * Deterministic; in INVARIANT mode the same bits for every split of the batch.
+ * A sample whose mean logit or whose time is not finite is a finding (status.not_finite): its weight is 0 and it counts in no
+ * sum. With a finding on some rank, or one already in status, no bin changes.
+ * Errors, the same on every rank, nothing written: ARGUMENT (a number out of its range, missing times, bins or weights, small
+ * workspace), SHAPE, DTYPE. Without a status findings are DATA on every rank; the weights are still written. On a GPU a status
+ * is required, and all arrays are its memory. */
+XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
+
+/* >>dmd/network */
+
+/* The networks of a distillation, which are the caller's: the library says what to compute and what for, and never looks inside.
+ * A call opens and closes the blocks of its model itself (model/pass.h); leaves, sums, norms and steps are xd_dmd_step's.
+ *
+ * Under FSDP the ranks of a model make the same calls in the same order; a rank that has run out of samples is called with
+ * samples = 0, to open and close blocks without computing. */
+
+/* One forward, or the backward of one. Arrays of samples are [samples, elements] without gaps, in memory of the device; those of
+ * features and logits f32. All of them are valid during the call only, but what a forward writes stays until the slot's next. */
+typedef struct xd_network_call {
+    int slot; /* which open forward: its backward says the same number. One slot is open once */
+    int64_t samples;
+    const void *
+        hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
+    const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
+    const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
+    /* Forward. */
+    bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
+    void
+        *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads], f32 */
+    float *const *
+        features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not wanted. A discriminator's input,
+                   * also in its backward */
+    /* Backward; what is NULL has no gradient. */
+    const float *raw_gradient; /* by raw, or by the logits */
+    const float *const
+        *feature_gradients; /* [feature_count] by the features of a network that is not a discriminator */
+    float *hidden_gradient; /* out, or NULL: by hidden, whole, not added to what is there */
+    float *const *input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
+    bool
+        weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
+                     * inference, so that nothing counts as a leaf's backward */
+    int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
+    bool more;    /* another backward of this leaf follows, as in xd_pass */
+} xd_network_call;
+
+/* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
+typedef struct xd_network {
+    void *user;
+    xd_prediction predicts; /* what raw is */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
+    int64_t heads;                   /* discriminator: logits of a sample */
+    xd_result (*forward)(void *user, const xd_network_call *call);
+    xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+} xd_network;
+
+/* >>dmd/dmd */
+
+/* Distribution-matching distillation (Yin et al., "Improved Distribution Matching Distillation", 2024): a student of few steps
+ * learns from a many-step teacher, with a second diffusion model, the fake score, that follows what the student generates. */
+typedef struct xd_dmd xd_dmd;
+
+typedef enum xd_dmd_role {
+    XD_DMD_STUDENT = 0,
+    XD_DMD_FAKE_SCORE,
+    XD_DMD_DISCRIMINATOR,
+    XD_DMD_TEACHER,
+    XD_DMD_ROLES
+} xd_dmd_role;
+
+/* Samples of one leaf on this rank: of whole samples, or this rank's elements of each. Noise and times depend on where a sample
+ * is in the step, `first` + row, and on nothing else of the layout. */
+typedef struct xd_dmd_batch {
+    int64_t samples; /* at most xd_dmd_sizes.samples; 0 is fine */
+    int64_t first;   /* number, in the whole step, of row 0 */
+    const void
+        *real; /* [samples, elements]; required by the discriminator's term, and by a student of several steps
+                      * without roll-outs; otherwise NULL is fine */
+    const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
+    const void *condition; /* handed to networks */
+    const void *negative;  /* the same for what guidance leads away from; required with guidance */
+} xd_dmd_batch;
+
+/* How much there is. */
+typedef struct xd_dmd_sizes {
+    int64_t samples;        /* most that a leaf has on this rank */
+    int64_t step_samples;   /* of all leaves of all ranks together: losses are means over them */
+    int64_t elements;       /* of a sample on this rank */
+    int64_t whole_elements; /* of a whole sample; 0 -> elements */
+    int64_t first_element;  /* in the whole sample, of this rank's; they follow each other */
+    xd_dtype dtype;         /* of samples: F32, BF16, F16 */
+    xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
+} xd_dmd_sizes;
+
+/* How the student generates. */
+typedef struct xd_dmd_rungs {
+    int steps; /* >= 1 */
+    const double
+        *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
+    bool
+        roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
+                     * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
+    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+} xd_dmd_rungs;
+
+/* The adversarial terms; used with a discriminator only. */
+typedef struct xd_dmd_gan {
+    xd_gan_kind kind;
+    double weight; /* of the generator's term in the student's loss; > 0 */
+    bool
+        same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
+    double r1_weight; /* 0 -> no penalty */
+    double r1_alpha;  /* size of its perturbation */
+    bool
+        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+} xd_dmd_gan;
+
+/* What is drawn, in the order in which xd_dmd asks. */
+typedef struct xd_dmd_draw {
+    xd_philox random; /* seed, stream, micro and step; `sample` is that of row 0 */
+    int64_t rows;
+    int64_t columns; /* 1 -> a number for each row */
+    int64_t first;   /* element of the whole sample that column 0 is */
+} xd_dmd_draw;
+
+/* Draws of the caller's instead of Philox: recorded ones, to compare with another program. */
+typedef struct xd_dmd_draws {
+    void *user;
+    xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
+    xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
+                         double *out); /* [rows] draws of xd_time_of_draw */
+    xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
+                       int64_t *out); /* [rows] in [0, count) */
+} xd_dmd_draws;
+
+/* What trains a role. */
+typedef struct xd_dmd_trainer {
+    xd_parallel *parallel;   /* the model's wrapper */
+    xd_optimizer *optimizer; /* over xd_parallel_params of it */
+    xd_ema *const *averages; /* [average_count] follow each of the role's steps */
+    int average_count;
+    double max_norm; /* of the gradient; 0 -> not clipped */
+    xd_comm *
+        norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
+} xd_dmd_trainer;
+
+/* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
+typedef struct xd_dmd_desc {
+    xd_network networks
+        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
+                                        * are converted, they need not be of one type */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; not read for the teacher */
+    xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
+    xd_dmd_sizes sizes;
+    xd_noise_schedule schedule;
+    bool v_is_flow;                            /* as in xd_conversion */
+    xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
+    double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
+    xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
+    xd_dmd_rungs rungs;
+    bool guided; /* the teacher has guidance, with this scale (d.2: 1 is none) */
+    double guidance_scale;
+    xd_vsd_normaliser normaliser;
+    xd_denoise_form
+        fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
+                                * read */
+    xd_dmd_gan gan;
+    xd_dmd_recipe
+        alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
+                                * 0, f, 2f, and the others in every step */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    bool own_samples;  /* the others train on what the student generated in its last step, instead of anew */
+    bool allow_shared; /* teacher and fake score may be one network */
+    uint64_t seed;
+    const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
+} xd_dmd_desc;
+
+/* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
+ * step, frequency 5, fake score in X0; FASTGEN: in the teacher's own space (here FLOW), new noise between rungs; ORIGINAL: its
+ * alternation, integer times, EPS. Networks, sizes and trainers are still to be given. Pure. */
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
+
+/* Terms of a step, means over its samples; 0 where they had no part. */
+typedef struct xd_dmd_values {
+    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
+    double fake_score;        /* the fake score's */
+    double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
+    bool skipped;             /* something was not finite: no role has stepped */
+} xd_dmd_values;
+
+/* What resumes a run. */
+typedef struct xd_dmd_record {
+    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
+    int64_t updates[XD_DMD_ROLES]; /* of each role, without skipped ones */
+    uint64_t seed;
+} xd_dmd_record;
+
+/* Checks everything and takes all memory that later calls need.
+ *
+ * Collective over data when it is given: settings are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * network without functions, without features for a discriminator, a number out of its range, with the number),
+ * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
+ * xd_noise_steps_check. */
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
+
+/* What xd_dmd_create takes. Local, allocates nothing. Errors: those of it that one rank can see. */
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out);
+
+/* NULL is fine. Local. */
+XD_API void xd_dmd_destroy(xd_dmd *dmd);
+
+/* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
+ * and values are this leaf's part of the step's means.
+ *
+ *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *                   through the teacher too; backward of the student
+ *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
+ *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
+ *                   teacher on them and on noised real ones; logits, loss, backward
+ *
+ *   leaf     this rank's leaf of the step, for networks and own_samples
+ *   values   its fields are added to; NULL -> not read back from a device
+ *
+ * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
+ * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted in
+ * the status that xd_dmd_step reads, and the sample has gradient 0. */
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                   xd_dmd_values *values);
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                      xd_dmd_values *values);
+
+/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
+typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
+
+/* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
+ * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ *
+ *   values   out; the same on every rank, and in INVARIANT mode on every layout
+ *
+ * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
+ * unless a network's own exchange failed; STATE (a role without a trainer). */
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
+
+/* Whether a role has its turn in a step. Pure. */
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
+
+/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
+ * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
 #endif
 
@@ -7140,10 +8190,11 @@ typedef struct xd_clip_args {
     bool exact;
     xd_clip_form form;
     double max_norm;     /* 0 -> no clipping, the coefficient is 1 */
+    double refuse_above; /* a larger norm is a finding; 0 -> none is */
     double *norm;        /* infinity or NaN when an element is */
     int64_t *not_finite; /* elements */
     float *coefficient;
-    xd_status *status; /* not_finite is added to it; NULL -> not recorded */
+    xd_status *status; /* not_finite and large_norms are added to it; NULL -> not recorded */
 } xd_clip_args;
 
 /* Inputs and outputs of the scale entry. */
@@ -7190,7 +8241,7 @@ XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 /* True when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
 XD_SCALAR bool xd_status_refuses(const xd_status *status) {
     return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
+                      status->nothing_counted != 0 || status->overflow != 0 || status->large_norms != 0);
 }
 
 /* What all arrays of a step share: fields of xd_update_args. */
@@ -7371,6 +8422,8 @@ XD_SCALAR void xd_clip_write(const xd_clip_args *args) {
     *args->coefficient =
         args->max_norm > 0.0 ? xd_clip_factor(args->form, args->max_norm, *args->norm) : 1.0f;
     if (args->status) args->status->not_finite += args->sum->not_finite;
+    if (args->status && args->refuse_above > 0.0 && *args->norm > args->refuse_above)
+        args->status->large_norms++;
 }
 
 /* >>kernel/matmul */
@@ -8025,6 +9078,657 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
     if (a->gradient) a->gradient[i] = counts && fine ? (float)gradient : 0.0f;
 }
 
+/* >>kernel/dmd */
+
+/* What distribution matching computes on rows of samples: [samples, elements], each row one sample or a part of one.
+ *
+ *   mix   out = c0 p + c1 q, row by row with the row's own factors: the forward process, every conversion between
+ *         predictions, guidance. In double: round(fma(c0, p, c1 q)) with the product c1 q rounded to double, and one
+ *         rounding to the type of out, also to F16 and BF16. Without q, and in rows whose c1 is 0, q is not read and the
+ *         result is round(c0 p). The bits are the same on every level and device; where p and q are both NaN the result is
+ *         one NaN or the other. */
+typedef struct xd_dmd_kernels {
+    xd_result (*mix)(const xd_launch *launch, const xd_mix_desc *desc);
+} xd_dmd_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void);
+
+/* >>kernel/dmd_scalar */
+
+/* Formulas of kernel/dmd.h. */
+
+/* A double as f32, rounded to odd: towards zero, and an inexact result has its last bit set. Rounding that to a type of at most
+ * 22 bits gives what rounding the double once gives. */
+XD_SCALAR float xd_float_to_odd(double value) {
+    const float nearest = (float)value;
+    const double back = (double)nearest;
+    uint32_t bits = xd_bits_of_float(nearest);
+    if (fabs(back) > fabs(value)) bits -= 1u; /* rounded away from zero, maybe to infinity */
+    if (back < value || back > value) bits |= 1u;
+    return xd_float_of_bits(bits);
+}
+
+/* Stores a double in any floating type, rounded once. */
+XD_SCALAR void xd_store_once(void *data, xd_dtype dtype, int64_t index, double value) {
+    const bool narrow = dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+    xd_element_store(data, dtype, index, narrow ? (double)xd_float_to_odd(value) : value);
+}
+
+/* An element of mix; `both`: there is a q and c1 is not 0. */
+XD_SCALAR double xd_mix_of(xd_mix pair, bool both, double p, double q) {
+    return both ? xd_fma(pair.c0, p, xd_mul(pair.c1, q)) : xd_mul(pair.c0, p);
+}
+
+/* >>kernel/dmd_loss */
+
+/* Losses over samples, cut where ranks must exchange: "this rank's sums", "all ranks' sums to a sample", "samples to a value".
+ *
+ * Sums over the elements of a row have a fixed order, so that they have the same bits on every level, on a GPU and for any
+ * number of threads: a row is cut into chunks of XD_SAMPLE_CHUNK elements, a chunk into tiles. Element i of a tile is added to
+ * lane i % XD_SAMPLE_LANES, lanes are joined pairwise (neighbours first), then tiles and chunks in order. All of it in double,
+ * of f32 terms, whose squares a double holds exactly. When `fixed`, the terms are added as integers (xd_norm_sum) instead, and
+ * no order matters. */
+enum { XD_SAMPLE_LANES = 256, XD_SAMPLE_TILE = 8 * XD_SAMPLE_LANES, XD_SAMPLE_CHUNK = 8 * XD_SAMPLE_TILE };
+
+/* The words of a row's sums, or of a chunk's. Two sums follow, each a double's bits or, when fixed, limbs. */
+enum { XD_SAMPLE_COUNTED, XD_SAMPLE_FINDING, XD_SAMPLE_SUMS };
+
+/* Kinds of findings. The larger one stays when two meet. */
+enum { XD_SAMPLE_FINE = 0, XD_SAMPLE_INFINITE, XD_SAMPLE_NAN };
+
+/* The words of a rank's record. Two sums follow: of the positive losses, and of the negative ones' magnitudes. */
+enum {
+    XD_SAMPLE_RECORD_COUNTED,
+    XD_SAMPLE_RECORD_FINDINGS,
+    XD_SAMPLE_RECORD_FIRST, /* sample of the first finding, and its value as bits of a double */
+    XD_SAMPLE_RECORD_VALUE,
+    XD_SAMPLE_RECORD_SUMS
+};
+
+/* What is known of a sample once all ranks' sums are joined. */
+typedef struct xd_sample {
+    double loss;   /* of the whole sample, without weight, scale and N; 0 with a finding */
+    double factor; /* the gradient is factor * scale / N * what the loss says; 0 with a finding */
+    double weight; /* VSD: w_b */
+    double value;  /* of the finding */
+    int64_t counted;
+    int64_t finding;
+} xd_sample;
+
+/* What all these losses share. `words` is those of a sum: 1, or XD_NORM_LIMBS when fixed. */
+typedef struct xd_sample_args {
+    int64_t samples, elements; /* of this rank's rows */
+    bool fixed;
+    const uint8_t *mask;     /* [samples, elements] or NULL */
+    int64_t *parts;          /* [samples][chunks][XD_SAMPLE_SUMS + 2 words] */
+    int64_t *sums;           /* [samples][...] of this rank */
+    const int64_t *all_sums; /* [shards][samples][...] */
+    int shards;
+    xd_sample *sample;   /* [samples] */
+    double *sample_loss; /* [samples] or NULL */
+    double weight;
+    const double *scale;               /* NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value; 0 -> the elements counted */
+    double denominator_value;
+    int64_t *record;        /* [XD_SAMPLE_RECORD_SUMS + 2 words] of this rank */
+    const int64_t *records; /* [ranks][...] */
+    int ranks;
+    double *factor; /* one value: weight scale / N, 0 when nothing counted */
+    xd_sample_values *values;
+} xd_sample_args;
+
+/* The student's term. */
+typedef struct xd_vsd_args {
+    xd_sample_args base;
+    xd_rows generated, teacher, fake, gradient;
+    const double *sample_scale, *chain;
+    xd_vsd_normaliser normaliser;
+    xd_vsd_form form;
+} xd_vsd_args;
+
+/* The denoising term. */
+typedef struct xd_denoise_args {
+    xd_sample_args base;
+    xd_rows prediction, clean, noise, gradient;
+    const xd_denoise_term *terms;
+} xd_denoise_args;
+
+/* A term on logits. Its elements are counted here, and losses are known at once. */
+typedef struct xd_gan_args {
+    xd_sample_args base;
+    xd_rows fake, real, fake_gradient, real_gradient;
+    xd_gan_role role;
+    xd_gan_kind kind;
+} xd_gan_args;
+
+/* Words of a bin: a count and a sum. */
+enum { XD_FDISTILL_BIN_WORDS = 1 + XD_NORM_LIMBS };
+
+/* f-distill. The bin behind the others is that of the findings: their count, and the first one's sample and value as bits in
+ * the sum's place. */
+typedef struct xd_fdistill_args {
+    xd_rows logits;
+    xd_f_divergence divergence;
+    double lower, upper, rate, min_t, max_t;
+    int64_t bins;
+    const double *times;
+    double *bin_values;
+    bool fixed;
+    double *weights;        /* [samples] rho, then h, then the weight; NaN for a finding in between */
+    double *next;           /* [bins] what rho is divided by */
+    int64_t *record;        /* [bins + 1][XD_FDISTILL_BIN_WORDS] of this rank */
+    const int64_t *records; /* [ranks][...] */
+    int64_t *mass;          /* [XD_FDISTILL_BIN_WORDS] of this rank: count and sum of h */
+    const int64_t *masses;  /* [ranks][...] */
+    int ranks;
+} xd_fdistill_args;
+
+/* The entries. */
+typedef struct xd_dmd_loss_kernels {
+    /* sums |x - T| and (F - T)^2 -> parts */
+    xd_result (*vsd_measure)(const xd_launch *launch, const xd_vsd_args *args);
+    /* all_sums -> sample */
+    xd_result (*vsd_weigh)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: the second of the sums is (x - (x - g))^2 -> parts */
+    xd_result (*vsd_rounded)(const xd_launch *launch, const xd_vsd_args *args);
+    /* COMPAT: all_sums of the last -> sample, but for its weight */
+    xd_result (*vsd_settle)(const xd_launch *launch, const xd_vsd_args *args);
+    xd_result (*vsd_slope)(const xd_launch *launch, const xd_vsd_args *args);
+    /* the second sum is r^2 -> parts */
+    xd_result (*denoise_measure)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_weigh)(const xd_launch *launch, const xd_denoise_args *args);
+    xd_result (*denoise_slope)(const xd_launch *launch, const xd_denoise_args *args);
+    /* logits -> sample */
+    xd_result (*gan_terms)(const xd_launch *launch, const xd_gan_args *args);
+    xd_result (*gan_slope)(const xd_launch *launch, const xd_gan_args *args);
+    /* parts -> sums */
+    xd_result (*join)(const xd_launch *launch, const xd_sample_args *args);
+    /* sample -> record, sample_loss */
+    xd_result (*total)(const xd_launch *launch, const xd_sample_args *args);
+    /* records -> factor, values; findings are added to launch->status */
+    xd_result (*finish)(const xd_launch *launch, const xd_sample_args *args);
+    /* logits, times -> weights = rho, record */
+    xd_result (*fdistill_ratios)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* records -> next, bin_values, findings to launch->status; weights = h; their sum -> mass */
+    xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* masses -> weights */
+    xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
+} xd_dmd_loss_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void);
+
+/* >>kernel/dmd_loss_scalar */
+
+/* Formulas of kernel/dmd_loss.h that CPU and CUDA share. Products that are added have no rounding error, or are xd_mul. */
+
+/* ---- sums ---- */
+
+/* A loss from here on is a finding, so that limbs have room for every term. */
+#define XD_SAMPLE_LARGEST 1e75
+
+XD_SCALAR int xd_sum_words(bool fixed) {
+    return fixed ? XD_NORM_LIMBS : 1;
+}
+
+/* Adds a number in [0, XD_SAMPLE_LARGEST). When fixed, what is below 2^-320 is cut off. */
+XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
+    if (!fixed) {
+        double sum;
+        memcpy(&sum, words, sizeof sum);
+        sum = xd_add(sum, term);
+        memcpy(words, &sum, sizeof sum);
+        return;
+    }
+    int exponent;
+    const double fraction = frexp(term, &exponent);                           /* term = fraction 2^exponent */
+    uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
+    int bit = exponent - 53 + 320;
+    if (bit <= -53 || mantissa == 0) return;
+    if (bit < 0) mantissa >>= -bit;
+    if (bit < 0) bit = 0;
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    words[limb] += (int64_t)(low & 0xffffffffu);
+    words[limb + 1] += (int64_t)((low >> 32) + (high & 0xffffffffu));
+    words[limb + 2] += (int64_t)(high >> 32);
+    xd_norm_carry(words);
+}
+
+/* Adds another sum. */
+XD_SCALAR void xd_sum_join(int64_t *words, bool fixed, const int64_t *other) {
+    if (!fixed) {
+        double term;
+        memcpy(&term, other, sizeof term);
+        xd_sum_put(words, false, term);
+        return;
+    }
+    for (int i = 0; i < XD_NORM_LIMBS; i++) words[i] += other[i];
+    xd_norm_carry(words);
+}
+
+XD_SCALAR double xd_sum_read(const int64_t *words, bool fixed) {
+    double sum;
+    if (fixed) return xd_norm_limbs_read(words);
+    memcpy(&sum, words, sizeof sum);
+    return sum;
+}
+
+/* Words of a row's sums, and of a record. */
+XD_SCALAR int xd_sample_words(bool fixed) {
+    return (int)XD_SAMPLE_SUMS + 2 * xd_sum_words(fixed);
+}
+
+XD_SCALAR int xd_sample_record_words(bool fixed) {
+    return (int)XD_SAMPLE_RECORD_SUMS + 2 * xd_sum_words(fixed);
+}
+
+XD_SCALAR int64_t xd_sample_chunks(int64_t elements) {
+    return (elements + XD_SAMPLE_CHUNK - 1) / XD_SAMPLE_CHUNK;
+}
+
+/* Adds the sums of a chunk, or of another shard. */
+XD_SCALAR void xd_sample_join(int64_t *sums, bool fixed, const int64_t *other) {
+    sums[XD_SAMPLE_COUNTED] += other[XD_SAMPLE_COUNTED];
+    if (other[XD_SAMPLE_FINDING] > sums[XD_SAMPLE_FINDING])
+        sums[XD_SAMPLE_FINDING] = other[XD_SAMPLE_FINDING];
+    for (int k = 0; k < 2; k++) {
+        const int at = (int)XD_SAMPLE_SUMS + k * xd_sum_words(fixed);
+        xd_sum_join(sums + at, fixed, other + at);
+    }
+}
+
+/* Finding of a number: FINE when it is finite. */
+XD_SCALAR int64_t xd_sample_finding(double value) {
+    return isnan(value)      ? (int64_t)XD_SAMPLE_NAN
+           : isfinite(value) ? (int64_t)XD_SAMPLE_FINE
+                             : (int64_t)XD_SAMPLE_INFINITE;
+}
+
+/* The sums of chunk and row start with this. */
+XD_SCALAR void xd_sample_clear(int64_t *sums, bool fixed) {
+    for (int i = 0; i < xd_sample_words(fixed); i++) sums[i] = 0;
+}
+
+/* The join entry for sample b. */
+XD_SCALAR void xd_sample_join_chunks(const xd_sample_args *a, int64_t b) {
+    const int words = xd_sample_words(a->fixed);
+    const int64_t chunks = xd_sample_chunks(a->elements);
+    int64_t *sums = a->sums + b * words;
+    xd_sample_clear(sums, a->fixed);
+    for (int64_t k = 0; k < chunks; k++) xd_sample_join(sums, a->fixed, a->parts + (b * chunks + k) * words);
+}
+
+/* All shards' sums of sample b. Its counted elements and finding become those of the sample, which gets no loss yet. */
+XD_SCALAR void xd_sample_gather(const xd_sample_args *a, int64_t b, int64_t *sums) {
+    const int words = xd_sample_words(a->fixed);
+    xd_sample *s = a->sample + b;
+    xd_sample_clear(sums, a->fixed);
+    for (int k = 0; k < a->shards; k++)
+        xd_sample_join(sums, a->fixed, a->all_sums + (k * a->samples + b) * words);
+    s->counted = sums[XD_SAMPLE_COUNTED];
+    s->finding = sums[XD_SAMPLE_FINDING];
+    s->value = s->finding == (int64_t)XD_SAMPLE_NAN ? (double)NAN : (double)INFINITY;
+}
+
+/* The sum XD_SAMPLE_SUMS + which of these words. */
+XD_SCALAR double xd_sample_sum(const int64_t *sums, bool fixed, int which) {
+    return xd_sum_read(sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(fixed), fixed);
+}
+
+/* Makes a number that is not finite, or refused, the sample's finding unless it has one. */
+XD_SCALAR void xd_sample_expect(xd_sample *s, bool fits, double value) {
+    if (fits || s->finding != (int64_t)XD_SAMPLE_FINE) return;
+    s->finding = isnan(value) ? (int64_t)XD_SAMPLE_NAN : (int64_t)XD_SAMPLE_INFINITE;
+    s->value = value;
+}
+
+/* Loss and factor of a sample that has neither yet. */
+XD_SCALAR void xd_sample_settle(xd_sample *s, double loss, double factor) {
+    xd_sample_expect(s, fabs(loss) < XD_SAMPLE_LARGEST, loss);
+    xd_sample_expect(s, isfinite(factor), factor);
+    const bool fine = s->finding == (int64_t)XD_SAMPLE_FINE;
+    s->loss = fine ? loss : 0.0;
+    s->factor = fine ? factor : 0.0;
+}
+
+/* ---- the student's term ---- */
+
+/* f32 rounded to a dtype. */
+XD_SCALAR float xd_round_to(xd_dtype dtype, float value) {
+    if (dtype == XD_DTYPE_BF16) return xd_bits_from_bf16(xd_bits_to_bf16(value));
+    return dtype == XD_DTYPE_F16 ? xd_bits_from_f16(xd_bits_to_f16(value)) : value;
+}
+
+/* w_b. */
+XD_SCALAR double xd_vsd_weight(const xd_vsd_args *a, double mean, double scale) {
+    if (a->normaliser == XD_VSD_NONE) return scale;
+    if (a->normaliser == XD_VSD_ORIGINAL) return mean > 0.0 ? xd_mul(1.0 / mean, scale) : 0.0;
+    return xd_mul(1.0 / xd_add(mean, 1e-6), scale);
+}
+
+XD_SCALAR double xd_vsd_weight_rounded(const xd_vsd_args *a, double mean, double scale) {
+    float weight = 1.0f;
+    const float m = (float)mean;
+    if (a->normaliser == XD_VSD_ORIGINAL) weight = m > 0.0f ? xd_divf(1.0f, m) : 0.0f;
+    if (a->normaliser == XD_VSD_MEAN) weight = xd_divf(1.0f, xd_addf(m, 1e-6f));
+    return (double)xd_round_to(a->generated.dtype, xd_mulf(weight, (float)scale));
+}
+
+/* vsd_weigh for sample b. */
+XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b;
+    xd_sample_gather(&a->base, b, sums);
+    const double scale = a->sample_scale ? a->sample_scale[b] : 1.0, chain = a->chain ? a->chain[b] : 1.0;
+    const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
+    const double square = xd_sample_sum(sums, a->base.fixed, 1);
+    xd_sample_expect(s, scale >= 0.0 && isfinite(scale), scale);
+    xd_sample_expect(s, isfinite(chain), chain);
+    s->weight =
+        a->form == XD_VSD_COMPAT ? xd_vsd_weight_rounded(a, mean, scale) : xd_vsd_weight(a, mean, scale);
+    if (s->counted == 0) s->weight = 0.0;
+    xd_sample_expect(s, isfinite(s->weight), s->weight);
+    if (a->form == XD_VSD_COMPAT)
+        xd_sample_settle(s, 0.0, chain);
+    else
+        xd_sample_settle(s, xd_mul(xd_mul(0.5, square), xd_mul(s->weight, s->weight)),
+                         xd_mul(s->weight, chain));
+}
+
+/* vsd_settle for sample b: the factor, chain, stays. */
+XD_SCALAR void xd_vsd_settle_sample(const xd_vsd_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b, before = *s;
+    xd_sample_gather(&a->base, b, sums);
+    if (before.finding != (int64_t)XD_SAMPLE_FINE) {
+        *s = before;
+        return;
+    }
+    xd_sample_settle(s, xd_mul(0.5, xd_sample_sum(sums, a->base.fixed, 1)), before.factor);
+}
+
+/* x - (x - g) as tensors of the dtype hold it. */
+XD_SCALAR float xd_vsd_step(xd_dtype dtype, float weight, float x, float teacher, float fake) {
+    const float g = xd_round_to(dtype, xd_mulf(xd_round_to(dtype, xd_subf(fake, teacher)), weight));
+    return xd_round_to(dtype, xd_subf(x, xd_round_to(dtype, xd_subf(x, g))));
+}
+
+/* ---- the denoising term ---- */
+
+/* r. Factors and elements have 24 bits each, so no product has a rounding error. */
+XD_SCALAR float xd_denoise_residual(const xd_denoise_term *term, float p, float x, float e) {
+    const double a = xd_mul_exact((double)(float)term->prediction, (double)p);
+    const double b = xd_mul_exact((double)(float)term->clean, (double)x);
+    const double c = xd_mul_exact((double)(float)term->noise, (double)e);
+    return (float)xd_add(xd_add(a, b), c);
+}
+
+/* denoise_weigh for sample b. */
+XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample *s = a->base.sample + b;
+    const xd_denoise_term *term = a->terms + b;
+    xd_sample_gather(&a->base, b, sums);
+    s->weight = term->weight;
+    xd_sample_expect(s, isfinite((float)term->prediction), term->prediction);
+    xd_sample_expect(s, isfinite((float)term->clean), term->clean);
+    xd_sample_expect(s, isfinite((float)term->noise), term->noise);
+    xd_sample_expect(s, term->weight >= 0.0 && isfinite(term->weight), term->weight);
+    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, a->base.fixed, 1)),
+                     xd_mul(xd_mul(2.0, term->weight), (double)(float)term->prediction));
+}
+
+/* ---- terms on logits ---- */
+
+XD_SCALAR double xd_softplus(double u) {
+    return u > 20.0 ? u : log1p(exp(u));
+}
+
+/* Its derivative. */
+XD_SCALAR double xd_softplus_slope(double u) {
+    return u > 20.0 ? 1.0 : 1.0 / xd_add(1.0, exp(-u));
+}
+
+/* The loss of a pair of logits, and its slopes by them. */
+typedef struct xd_gan_term {
+    double loss, fake_slope, real_slope;
+} xd_gan_term;
+
+XD_SCALAR xd_gan_term xd_gan_term_of(const xd_gan_args *a, double fake, double real) {
+    xd_gan_term t = { 0.0, 0.0, 0.0 };
+    const bool discriminator = a->role == XD_GAN_DISCRIMINATOR;
+    if (a->role == XD_GAN_R1) {
+        const double difference = xd_sub(real, fake);
+        t.loss = xd_mul(difference, difference);
+        t.real_slope = xd_mul(2.0, difference);
+        t.fake_slope = -t.real_slope;
+    } else if (a->kind == XD_GAN_HINGE) {
+        const double over = discriminator ? xd_add(1.0, fake) : 0.0, under = xd_sub(1.0, real);
+        t.loss = !discriminator ? -fake : xd_add(over > 0.0 ? over : 0.0, under > 0.0 ? under : 0.0);
+        t.fake_slope = !discriminator ? -1.0 : over > 0.0 ? 1.0 : 0.0;
+        t.real_slope = discriminator && under > 0.0 ? -1.0 : 0.0;
+    } else {
+        t.loss = discriminator ? xd_add(xd_softplus(fake), xd_softplus(-real)) : xd_softplus(-fake);
+        t.fake_slope = discriminator ? xd_softplus_slope(fake) : -xd_softplus_slope(-fake);
+        t.real_slope = discriminator ? -xd_softplus_slope(-real) : 0.0;
+    }
+    return t;
+}
+
+XD_SCALAR double xd_sample_load(const xd_rows *x, int64_t row, int64_t column) {
+    return xd_element_load(x->data, x->dtype, row * (x->stride ? x->stride : x->cols) + column);
+}
+
+XD_SCALAR void xd_sample_store(const xd_rows *x, int64_t row, int64_t column, double value) {
+    xd_element_store(x->data, x->dtype, row * (x->stride ? x->stride : x->cols) + column, value);
+}
+
+/* gan_terms for sample b. */
+XD_SCALAR void xd_gan_sample(const xd_gan_args *a, int64_t b) {
+    xd_sample *s = a->base.sample + b;
+    double sum = 0.0;
+    s->counted = a->base.elements;
+    s->finding = (int64_t)XD_SAMPLE_FINE;
+    s->value = s->weight = 0.0;
+    for (int64_t k = 0; k < a->base.elements; k++) {
+        const double fake = xd_sample_load(&a->fake, b, k);
+        const double real = a->real.data ? xd_sample_load(&a->real, b, k) : 0.0;
+        xd_sample_expect(s, isfinite(fake), fake);
+        xd_sample_expect(s, isfinite(real), real);
+        sum = xd_add(sum, xd_gan_term_of(a, fake, real).loss);
+    }
+    xd_sample_settle(s, sum, 1.0);
+}
+
+/* gan_slope for sample b. A gradient may lie over the logits. */
+XD_SCALAR void xd_gan_slope_sample(const xd_gan_args *a, int64_t b) {
+    const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+    for (int64_t k = 0; k < a->base.elements; k++) {
+        const double fake = xd_sample_load(&a->fake, b, k);
+        const double real = a->real.data ? xd_sample_load(&a->real, b, k) : 0.0;
+        const xd_gan_term t = xd_gan_term_of(a, fake, real);
+        if (a->fake_gradient.data)
+            xd_sample_store(&a->fake_gradient, b, k, factor != 0.0 ? xd_mul(factor, t.fake_slope) : 0.0);
+        if (a->real_gradient.data)
+            xd_sample_store(&a->real_gradient, b, k, factor != 0.0 ? xd_mul(factor, t.real_slope) : 0.0);
+    }
+}
+
+/* ---- from samples to one value ---- */
+
+/* Adds the loss of sample b to a record's sums. */
+XD_SCALAR void xd_sample_total_put(int64_t *record, bool fixed, double loss) {
+    int64_t *sums = record + XD_SAMPLE_RECORD_SUMS;
+    xd_sum_put(loss < 0.0 ? sums + xd_sum_words(fixed) : sums, fixed, fabs(loss));
+}
+
+/* The total entry, in the order of the samples. */
+XD_SCALAR void xd_sample_total(const xd_sample_args *a) {
+    for (int i = 0; i < xd_sample_record_words(a->fixed); i++) a->record[i] = 0;
+    for (int64_t b = 0; b < a->samples; b++) {
+        const xd_sample *s = a->sample + b;
+        if (a->sample_loss) a->sample_loss[b] = s->loss;
+        a->record[XD_SAMPLE_RECORD_COUNTED] += s->counted;
+        if (s->finding != (int64_t)XD_SAMPLE_FINE && a->record[XD_SAMPLE_RECORD_FINDINGS]++ == 0) {
+            a->record[XD_SAMPLE_RECORD_FIRST] = b;
+            memcpy(a->record + XD_SAMPLE_RECORD_VALUE, &s->value, sizeof s->value);
+        }
+        xd_sample_total_put(a->record, a->fixed, s->loss);
+    }
+}
+
+/* Adds `count` findings to a status; the first one's sample and value unless it has one already. */
+XD_SCALAR void xd_sample_report(xd_status *status, int64_t count, int64_t first, double value) {
+    if (count == 0) return;
+    if (status->label_out_of_range + status->not_finite + status->overflow == 0) {
+        status->first_row = first;
+        status->first_value = value;
+    }
+    status->not_finite += count;
+}
+
+/* The finish entry. */
+XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
+    const int words = xd_sample_record_words(a->fixed), sum_words = xd_sum_words(a->fixed);
+    int64_t sums[2 * XD_NORM_LIMBS], counted = 0;
+    for (int i = 0; i < 2 * sum_words; i++) sums[i] = 0;
+    for (int r = 0; r < a->ranks; r++) {
+        const int64_t *record = a->records + r * words;
+        double value;
+        memcpy(&value, record + XD_SAMPLE_RECORD_VALUE, sizeof value);
+        counted += record[XD_SAMPLE_RECORD_COUNTED];
+        xd_sample_report(status, record[XD_SAMPLE_RECORD_FINDINGS], record[XD_SAMPLE_RECORD_FIRST], value);
+        for (int k = 0; k < 2; k++)
+            xd_sum_join(sums + k * sum_words, a->fixed, record + XD_SAMPLE_RECORD_SUMS + k * sum_words);
+    }
+    double n = a->denominator ? a->denominator->value : a->denominator_value;
+    if (!a->denominator && n == 0.0) n = (double)counted;
+    const double scale = a->scale ? *a->scale : 1.0;
+    if (!isfinite(scale)) xd_sample_report(status, 1, 0, scale);
+    if (!(n > 0.0)) status->nothing_counted++;
+    const double factor = n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
+    *a->factor = factor;
+    a->values->loss =
+        xd_mul(factor, xd_sub(xd_sum_read(sums, a->fixed), xd_sum_read(sums + sum_words, a->fixed)));
+    a->values->denominator = n;
+    a->values->counted = counted;
+}
+
+/* ---- f-distill ---- */
+
+XD_SCALAR double xd_f_weight_of(xd_f_divergence divergence, double rho) {
+    switch (divergence) {
+    case XD_F_JS: return xd_sub(1.0, 1.0 / xd_add(1.0, rho));
+    case XD_F_RKL: return 1.0;
+    case XD_F_KL: return rho;
+    case XD_F_SF: return 1.0 / xd_add(1.0, rho);
+    case XD_F_SH: return sqrt(rho);
+    case XD_F_JF: return xd_add(1.0, rho);
+    case XD_F_NEYMAN: return 1.0 / (rho > 1e-8 ? rho : 1e-8);
+    }
+    return (double)NAN;
+}
+
+XD_SCALAR double xd_clamp(double x, double low, double high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+/* rho of sample b; NaN for a finding. */
+XD_SCALAR double xd_fdistill_ratio(const xd_fdistill_args *a, int64_t b, double *mean) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < a->logits.cols; k++) sum = xd_add(sum, xd_sample_load(&a->logits, b, k));
+    *mean = sum / (double)a->logits.cols;
+    if (!isfinite(*mean)) return (double)NAN;
+    return xd_clamp(exp(xd_clamp(*mean, -10.0, 10.0)), a->lower, a->upper);
+}
+
+XD_SCALAR int64_t xd_fdistill_bin(const xd_fdistill_args *a, double t) {
+    const double bin = floor(xd_sub(t, a->min_t) / (xd_sub(a->max_t, a->min_t) / (double)a->bins));
+    return (int64_t)xd_clamp(bin, 0.0, (double)(a->bins - 1));
+}
+
+/* fdistill_ratios, in the order of the samples. */
+XD_SCALAR void xd_fdistill_ratios_of(const xd_fdistill_args *a) {
+    int64_t *findings = a->record + a->bins * (int)XD_FDISTILL_BIN_WORDS;
+    for (int64_t i = 0; i < (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS; i++) a->record[i] = 0;
+    for (int64_t b = 0; b < a->logits.rows; b++) {
+        double value;
+        const double rho = xd_fdistill_ratio(a, b, &value), t = a->bins > 0 ? a->times[b] : 0.0;
+        const bool fine = isfinite(rho) && isfinite(t);
+        if (isfinite(rho)) value = t;
+        a->weights[b] = fine ? rho : (double)NAN;
+        if (fine && a->bins > 0) {
+            int64_t *bin = a->record + xd_fdistill_bin(a, t) * (int)XD_FDISTILL_BIN_WORDS;
+            bin[0]++;
+            xd_sum_put(bin + 1, a->fixed, rho);
+        } else if (!fine && findings[0]++ == 0) {
+            findings[1] = b;
+            memcpy(findings + 2, &value, sizeof value);
+        }
+    }
+}
+
+/* Count and sum of a bin over all ranks; `stride` words from one rank's to the next one's. */
+XD_SCALAR double xd_fdistill_gather(const xd_fdistill_args *a, const int64_t *bin, int64_t stride,
+                                    int64_t *count) {
+    int64_t sum[XD_NORM_LIMBS];
+    for (int i = 0; i < xd_sum_words(a->fixed); i++) sum[i] = 0;
+    *count = 0;
+    for (int r = 0; r < a->ranks; r++) {
+        *count += bin[r * stride];
+        xd_sum_join(sum, a->fixed, bin + r * stride + 1);
+    }
+    return xd_sum_read(sum, a->fixed);
+}
+
+/* The value of bin k after this call. */
+XD_SCALAR double xd_fdistill_next(const xd_fdistill_args *a, int64_t k) {
+    int64_t count;
+    const double sum = xd_fdistill_gather(a, a->records + k * (int)XD_FDISTILL_BIN_WORDS,
+                                          (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS, &count);
+    if (count == 0) return a->bin_values[k];
+    const double mean = sum / xd_add((double)count, 1e-6);
+    return xd_add(xd_mul(a->bin_values[k], a->rate), xd_mul(xd_sub(1.0, a->rate), mean));
+}
+
+/* Findings of all ranks to the status. True when it has none, of this loss or another. */
+XD_SCALAR bool xd_fdistill_report(const xd_fdistill_args *a, xd_status *status) {
+    for (int r = 0; r < a->ranks; r++) {
+        const int64_t *f = a->records + (r * (a->bins + 1) + a->bins) * (int)XD_FDISTILL_BIN_WORDS;
+        double value;
+        memcpy(&value, f + 2, sizeof value);
+        xd_sample_report(status, f[0], f[1], value);
+    }
+    return status->label_out_of_range + status->not_finite + status->nothing_counted + status->overflow == 0;
+}
+
+/* fdistill_bins. */
+XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status) {
+    const bool clean = xd_fdistill_report(a, status);
+    for (int64_t k = 0; k < a->bins; k++) a->next[k] = xd_fdistill_next(a, k);
+    for (int64_t k = 0; k < a->bins && clean; k++) a->bin_values[k] = a->next[k];
+    for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a->mass[i] = 0;
+    for (int64_t b = 0; b < a->logits.rows; b++) {
+        double rho = a->weights[b];
+        if (isnan(rho)) continue;
+        if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
+        a->weights[b] = xd_f_weight_of(a->divergence, rho);
+        a->mass[0]++;
+        xd_sum_put(a->mass + 1, a->fixed, a->weights[b]);
+    }
+}
+
+/* fdistill_weights. */
+XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+    int64_t count;
+    const double sum = xd_fdistill_gather(a, a->masses, (int)XD_FDISTILL_BIN_WORDS, &count);
+    const double mean = count > 0 ? sum / (double)count : 0.0;
+    for (int64_t b = 0; b < a->logits.rows; b++)
+        a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
+}
+
 /* >>kernel/kernels */
 
 /* Where the tensors of a context are stored. */
@@ -8090,6 +9794,8 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
     xd_result (*fill)(const xd_launch *launch,
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
+    xd_dmd_kernels dmd;
+    xd_dmd_loss_kernels dmd_loss;
 } xd_kernels;
 
 /* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
@@ -8284,10 +9990,15 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_info
 #    define xd_checkpoint_file_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_info
 #    define xd_checkpoint_tensor_info XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_info
+#    define xd_checkpoint_saver XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver
 #    define xd_state_tensor XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_tensor
 #    define xd_state_gather_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather_desc
 #    define xd_state_scatter_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter_desc
 #    define xd_state_report XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_report
+#    define xd_weight_map XDISTILL_NO_CHECKPOINT_leaves_out_xd_weight_map
+#    define xd_mapped_weights XDISTILL_NO_CHECKPOINT_leaves_out_xd_mapped_weights
+#    define xd_weights_import_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_import_desc
+#    define xd_weights_export_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_export_desc
 #    define xd_checkpoint_save (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save)
 #    define xd_checkpoint_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_find)
 #    define xd_checkpoint_load (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_load)
@@ -8299,10 +10010,19 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_checkpoint_file_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_file_at)
 #    define xd_checkpoint_tensor_at (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_at)
 #    define xd_checkpoint_tensor_find (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_tensor_find)
+#    define xd_checkpoint_saver_bytes (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_bytes)
+#    define xd_checkpoint_saver_create (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_create)
+#    define xd_checkpoint_save_start (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_start)
+#    define xd_checkpoint_save_poll (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_poll)
+#    define xd_checkpoint_save_wait (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_save_wait)
+#    define xd_checkpoint_saver_destroy (XDISTILL_NO_CHECKPOINT_leaves_out_xd_checkpoint_saver_destroy)
 #    define xd_state_gather (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_gather)
 #    define xd_state_scatter (XDISTILL_NO_CHECKPOINT_leaves_out_xd_state_scatter)
 #    define xd_ema_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_export)
 #    define xd_ema_import (XDISTILL_NO_CHECKPOINT_leaves_out_xd_ema_import)
+#    define xd_weight_map_check (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weight_map_check)
+#    define xd_weights_import (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_import)
+#    define xd_weights_export (XDISTILL_NO_CHECKPOINT_leaves_out_xd_weights_export)
 #endif
 #if defined(XDISTILL_NO_COMPAT)
 #    define xd_canonical XDISTILL_NO_COMPAT_leaves_out_xd_canonical
@@ -8341,6 +10061,89 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_uld_trl_desc XDISTILL_NO_XTOKEN_leaves_out_xd_uld_trl_desc
 #    define xd_compat_uld_chunks (XDISTILL_NO_XTOKEN_leaves_out_xd_compat_uld_chunks)
 #endif
+#if defined(XDISTILL_NO_DMD)
+#    define xd_noise_kind XDISTILL_NO_DMD_leaves_out_xd_noise_kind
+#    define xd_noise_level XDISTILL_NO_DMD_leaves_out_xd_noise_level
+#    define xd_noise_schedule XDISTILL_NO_DMD_leaves_out_xd_noise_schedule
+#    define xd_edm_scales XDISTILL_NO_DMD_leaves_out_xd_edm_scales
+#    define xd_edm_desc XDISTILL_NO_DMD_leaves_out_xd_edm_desc
+#    define xd_prediction XDISTILL_NO_DMD_leaves_out_xd_prediction
+#    define xd_conversion XDISTILL_NO_DMD_leaves_out_xd_conversion
+#    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
+#    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
+#    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
+#    define xd_sample_common XDISTILL_NO_DMD_leaves_out_xd_sample_common
+#    define xd_vsd_desc XDISTILL_NO_DMD_leaves_out_xd_vsd_desc
+#    define xd_denoise_weight XDISTILL_NO_DMD_leaves_out_xd_denoise_weight
+#    define xd_denoise_form XDISTILL_NO_DMD_leaves_out_xd_denoise_form
+#    define xd_denoise_desc XDISTILL_NO_DMD_leaves_out_xd_denoise_desc
+#    define xd_gan_desc XDISTILL_NO_DMD_leaves_out_xd_gan_desc
+#    define xd_fdistill_desc XDISTILL_NO_DMD_leaves_out_xd_fdistill_desc
+#    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
+#    define xd_network XDISTILL_NO_DMD_leaves_out_xd_network
+#    define xd_dmd XDISTILL_NO_DMD_leaves_out_xd_dmd
+#    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
+#    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
+#    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
+#    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
+#    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
+#    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
+#    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
+#    define xd_dmd_trainer XDISTILL_NO_DMD_leaves_out_xd_dmd_trainer
+#    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
+#    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
+#    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
+#    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
+#    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
+#    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
+#    define xd_noise_ratio (XDISTILL_NO_DMD_leaves_out_xd_noise_ratio)
+#    define xd_noise_time_of_ratio (XDISTILL_NO_DMD_leaves_out_xd_noise_time_of_ratio)
+#    define xd_noise_grid_time (XDISTILL_NO_DMD_leaves_out_xd_noise_grid_time)
+#    define xd_noise_nearest (XDISTILL_NO_DMD_leaves_out_xd_noise_nearest)
+#    define xd_noise_steps (XDISTILL_NO_DMD_leaves_out_xd_noise_steps)
+#    define xd_noise_steps_check (XDISTILL_NO_DMD_leaves_out_xd_noise_steps_check)
+#    define xd_noise_network_time (XDISTILL_NO_DMD_leaves_out_xd_noise_network_time)
+#    define xd_noise_network_scale (XDISTILL_NO_DMD_leaves_out_xd_noise_network_scale)
+#    define xd_edm_scales_at (XDISTILL_NO_DMD_leaves_out_xd_edm_scales_at)
+#    define xd_prediction_mix (XDISTILL_NO_DMD_leaves_out_xd_prediction_mix)
+#    define xd_prediction_check (XDISTILL_NO_DMD_leaves_out_xd_prediction_check)
+#    define xd_noise_mix (XDISTILL_NO_DMD_leaves_out_xd_noise_mix)
+#    define xd_target_mix (XDISTILL_NO_DMD_leaves_out_xd_target_mix)
+#    define xd_guidance_mix (XDISTILL_NO_DMD_leaves_out_xd_guidance_mix)
+#    define xd_mix_rows (XDISTILL_NO_DMD_leaves_out_xd_mix_rows)
+#    define xd_times_defaults (XDISTILL_NO_DMD_leaves_out_xd_times_defaults)
+#    define xd_times_narrow (XDISTILL_NO_DMD_leaves_out_xd_times_narrow)
+#    define xd_times_check (XDISTILL_NO_DMD_leaves_out_xd_times_check)
+#    define xd_time_of_draw (XDISTILL_NO_DMD_leaves_out_xd_time_of_draw)
+#    define xd_times_draw (XDISTILL_NO_DMD_leaves_out_xd_times_draw)
+#    define xd_times_draw_frames (XDISTILL_NO_DMD_leaves_out_xd_times_draw_frames)
+#    define xd_draw_index (XDISTILL_NO_DMD_leaves_out_xd_draw_index)
+#    define xd_vsd_defaults (XDISTILL_NO_DMD_leaves_out_xd_vsd_defaults)
+#    define xd_vsd_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_vsd_workspace_bytes)
+#    define xd_vsd_loss (XDISTILL_NO_DMD_leaves_out_xd_vsd_loss)
+#    define xd_denoise_term_at (XDISTILL_NO_DMD_leaves_out_xd_denoise_term_at)
+#    define xd_denoise_defaults (XDISTILL_NO_DMD_leaves_out_xd_denoise_defaults)
+#    define xd_denoise_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_denoise_workspace_bytes)
+#    define xd_denoise_loss (XDISTILL_NO_DMD_leaves_out_xd_denoise_loss)
+#    define xd_gan_defaults (XDISTILL_NO_DMD_leaves_out_xd_gan_defaults)
+#    define xd_gan_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_gan_workspace_bytes)
+#    define xd_gan_loss (XDISTILL_NO_DMD_leaves_out_xd_gan_loss)
+#    define xd_fdistill_defaults (XDISTILL_NO_DMD_leaves_out_xd_fdistill_defaults)
+#    define xd_f_weight (XDISTILL_NO_DMD_leaves_out_xd_f_weight)
+#    define xd_fdistill_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_fdistill_workspace_bytes)
+#    define xd_fdistill_weights (XDISTILL_NO_DMD_leaves_out_xd_fdistill_weights)
+#    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
+#    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
+#    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
+#    define xd_dmd_destroy (XDISTILL_NO_DMD_leaves_out_xd_dmd_destroy)
+#    define xd_dmd_student (XDISTILL_NO_DMD_leaves_out_xd_dmd_student)
+#    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
+#    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
+#    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
+#    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
+#    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
+#    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
+#endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
 #    define xd_block XDISTILL_NO_MODELS_leaves_out_xd_block
@@ -8355,7 +10158,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_pass_kind XDISTILL_NO_MODELS_leaves_out_xd_pass_kind
 #    define xd_pass XDISTILL_NO_MODELS_leaves_out_xd_pass
 #    define xd_block_view XDISTILL_NO_MODELS_leaves_out_xd_block_view
+#    define xd_inputs XDISTILL_NO_MODELS_leaves_out_xd_inputs
+#    define xd_inputs_desc XDISTILL_NO_MODELS_leaves_out_xd_inputs_desc
+#    define xd_forward XDISTILL_NO_MODELS_leaves_out_xd_forward
 #    define xd_parallel XDISTILL_NO_MODELS_leaves_out_xd_parallel
+#    define xd_gradient_divisors XDISTILL_NO_MODELS_leaves_out_xd_gradient_divisors
 #    define xd_ddp_desc XDISTILL_NO_MODELS_leaves_out_xd_ddp_desc
 #    define xd_fsdp_desc XDISTILL_NO_MODELS_leaves_out_xd_fsdp_desc
 #    define xd_parallel_leaf_count XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf_count
@@ -8413,6 +10220,11 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_block_begin (XDISTILL_NO_MODELS_leaves_out_xd_block_begin)
 #    define xd_block_end (XDISTILL_NO_MODELS_leaves_out_xd_block_end)
 #    define xd_block_skip (XDISTILL_NO_MODELS_leaves_out_xd_block_skip)
+#    define xd_inputs_bytes (XDISTILL_NO_MODELS_leaves_out_xd_inputs_bytes)
+#    define xd_inputs_create (XDISTILL_NO_MODELS_leaves_out_xd_inputs_create)
+#    define xd_inputs_destroy (XDISTILL_NO_MODELS_leaves_out_xd_inputs_destroy)
+#    define xd_inputs_keep (XDISTILL_NO_MODELS_leaves_out_xd_inputs_keep)
+#    define xd_recompute (XDISTILL_NO_MODELS_leaves_out_xd_recompute)
 #    define xd_ddp_create (XDISTILL_NO_MODELS_leaves_out_xd_ddp_create)
 #    define xd_fsdp_create (XDISTILL_NO_MODELS_leaves_out_xd_fsdp_create)
 #    define xd_parallel_destroy (XDISTILL_NO_MODELS_leaves_out_xd_parallel_destroy)
@@ -8420,6 +10232,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_parallel_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf)
 #    define xd_parallel_params (XDISTILL_NO_MODELS_leaves_out_xd_parallel_params)
 #    define xd_parallel_parts (XDISTILL_NO_MODELS_leaves_out_xd_parallel_parts)
+#    define xd_parallel_thaw (XDISTILL_NO_MODELS_leaves_out_xd_parallel_thaw)
 #    define xd_parallel_push_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_push_leaf)
 #    define xd_parallel_reduce (XDISTILL_NO_MODELS_leaves_out_xd_parallel_reduce)
 #    define xd_parallel_publish (XDISTILL_NO_MODELS_leaves_out_xd_parallel_publish)
@@ -11664,6 +13477,10 @@ typedef struct xdi_span_kernels {
 
     /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
     void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
+
+    /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
+     * still. NULL: as the plain spans do. */
+    void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -11691,6 +13508,18 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+
+/* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
+ * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square);
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square);
 
 /* span_avx2.c: round with eight blocks of random numbers at a time. */
 #if defined(XDI_X86)
@@ -12030,18 +13859,62 @@ XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, d
 
 #include <string.h>
 
+enum { XDI_COPY_SQUARE = 32 /* elements of a side: the lines of both arrays stay in the nearest cache */ };
+
+/* Elements one by one; steps are in bytes. */
+static void xdi_copy_line(const char *src, int64_t src_step, char *dst, int64_t dst_step, int64_t count,
+                          size_t size) {
+    if (size == 4)
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, 4);
+    else if (size == 2)
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, 2);
+    else
+        for (int64_t i = 0; i < count; i++) memcpy(dst + i * dst_step, src + i * src_step, size);
+}
+
+/* The dimension with the nearest neighbours, besides the last: with the last it makes the squares of a transposition. */
+static int xdi_copy_partner(const xd_copy *copy) {
+    int best = copy->ndim - 2;
+    for (int d = best - 1; d >= 0; d--)
+        if (copy->src_stride[d] + copy->dst_stride[d] < copy->src_stride[best] + copy->dst_stride[best])
+            best = d;
+    return best;
+}
+
+/* Dimensions `side` and the last, of which one is far in either array, square by square. */
+static void xdi_copy_squares(const xd_copy *copy, int side, const char *src, char *dst, size_t size) {
+    const int last = copy->ndim - 1;
+    const int64_t bytes = (int64_t)size, rows = copy->extent[side], columns = copy->extent[last];
+    const int64_t src_step = copy->src_stride[last] * bytes, dst_step = copy->dst_stride[last] * bytes;
+    for (int64_t r = 0; r < rows; r += XDI_COPY_SQUARE)
+        for (int64_t c = 0; c < columns; c += XDI_COPY_SQUARE) {
+            const int64_t end = rows - r < XDI_COPY_SQUARE ? rows : r + XDI_COPY_SQUARE;
+            const int64_t count = columns - c < XDI_COPY_SQUARE ? columns - c : (int64_t)XDI_COPY_SQUARE;
+            for (int64_t i = r; i < end; i++)
+                xdi_copy_line(src + i * copy->src_stride[side] * bytes + c * src_step, src_step,
+                              dst + i * copy->dst_stride[side] * bytes + c * dst_step, dst_step, count, size);
+        }
+}
+
 XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
     const int last = copy->ndim - 1;
     const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
-    const int64_t inner = dense ? 1 : copy->extent[last];
-    const size_t block = dense ? (size_t)copy->extent[last] * size : size;
+    const int side = dense || last == 0 ? -1 : xdi_copy_partner(copy);
+    const size_t block = (size_t)copy->extent[last] * size;
     int64_t at[XD_DIMS_MAX] = { 0 }, s = copy->src_offset, d = copy->dst_offset;
     int dim;
     do {
-        for (int64_t i = 0; i < inner; i++)
-            memcpy((char *)dst + (size_t)(d + i * copy->dst_stride[last]) * size,
-                   (const char *)src + (size_t)(s + i * copy->src_stride[last]) * size, block);
+        const char *from = (const char *)src + (size_t)s * size;
+        char *to = (char *)dst + (size_t)d * size;
+        if (dense)
+            memcpy(to, from, block);
+        else if (side >= 0)
+            xdi_copy_squares(copy, side, from, to, size);
+        else
+            xdi_copy_line(from, copy->src_stride[last] * (int64_t)size, to,
+                          copy->dst_stride[last] * (int64_t)size, copy->extent[last], size);
         for (dim = last - 1; dim >= 0; dim--) {
+            if (dim == side) continue;
             s += copy->src_stride[dim];
             d += copy->dst_stride[dim];
             if (++at[dim] < copy->extent[dim]) break;
@@ -15443,6 +17316,34 @@ XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
     return &kernels;
 }
 
+/* >>kernel/cpu/dmd.c */
+
+/* Plain kernels of distribution matching: kernel/dmd.h has the formulas. */
+
+/* Elements [begin, end) of the tensor out, which cover several rows or a part of one. */
+static void xdi_cpu_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                              int slot) {
+    const xd_mix_desc *d = (const xd_mix_desc *)args;
+    (void)launch, (void)slot;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t r = i / d->out.cols, c = i - r * d->out.cols;
+        const xd_mix mix = d->mix[r];
+        const bool both = d->q.data && mix.c1 != 0.0;
+        const double p = xd_element_load(d->p.data, d->p.dtype, r * d->p.stride + c);
+        const double q = both ? xd_element_load(d->q.data, d->q.dtype, r * d->q.stride + c) : 0.0;
+        xd_store_once(d->out.data, d->out.dtype, r * d->out.stride + c, xd_mix_of(mix, both, p, q));
+    }
+}
+
+static xd_result xdi_cpu_mix(const xd_launch *launch, const xd_mix_desc *desc) {
+    return xdi_spread_elements(launch, desc->out.rows * desc->out.cols, 1, xdi_cpu_mix_piece, desc);
+}
+
+XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
+    static const xd_dmd_kernels kernels = { xdi_cpu_mix };
+    return &kernels;
+}
+
 /* >>kernel/cpu/optimizer.c */
 
 /* Optimizers, averages, casts and norms: the loops over arrays and spans, and the plain spans. */
@@ -15546,10 +17447,17 @@ static void xdi_plain_round(const xd_philox *random, int64_t element, const floa
     }
 }
 
+static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd) {
+    for (int64_t i = 0; i < n; i++) {
+        const double value = xd_mix_of(mix, q != NULL, (double)p[i], q ? (double)q[i] : 0.0);
+        out[i] = to_odd ? xd_float_to_odd(value) : (float)value;
+    }
+}
+
 static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
                                                   xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round };
+                                                  false,           xdi_plain_round,     xdi_plain_mix };
 
 /* ---- loops over arrays ---- */
 
@@ -15915,16 +17823,17 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
+XD_PRIVATE void xdi_norm_exact(int64_t *limbs, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) xdi_norm_add_f32(limbs, x[i], square);
+    xd_norm_carry(limbs);
+}
+
 /* Exact sums of many elements first add integers in bins by exponent: one addition per element, and limbs only once
  * per block. Four sets are used in turn, because neighbours often have the same exponent and would wait for each
  * other's addition. A mantissa's square is below 2^48, so a bin can hold 2^16 of them. */
-enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+enum { XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
 
-typedef struct xdi_norm_bins {
-    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
-} xdi_norm_bins;
-
-static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+XD_PRIVATE void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &x[i], sizeof bits);
@@ -15935,7 +17844,7 @@ static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bo
 }
 
 /* Moves the bins of finite elements to the limbs. */
-static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+XD_PRIVATE void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
     for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
         const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
         for (int set = 0; set < XDI_NORM_SETS; set++) {
@@ -16089,6 +17998,447 @@ XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
 
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
     return &xdi_plain_optimizer;
+}
+
+/* >>kernel/cpu/dmd_loss */
+
+/* Losses over samples are written once, on loops over f32 that a CPU level compiles for its vectors. All of them have the same
+ * bits: elements are apart from each other, no product that is added has a rounding error, and lanes are those of
+ * kernel/dmd_loss.h. n is at most XD_SAMPLE_TILE.
+ *   difference  out = a - b
+ *   residual    out = xd_denoise_residual
+ *   lanes       lanes[i % XD_SAMPLE_LANES] += |x_i|, or its square
+ *   scaled      out = factor x, in double */
+typedef struct xdi_sample_loops {
+    void (*difference)(const float *a, const float *b, float *out, int64_t n);
+    void (*residual)(const xd_denoise_term *term, const float *const *in, float *out, int64_t n);
+    void (*lanes)(const float *x, int64_t n, bool square, double *lanes);
+    void (*scaled)(const float *x, double factor, float *out, int64_t n);
+} xdi_sample_loops;
+
+/* What an entry runs on. */
+typedef struct xdi_sample_level {
+    const xdi_sample_loops *loops;
+    const xdi_span_kernels *spans;
+} xdi_sample_level;
+
+/* cpu/dmd_loss.c: the entries with elements, on a level. */
+XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
+                                         xdi_sample_level level);
+XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
+                                       xdi_sample_level level);
+
+/* >>kernel/cpu/dmd_loss.c */
+
+/* Losses over samples: kernel/dmd_loss.h has the formulas. Entries with elements run on the loops of a level. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- the plain loops ---- */
+
+static void xdi_plain_sample_difference(const float *a, const float *b, float *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = xd_subf(a[i], b[i]);
+}
+
+static void xdi_plain_sample_residual(const xd_denoise_term *term, const float *const *in, float *out,
+                                      int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = xd_denoise_residual(term, in[0][i], in[1][i], in[2][i]);
+}
+
+static void xdi_plain_sample_lanes(const float *x, int64_t n, bool square, double *lanes) {
+    for (int64_t i = 0; i < n; i++) {
+        const double one = fabs((double)x[i]);
+        lanes[i % XD_SAMPLE_LANES] += square ? xd_mul_exact(one, one) : one;
+    }
+}
+
+static void xdi_plain_sample_scaled(const float *x, double factor, float *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (float)xd_mul(factor, (double)x[i]);
+}
+
+static xdi_sample_level xdi_plain_sample_level(void) {
+    static const xdi_sample_loops loops = {
+        xdi_plain_sample_difference,
+        xdi_plain_sample_residual,
+        xdi_plain_sample_lanes,
+        xdi_plain_sample_scaled,
+    };
+    const xdi_sample_level level = { &loops, xdi_span_kernels_plain() };
+    return level;
+}
+
+/* ---- elements ---- */
+
+/* Elements [at, at + n) of row b as f32: the row itself, or the buffer. */
+static const float *xdi_sample_widen(const xdi_span_kernels *spans, const xd_rows *x, int64_t b, int64_t at,
+                                     int64_t n, float *buffer) {
+    const int64_t from = b * (x->stride ? x->stride : x->cols) + at;
+    if (x->dtype == XD_DTYPE_F32) return (const float *)x->data + from;
+    for (int64_t i = 0; i < n; i += XDI_SPAN)
+        spans->widen((const uint16_t *)x->data + from + i, x->dtype, buffer + i, xdi_span_length(n, i));
+    return buffer;
+}
+
+static void xdi_sample_narrow(const xdi_span_kernels *spans, const float *values, const xd_rows *out,
+                              int64_t b, int64_t at, int64_t n) {
+    const int64_t to = b * (out->stride ? out->stride : out->cols) + at;
+    if (out->dtype == XD_DTYPE_F32) {
+        memcpy((float *)out->data + to, values, (size_t)n * sizeof *values);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += XDI_SPAN)
+        spans->narrow(values + i, (uint16_t *)out->data + to + i, out->dtype, xdi_span_length(n, i));
+}
+
+/* Zero where the mask is 0, whatever was there. Returns how many elements count. */
+static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, int64_t n, float *x) {
+    if (!a->mask) return n;
+    const uint8_t *mask = a->mask + b * a->elements + at;
+    int64_t counted = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!mask[i]) x[i] = 0.0f;
+        counted += mask[i] != 0;
+    }
+    return counted;
+}
+
+static int64_t xdi_sample_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* ---- sums ---- */
+
+/* Lanes joined pairwise; lanes from `used` on are zero. */
+static double xdi_sample_tree(double *lanes, int64_t used) {
+    int64_t width = 1;
+    while (width < used) width *= 2;
+    for (; width > 1; width /= 2)
+        for (int64_t i = 0; i < width / 2; i++) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+    return lanes[0];
+}
+
+static double xdi_sample_tile_sum(const xdi_sample_loops *loops, const float *x, int64_t n, bool square) {
+    double lanes[XD_SAMPLE_LANES];
+    const int64_t used = xdi_sample_least(n, XD_SAMPLE_LANES);
+    memset(lanes, 0, sizeof lanes);
+    loops->lanes(x, n, square, lanes);
+    return xdi_sample_tree(lanes, used);
+}
+
+/* The sums of a chunk while its tiles are added: which = 0 magnitudes, 1 squares. */
+typedef struct xdi_sample_chunk {
+    const xdi_sample_loops *loops;
+    bool fixed, binned;
+    int64_t *sums;
+    xdi_norm_bins bins[2];
+} xdi_sample_chunk;
+
+static void xdi_sample_chunk_begin(xdi_sample_chunk *chunk, const xd_sample_args *a, int64_t item, int64_t n,
+                                   const xdi_sample_loops *loops) {
+    chunk->loops = loops;
+    chunk->fixed = a->fixed;
+    chunk->binned = a->fixed && n > XD_SAMPLE_TILE;
+    chunk->sums = a->parts + item * xd_sample_words(a->fixed);
+    xd_sample_clear(chunk->sums, a->fixed);
+    if (chunk->binned) memset(chunk->bins, 0, sizeof chunk->bins);
+}
+
+static void xdi_sample_chunk_add(xdi_sample_chunk *chunk, int which, const float *x, int64_t n) {
+    const bool square = which == 1;
+    const double sum = xdi_sample_tile_sum(chunk->loops, x, n, square);
+    int64_t *words = chunk->sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(chunk->fixed);
+    const int64_t finding = xd_sample_finding(sum);
+    if (finding > chunk->sums[XD_SAMPLE_FINDING]) chunk->sums[XD_SAMPLE_FINDING] = finding;
+    if (!chunk->fixed)
+        xd_sum_put(words, false, sum);
+    else if (finding == (int64_t)XD_SAMPLE_FINE && chunk->binned)
+        xdi_norm_bins_add(&chunk->bins[which], x, n, square);
+    else if (finding == (int64_t)XD_SAMPLE_FINE)
+        xdi_norm_exact(words, x, n, square);
+}
+
+static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
+    for (int which = 0; which < 2 && chunk->binned; which++)
+        xdi_norm_bins_flush(&chunk->bins[which],
+                            chunk->sums + (int)XD_SAMPLE_SUMS + which * xd_sum_words(true), which == 1);
+}
+
+/* ---- chunks of rows over threads ---- */
+
+/* Forms the terms of tile [at, at + n) of row b: of which = 0 into first, of 1 into second, either may be untouched. Returns the
+ * sums that have terms as bits. */
+typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                                int64_t n, float *const *terms);
+
+typedef struct xdi_sample_job {
+    const xd_sample_args *base;
+    const void *args;
+    xdi_sample_level level;
+    xdi_sample_terms terms;
+    void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
+} xdi_sample_job;
+
+static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
+    const xd_sample_args *a = job->base;
+    const int64_t chunks = xd_sample_chunks(a->elements), b = item / chunks,
+                  begin = (item - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t end = begin + XD_SAMPLE_CHUNK < a->elements ? begin + XD_SAMPLE_CHUNK : a->elements;
+    float first[XD_SAMPLE_TILE], second[XD_SAMPLE_TILE];
+    float *const terms[2] = { first, second };
+    xdi_sample_chunk chunk;
+    xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
+    for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
+        const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
+        const int has = job->terms(job->args, &job->level, b, at, n, terms);
+        int64_t counted = n;
+        for (int which = 0; which < 2; which++) {
+            if (!(has >> which & 1)) continue;
+            counted = xdi_sample_keep(a, b, at, n, terms[which]);
+            xdi_sample_chunk_add(&chunk, which, terms[which], n);
+        }
+        chunk.sums[XD_SAMPLE_COUNTED] += counted;
+    }
+    xdi_sample_chunk_end(&chunk);
+}
+
+static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                     int slot) {
+    (void)launch, (void)slot;
+    for (int64_t item = begin; item < end; item++)
+        xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
+}
+
+static void xdi_sample_write_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_sample_job *job = (const xdi_sample_job *)args;
+    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
+    (void)launch, (void)slot;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
+        const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
+        for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
+            job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
+    }
+}
+
+/* A piece has about four chunks' elements. */
+static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job *job, xdi_spread_body body) {
+    const int64_t elements = job->base->elements, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const int64_t row = xdi_sample_least(elements, XD_SAMPLE_CHUNK);
+    if (elements == 0) return XD_OK;
+    return xdi_spread_items(launch, job->base->samples * xd_sample_chunks(elements), grain / row, body, job);
+}
+
+/* ---- the student's term ---- */
+
+static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
+                         float *const *terms) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float x[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    const float *teacher = xdi_sample_widen(level->spans, &a->teacher, b, at, n, t);
+    level->loops->difference(xdi_sample_widen(level->spans, &a->generated, b, at, n, x), teacher, terms[0],
+                             n);
+    level->loops->difference(xdi_sample_widen(level->spans, &a->fake, b, at, n, f), teacher, terms[1], n);
+    return 3;
+}
+
+XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
+                         float *const *terms) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float x[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    const float *generated = xdi_sample_widen(level->spans, &a->generated, b, at, n, x);
+    const float *teacher = xdi_sample_widen(level->spans, &a->teacher, b, at, n, t);
+    const float *fake = xdi_sample_widen(level->spans, &a->fake, b, at, n, f);
+    const float weight = (float)a->base.sample[b].weight;
+    for (int64_t i = 0; i < n; i++)
+        terms[1][i] = xd_vsd_step(a->generated.dtype, weight, generated[i], teacher[i], fake[i]);
+    return 2;
+}
+
+XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+/* A tile of a gradient: factor times the terms, or zero for a sample without a factor. */
+static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level *level,
+                             const xd_rows *gradient, int64_t b, int64_t at, int64_t n, float *term) {
+    const double factor = xd_mul(base->sample[b].factor, *base->factor);
+    xdi_sample_keep(base, b, at, n, term);
+    level->loops->scaled(term, factor, term, n);
+    xdi_sample_narrow(level->spans, term, gradient, b, at, n);
+}
+
+static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
+                                  int64_t at, int64_t n) {
+    float zero[XD_SAMPLE_TILE];
+    memset(zero, 0, (size_t)n * sizeof *zero);
+    xdi_sample_narrow(level->spans, zero, gradient, b, at, n);
+}
+
+static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
+    float *const terms[2] = { unused, term };
+    if (a->base.sample[b].factor == 0.0) {
+        xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    if (a->form == XD_VSD_COMPAT)
+        xdi_vsd_steps(args, level, b, at, n, terms);
+    else
+        level->loops->difference(xdi_sample_widen(level->spans, &a->fake, b, at, n, f),
+                                 xdi_sample_widen(level->spans, &a->teacher, b, at, n, t), term, n);
+    xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
+}
+
+XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write };
+    return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+/* ---- the denoising term ---- */
+
+static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                             int64_t n, float *const *terms) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    float p[XD_SAMPLE_TILE], x[XD_SAMPLE_TILE], e[XD_SAMPLE_TILE];
+    const float *in[3];
+    in[0] = xdi_sample_widen(level->spans, &a->prediction, b, at, n, p);
+    in[1] = xdi_sample_widen(level->spans, &a->clean, b, at, n, x);
+    in[2] = xdi_sample_widen(level->spans, &a->noise, b, at, n, e);
+    level->loops->residual(a->terms + b, in, terms[1], n);
+    return 2;
+}
+
+XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
+                                         xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL };
+    return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
+}
+
+static void xdi_denoise_write(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                              int64_t n) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    float term[XD_SAMPLE_TILE];
+    float *const terms[2] = { NULL, term };
+    if (a->base.sample[b].factor == 0.0) {
+        xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    xdi_denoise_terms(args, level, b, at, n, terms);
+    xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
+}
+
+XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
+                                       xdi_sample_level level) {
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write };
+    return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+/* ---- the table ---- */
+
+static xd_result xdi_cpu_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_measure(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_rounded(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_measure(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_weigh(const xd_launch *launch, const xd_vsd_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_vsd_weigh_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_vsd_settle(const xd_launch *launch, const xd_vsd_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_vsd_settle_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_denoise_weigh(const xd_launch *launch, const xd_denoise_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_denoise_weigh_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_gan_terms(const xd_launch *launch, const xd_gan_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_gan_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_gan_slope(const xd_launch *launch, const xd_gan_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->base.samples; b++) xd_gan_slope_sample(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_join(const xd_launch *launch, const xd_sample_args *args) {
+    (void)launch;
+    for (int64_t b = 0; b < args->samples; b++) xd_sample_join_chunks(args, b);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_total(const xd_launch *launch, const xd_sample_args *args) {
+    (void)launch;
+    xd_sample_total(args);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_sample_finish(const xd_launch *launch, const xd_sample_args *args) {
+    xd_sample_finish(args, launch->status);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *args) {
+    (void)launch;
+    xd_fdistill_ratios_of(args);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *args) {
+    xd_fdistill_bins_of(args, launch->status);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *args) {
+    (void)launch;
+    xd_fdistill_weights_of(args);
+    return XD_OK;
+}
+
+XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
+    static const xd_dmd_loss_kernels kernels = {
+        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,       xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
+        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure, xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
+        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,       xdi_cpu_sample_join,   xdi_cpu_sample_total,
+        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios, xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+    };
+    return &kernels;
 }
 
 /* >>kernel/cpu/clip.c */
@@ -16399,6 +18749,8 @@ XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
 XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
 XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
 XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
+XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels);
+XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels);
 
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);
@@ -18084,6 +20436,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     NULL,
     true,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -18371,9 +20724,37 @@ XDI_AVX2 XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element
     xdi_span_kernels_plain()->round(random, element + i, from + i, to + i, n - i);
 }
 
+/* Four doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX2 static inline __m128 xdi_avx2_to_odd(__m256d value, __m128 nearest) {
+    const __m256d back = _mm256_cvtps_pd(nearest), sign = _mm256_set1_pd(-0.0);
+    const __m256d beyond =
+        _mm256_cmp_pd(_mm256_andnot_pd(sign, back), _mm256_andnot_pd(sign, value), _CMP_GT_OQ);
+    const __m256d inexact = _mm256_cmp_pd(back, value, _CMP_NEQ_OQ);
+    const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    const __m256i beyond_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(beyond), low);
+    const __m256i inexact_at = _mm256_permutevar8x32_epi32(_mm256_castpd_si256(inexact), low);
+    const __m128i down = _mm_add_epi32(_mm_castps_si128(nearest), _mm256_castsi256_si128(beyond_at));
+    return _mm_castsi128_ps(_mm_or_si128(down, _mm_srli_epi32(_mm256_castsi256_si128(inexact_at), 31)));
+}
+
+XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                  bool to_odd) {
+    const __m256d c0 = _mm256_set1_pd(mix.c0), c1 = _mm256_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const __m256d of_p = _mm256_cvtps_pd(_mm_loadu_ps(p + i));
+        const __m256d value =
+            q ? _mm256_fmadd_pd(c0, of_p, _mm256_mul_pd(c1, _mm256_cvtps_pd(_mm_loadu_ps(q + i))))
+              : _mm256_mul_pd(c0, of_p);
+        const __m128 nearest = _mm256_cvtpd_ps(value);
+        _mm_storeu_ps(out + i, to_odd ? xdi_avx2_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round,
+    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -18643,10 +21024,35 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
     return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
 }
 
+/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
+    const __m512d back = _mm512_cvtps_pd(nearest);
+    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
+    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
+    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+}
+
+XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
+                                      bool to_odd) {
+    const __m512d c0 = _mm512_set1_pd(mix.c0), c1 = _mm512_set1_pd(mix.c1);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m512d of_p = _mm512_cvtps_pd(_mm256_loadu_ps(p + i));
+        const __m512d value =
+            q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
+              : _mm512_mul_pd(c0, of_p);
+        const __m256 nearest = _mm512_cvtpd_ps(value);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+    }
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+}
+
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,
+    xdi_avx2_round,   xdi_avx512_mix,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -21772,6 +24178,129 @@ XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels) {
     kernels->pieces = xdi_simd_reduce_pieces;
 }
 
+/* >>kernel/simd/dmd.c */
+
+/* Distribution matching on vectors, with the bits of the plain kernels: tiles are widened to f32 and rounded back by the spans of the
+ * level, and the arithmetic between is that of kernel/dmd.h. */
+
+static bool xdi_simd_mix_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+/* Elements [c, c + n) of row r, n at most XDI_SPAN. */
+static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
+                              int64_t n) {
+    float p_room[XDI_SPAN], q_room[XDI_SPAN], rounded[XDI_SPAN];
+    const bool narrow = d->out.dtype != XD_DTYPE_F32;
+    const xd_mix mix = d->mix[r];
+    const float *p = xdi_span_widen(spans, d->p.data, d->p.dtype, r * d->p.stride + c, n, p_room), *q = NULL;
+    float *out = narrow ? rounded : (float *)d->out.data + (r * d->out.stride + c);
+    if (d->q.data && mix.c1 != 0.0)
+        q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
+    (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(mix, p, q, out, n, narrow);
+    if (narrow) spans->narrow(rounded, (uint16_t *)d->out.data + (r * d->out.stride + c), d->out.dtype, n);
+}
+
+static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                               int slot) {
+    const xd_mix_desc *d = (const xd_mix_desc *)args;
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
+    (void)slot;
+    for (int64_t i = begin, n; i < end; i += n) {
+        const int64_t r = i / d->out.cols, c = i - r * d->out.cols, row = d->out.cols - c;
+        n = row < end - i ? row : end - i;
+        if (n > XDI_SPAN) n = XDI_SPAN;
+        xdi_simd_mix_span(spans, d, r, c, n);
+    }
+}
+
+static xd_result xdi_simd_mix(const xd_launch *launch, const xd_mix_desc *d) {
+    const bool vectors = xdi_simd_mix_takes(d->p.dtype) && xdi_simd_mix_takes(d->out.dtype) &&
+                         (!d->q.data || xdi_simd_mix_takes(d->q.dtype));
+    if (!vectors) return xd_dmd_kernels_cpu()->mix(launch, d);
+    return xdi_spread_elements(launch, d->out.rows * d->out.cols, 1, xdi_simd_mix_piece, d);
+}
+
+XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
+    kernels->mix = xdi_simd_mix;
+}
+
+/* >>kernel/simd/dmd_loss.c */
+
+/* Losses over samples on vectors: kernel/simd/dmd_loss.inc compiled for each level. */
+
+#include <math.h>
+
+#if defined(XDI_PORTABLE)
+#    define XDI_SAMPLE(name) xdi_portable_sample_##name
+#    define XDI_SAMPLE_LOOP static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#endif
+
+#if defined(XDI_X86)
+#    define XDI_SAMPLE(name) xdi_avx2_sample_##name
+#    define XDI_SAMPLE_LOOP __attribute__((target("avx2,fma"))) static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+
+#    define XDI_SAMPLE(name) xdi_avx512_sample_##name
+#    define XDI_SAMPLE_LOOP __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))) static
+#define XDI_AGAIN 4 /* >>kernel/simd/dmd_loss.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#endif
+
+static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
+    const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu) };
+#if defined(XDI_PORTABLE)
+    level.loops = &xdi_portable_sample_loops;
+#endif
+#if defined(XDI_X86)
+    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
+    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
+#endif
+    return level;
+}
+
+static xd_result xdi_simd_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_measure(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_rounded(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_slope(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_measure(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_slope(launch, args, xdi_simd_sample_level(launch));
+}
+
+/* The entries that read elements; what runs once per sample stays plain. */
+XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
+    kernels->vsd_measure = xdi_simd_vsd_measure;
+    kernels->vsd_rounded = xdi_simd_vsd_rounded;
+    kernels->vsd_slope = xdi_simd_vsd_slope;
+    kernels->denoise_measure = xdi_simd_denoise_measure;
+    kernels->denoise_slope = xdi_simd_denoise_slope;
+}
+
 /* >>kernel/kernels.c */
 
 /* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
@@ -21878,6 +24407,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
+    kernels->dmd = *xd_dmd_kernels_cpu();
+    kernels->dmd_loss = *xd_dmd_loss_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -21886,6 +24417,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_xtoken_fill(&kernels->xtoken);
         xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
+        xdi_simd_dmd_fill(&kernels->dmd);
+        xdi_simd_dmd_loss_fill(&kernels->dmd_loss);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }
@@ -22088,6 +24621,10 @@ XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
+
+/* queue.c: a context for a thread beside the caller's: his settings, but one thread, since a pool belongs to one context, and
+ * the CPU's kernels. Local. Errors: MEMORY. */
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out);
 
 /* threads.c: whether this is a group of threads. The next two functions are for such groups only. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
@@ -25943,15 +28480,16 @@ static void xdi_queue_take_up_stream(xd_queue *queue) {
     device->stream_destroy(ctx, queue->stream);
 }
 
-/* The worker's context: the caller's settings, but one thread, since a pool belongs to one context. */
-static xd_result xdi_queue_context(xd_queue *queue, xd_ctx **out) {
-    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+XD_PRIVATE xd_result xdi_queue_context(xd_comm *comm, const char *what, xd_ctx **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
     xd_ctx_desc settings = *xd_ctx_settings(ctx);
     settings.threads = 1;
     settings.parallel_for.run = NULL;
     settings.stream = NULL;
+    if (xdi_queue_has_device(comm)) settings.kernels = NULL;
     if (xd_ctx_create(&settings, out) == XD_OK) return XD_OK;
-    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of a queue of %d records", queue->capacity);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the context of %s on %d ranks", what,
+                   xd_comm_size(comm));
 }
 
 static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
@@ -25967,7 +28505,7 @@ static xd_result xdi_queue_employ(xd_queue *queue, xd_ctx *ctx, xd_comm *twin) {
 static xd_result xdi_queue_hire(xd_queue *queue) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
-    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue, &ctx));
+    xd_result result = xd_agree(queue->comm, xdi_queue_context(queue->comm, "a queue", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(queue->comm, ctx, &twin);
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);
@@ -26023,6 +28561,9 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
 /* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
  * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
+
+/* interval.c: drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
+XD_PRIVATE void xdi_interval_fold(xd_copy *copy);
 
 /* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
 XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
@@ -26236,8 +28777,7 @@ static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_
     return count;
 }
 
-/* Drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
-static void xdi_interval_fold(xd_copy *copy) {
+XD_PRIVATE void xdi_interval_fold(xd_copy *copy) {
     int n = 0;
     for (int d = 0; d < copy->ndim; d++) {
         const int64_t extent = copy->extent[d], src = copy->src_stride[d], dst = copy->dst_stride[d];
@@ -27625,6 +30165,7 @@ XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
 /* Norms of gradients over ranks, and clipping by them. */
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
@@ -27649,6 +30190,8 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
                "clip form %d is unknown", (int)d->form);
     XD_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
                d->max_norm);
+    XD_REQUIRE(ctx, d->refuse_above >= 0.0, XD_ERROR_ARGUMENT, "refuse_above %g is negative or not a number",
+               d->refuse_above);
     return XD_OK;
 }
 
@@ -27765,11 +30308,110 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     args.exact = exact;
     args.form = desc->form;
     args.max_norm = desc->max_norm;
+    args.refuse_above = desc->refuse_above;
     args.norm = &out->norm;
     args.not_finite = &out->not_finite;
     args.coefficient = &out->coefficient;
     args.status = desc->status;
     return kernels->clip(&launch, &args);
+}
+
+/* ---- what was found, and where ---- */
+
+/* A parameter of a list, and what its gradient has. */
+typedef struct xdi_clip_place {
+    int64_t index; /* -1: none */
+    xd_norm_sum sum;
+} xdi_clip_place;
+
+/* One gradient as part of a norm of the largest elements; `scratch` is on the device. */
+static xd_result xdi_clip_look(xd_ctx *ctx, const xd_param *p, xd_norm_sum *scratch, xd_norm_sum *out) {
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_norm_array array;
+    xd_norm_args args;
+    memset(&args, 0, sizeof args);
+    array.data = p->gradient;
+    array.count = p->count;
+    array.dtype = xdi_train_gradient_dtype(p);
+    array.replica = p->replica;
+    args.arrays = &array;
+    args.array_count = 1;
+    args.type = XD_NORM_MAX;
+    XD_TRY(xd_ctx_kernels(ctx)->memory.fill(&launch, scratch, 0, sizeof *scratch));
+    XD_TRY(xd_ctx_kernels(ctx)->optimizer.norm(&launch, &args, scratch));
+    return xd_read(ctx, out, scratch, sizeof *out);
+}
+
+/* The first of this rank's parameters that is not finite; or, where all are, the one with the largest element. */
+static xd_result xdi_clip_find(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool finite, xd_norm_sum *scratch,
+                               xdi_clip_place *out) {
+    memset(out, 0, sizeof *out);
+    out->index = -1;
+    for (int64_t i = 0; i < d->param_count; i++) {
+        xd_norm_sum sum;
+        if (!xdi_clip_has_gradient(&d->params[i])) continue;
+        XD_TRY(xdi_clip_look(ctx, &d->params[i], scratch, &sum));
+        if (finite ? sum.largest <= out->sum.largest : sum.not_finite == 0) continue;
+        out->index = i;
+        out->sum = sum;
+        if (!finite) break;
+    }
+    return XD_OK;
+}
+
+/* Which rank tells: among those with the largest element, or with anything, the one of the lowest entry of its list. */
+static xd_result xdi_clip_choose(xd_comm *comm, const xdi_clip_place *mine, int *teller) {
+    const int64_t ranks = xd_comm_size(comm);
+    double largest = mine->sum.largest;
+    int64_t key = mine->index * ranks + xd_comm_rank(comm);
+    XD_TRY(xd_all_reduce(comm, &largest, &largest, 1, XD_DTYPE_F64, XD_MAX));
+    if (mine->index < 0 || (mine->sum.not_finite == 0 && mine->sum.largest < largest)) key = INT64_MAX;
+    XD_TRY(xd_all_reduce(comm, &key, &key, 1, XD_DTYPE_I64, XD_MIN));
+    *teller = key == INT64_MAX ? -1 : (int)(key % ranks);
+    return XD_OK;
+}
+
+static void xdi_clip_write_place(const xd_param *p, const xdi_clip_place *at, int rank, char *text,
+                                 size_t size) {
+    const char *name = p->name ? p->name : "(unnamed)";
+    if (at->sum.not_finite > 0)
+        snprintf(text, size, "\"%.80s\" on rank %d: %lld of %lld elements there, %lld of them NaN", name,
+                 rank, (long long)at->sum.not_finite, (long long)p->count, (long long)at->sum.nan);
+    else
+        snprintf(text, size, "\"%.80s\" on rank %d: %g", name, rank, at->sum.largest);
+}
+
+/* The words of the rank that tells, on all; empty where gradients have changed and nobody has any. */
+static xd_result xdi_clip_tell(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool finite,
+                               xd_norm_sum *scratch, char text[192]) {
+    xdi_clip_place mine;
+    xd_result result = xdi_clip_validate(ctx, d);
+    int teller = 0;
+    memset(text, 0, 192);
+    if (result == XD_OK) result = xdi_clip_find(ctx, d, finite, scratch, &mine);
+    XD_TRY(comm ? xd_agree(comm, result) : result);
+    if (comm) XD_TRY(xdi_clip_choose(comm, &mine, &teller));
+    const bool tells = mine.index >= 0 && (!comm || teller == xd_comm_rank(comm));
+    if (tells)
+        xdi_clip_write_place(&d->params[mine.index], &mine, comm ? xd_comm_world_rank(comm, teller) : 0, text,
+                             192);
+    return comm && teller >= 0 ? xd_broadcast(comm, text, 192, XD_DTYPE_U8, teller) : XD_OK;
+}
+
+XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                        xd_gradient_norm *norm) {
+    xd_gradient_norm found;
+    char text[192];
+    XD_TRY(xd_read(ctx, &found, norm, sizeof found));
+    const bool large = desc->refuse_above > 0.0 && found.norm > desc->refuse_above;
+    if (found.not_finite == 0 && !large) return XD_OK;
+    XD_TRY(xdi_clip_tell(ctx, comm, desc, found.not_finite == 0, &norm->sum, text));
+    if (found.not_finite > 0)
+        return XD_FAIL(ctx, XD_ERROR_DATA, "%lld elements of gradients are not finite, first in %s",
+                       (long long)found.not_finite, text);
+    return XD_FAIL(ctx, XD_ERROR_DATA,
+                   "the norm of the gradients is %g, above %g; the largest element is in %s", found.norm,
+                   desc->refuse_above, text);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
@@ -30483,6 +33125,8 @@ struct xd_weight {
     char *name;       /* full; belongs to the table of names */
     xd_weight_desc desc;
     xd_region region;
+    xd_region
+        *saved; /* what of it is no padding, of a weight with stored rows that it does not have; NULL: all */
     int64_t index; /* in the model's order, once sealed */
     int64_t count;
     int64_t shape[XD_DIMS_MAX]; /* of the region */
@@ -30505,8 +33149,20 @@ struct xd_block {
     int64_t first, count;  /* its own weights in the model's order, once sealed */
     struct xdi_unit *unit; /* of a wrapper */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
-    int open;     /* brackets that are open, and their passes */
-    int64_t leaf; /* backwards of this step that have ended */
+    int open;      /* brackets that are open, and their passes */
+    int64_t leaf;  /* backwards of this step that have ended */
+    int64_t input; /* its number among the blocks whose inputs are kept */
+};
+
+/* Inputs of blocks whose forward runs again. */
+struct xd_inputs {
+    xd_model *model;
+    size_t bytes, step; /* of the largest input; from one to the next */
+    int64_t in_flight, count;
+    unsigned char *memory; /* [count][in_flight][step], of the device */
+    int64_t *leaves;       /* [count][in_flight] whose input is there; -1: free */
+    const xd_block *last;  /* whose input was kept last, and of which leaf */
+    int64_t last_leaf;
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -30528,6 +33184,7 @@ struct xd_model {
     bool sealed;
     void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
     struct xd_parallel *parallel;          /* the wrapper, while there is one */
+    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -30550,6 +33207,12 @@ XD_PRIVATE void xdi_model_release(xd_model *model);
 
 /* model_storage.c: an entry of lists of parameters, without value, gradient and count. */
 XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
+
+/* pass.c: the values of a block that is open, or that has no wrapper. */
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view);
+
+/* model.c: frees the places of all inputs; NULL is fine. */
+XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
@@ -30599,7 +33262,7 @@ typedef struct xdi_bucket {
     struct xdi_flat *flat;
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
-    int64_t blocks;     /* that add to it, ties included */
+    int64_t blocks;     /* that add to it, ties included; 0: it rests */
     int64_t done;       /* of these, in the leaf that is being formed */
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
@@ -30618,8 +33281,8 @@ typedef struct xdi_flat {
     xd_weight **weights; /* [count] in the model's order */
     int64_t count;
     xd_dtype dtype, sent_dtype, view_dtype;
-    bool trained;
-    bool whole; /* every rank keeps all values; else its part, and the unit is gathered while it is open */
+    bool trained; /* or may be later */
+    bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
@@ -30671,6 +33334,16 @@ typedef struct xdi_gradient_slot {
     uint64_t taken;        /* when that unit took it */
 } xdi_gradient_slot;
 
+/* A bracket of this step: a pass, one with more to follow, or a skip. */
+enum { XDI_OPENINGS = 64, XDI_OPENING_MORE = XD_PASS_INFERENCE + 1, XDI_OPENING_SKIP };
+
+typedef struct xdi_opening {
+    const xd_block *block;
+    int kind;
+    int64_t leaf;
+    uint64_t signature; /* of it and all before */
+} xdi_opening;
+
 struct xd_parallel {
     xd_ctx *ctx;
     xd_model *model;
@@ -30681,6 +33354,7 @@ struct xd_parallel {
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
     bool split_optimizer;   /* DDP: each rank steps its part */
+    bool reserve_frozen;    /* frozen weights have buckets, which rest until one of their weights is thawed */
     xd_leaves leaves;       /* of this rank in its group, in order unless they are dealt */
     int64_t most, total;    /* leaves: of the rank that has most; of all groups */
     int level_count;        /* of units inside units */
@@ -30701,15 +33375,18 @@ struct xd_parallel {
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     void *memory;
     xd_parallel_bytes bytes;
-    uint64_t round;     /* over a block's buckets */
-    uint64_t opened;    /* units so far, and pieces of memory that they took */
-    int64_t open;       /* brackets */
-    uint64_t signature; /* of the brackets of this step */
-    bool reduced;       /* between reduce and publish */
+    uint64_t round;                     /* over a block's buckets */
+    uint64_t opened;                    /* units so far, and pieces of memory that they took */
+    int64_t open;                       /* brackets */
+    uint64_t signature;                 /* of the brackets of this step */
+    xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
+    int64_t opening_count;
+    bool reduced; /* between reduce and publish */
 };
 
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
@@ -30740,6 +33417,11 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
 
+/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that names the
+ * first two that do. Collective. */
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
+
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
 /* parallel_values.c: whether a few ranks keep gathered units together. */
@@ -30766,8 +33448,12 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
 
-/* parallel_flat.c: the bucket that takes the gradient of a weight's owner; NULL when it does not train. */
+/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
+ * takes its gradient now; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner);
+/* parallel_flat.c: how many blocks add to each bucket, from the weights that train now. */
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p);
 /* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
  * met already. */
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i);
@@ -30780,6 +33466,8 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
 XD_PRIVATE xd_result xdi_gradient_add(const xd_parallel *p, const xd_weight *weight, void *place);
 /* parallel_gradient.c: sums what is left; and forgets the leaves of the step. */
@@ -31071,7 +33759,20 @@ static void xdi_weight_append(xd_block *block, xd_weight *weight) {
     block->model->weight_count++;
 }
 
-/* Fills in a new weight, whose name is `full`. */
+static bool xdi_weight_is_padded(const xd_weight_desc *desc) {
+    return desc->ndim > 0 && desc->stored_rows > desc->shape[0];
+}
+
+static void xdi_weight_set_saved(xd_weight *weight, xd_region *saved) {
+    const xd_region *held = &weight->region;
+    const xd_interval rows = { 0, weight->desc.shape[0] };
+    *saved = *held;
+    saved->count[0] =
+        xd_intervals_intersect(held->interval[0], held->count[0], &rows, rows.end > 0, saved->interval[0]);
+    weight->saved = saved;
+}
+
+/* Fills in a new weight, whose name is `full`; a region follows it in memory if it is padded. */
 static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_weight_desc *desc,
                                    char *full) {
     const xdi_model_named *tie = desc->tied_to ? xdi_model_named_at(block->model, desc->tied_to) : NULL;
@@ -31089,14 +33790,17 @@ static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_
     if (weight->desc.gradient_dtype == XD_DTYPE_NONE) weight->desc.gradient_dtype = XD_DTYPE_F32;
     if (weight->desc.stored_rows == 0 && desc->ndim > 0) weight->desc.stored_rows = desc->shape[0];
     if (weight->desc.traits.partition_stride == 0) weight->desc.traits.partition_stride = 1;
-    return xdi_weight_place(weight);
+    XD_TRY(xdi_weight_place(weight));
+    if (xdi_weight_is_padded(desc)) xdi_weight_set_saved(weight, (xd_region *)(void *)(weight + 1));
+    return XD_OK;
 }
 
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
     xd_model *model = block->model;
     char *full = NULL;
     XD_TRY(xdi_model_begin_add(block, desc->name, &full));
-    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight);
+    const size_t more = xdi_weight_is_padded(desc) ? sizeof(xd_region) : 0;
+    xd_weight *weight = (xd_weight *)xd_allocate(model->ctx, sizeof *weight + more);
     const xd_result result = weight
                                  ? xdi_weight_set_up(weight, block, desc, full)
                                  : XD_FAIL(model->ctx, XD_ERROR_MEMORY, "no room for weight \"%.80s\"", full);
@@ -31183,6 +33887,10 @@ XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name) 
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
     const xdi_model_named *found = xdi_model_named_at(model, name);
     return found ? found->block : NULL;
+}
+
+XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {
+    for (int64_t i = 0; inputs && i < inputs->count * inputs->in_flight; i++) inputs->leaves[i] = -1;
 }
 
 XD_API void xd_model_destroy(xd_model *model) {
@@ -31942,11 +34650,19 @@ static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) 
     return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
 }
 
+/* Whether a frozen weight has a place for its gradient, so that it can be thawed. */
+static bool xdi_weight_is_reserved(const xd_parallel *p, const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    return p->reserve_frozen && d->traits.frozen && !d->buffer && xdi_dtype_trains(d->dtype) &&
+           d->gradient_dtype == XD_DTYPE_F32;
+}
+
 /* Whether two weights of a unit lie in one buffer. */
 static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
            xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
-           xdi_weight_is_trained(a) == xdi_weight_is_trained(b);
+           xdi_weight_is_trained(a) == xdi_weight_is_trained(b) &&
+           xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }
 
 /* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
@@ -31960,7 +34676,7 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->dtype = first->desc.dtype;
     flat->sent_dtype = xdi_weight_sent_dtype(p, first);
     flat->view_dtype = xdi_weight_view_dtype(p, first);
-    flat->trained = xdi_weight_is_trained(first);
+    flat->trained = xdi_weight_is_trained(first) || xdi_weight_is_reserved(p, first);
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
@@ -31991,6 +34707,106 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
                 xdi_flat_begin(p, &p->units[u], i, &at);
         }
     return XD_OK;
+}
+
+/* >>model/parallel_order.c */
+
+/* The order of brackets: a rolling hash of those of a step, which ranks compare at its end, and the last of them, to say where
+ * orders part. */
+
+#include <inttypes.h>
+#include <string.h>
+
+XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped) {
+    const int kind = skipped ? XDI_OPENING_SKIP : pass.more ? XDI_OPENING_MORE : (int)pass.kind;
+    const int64_t facts[] = { block->first, block->count, kind, pass.leaf };
+    xdi_opening *o = &p->openings[p->opening_count++ % XDI_OPENINGS];
+    p->signature = xd_hash(p->signature, facts, sizeof facts);
+    p->signature = xd_hash(p->signature, block->name, strlen(block->name));
+    o->signature = p->signature;
+    o->block = block;
+    o->kind = kind;
+    o->leaf = pass.leaf;
+}
+
+/* ---- where orders part ---- */
+
+/* What the ranks of a group have done by themselves and together. */
+typedef struct xdi_order_search {
+    const xd_parallel *p;
+    xd_comm *comm;
+    int64_t least, most; /* brackets of the ranks with fewest and most */
+    int64_t
+        at; /* the first that is not the same on all ranks, as far back as is kept; least: none among these */
+} xdi_order_search;
+
+static xd_result xdi_order_find(xdi_order_search *s) {
+    int64_t counts[] = { s->p->opening_count, ~s->p->opening_count }, seen[2 * XDI_OPENINGS];
+    XD_TRY(xd_all_reduce(s->comm, counts, counts, 2, XD_DTYPE_I64, XD_MAX));
+    s->most = counts[0];
+    s->least = ~counts[1];
+    const int64_t begin = s->most > XDI_OPENINGS ? s->most - XDI_OPENINGS : 0;
+    memset(seen, 0, sizeof seen);
+    for (int64_t i = begin; i < s->least; i++) {
+        const int64_t signature = (int64_t)s->p->openings[i % XDI_OPENINGS].signature;
+        seen[2 * (i - begin)] = signature;
+        seen[2 * (i - begin) + 1] = ~signature;
+    }
+    XD_TRY(xd_all_reduce(s->comm, seen, seen, 2 * XDI_OPENINGS, XD_DTYPE_I64, XD_MAX));
+    for (s->at = begin; s->at < s->least; s->at++)
+        if (seen[2 * (s->at - begin)] != ~seen[2 * (s->at - begin) + 1]) break;
+    return XD_OK;
+}
+
+/* This rank's bracket at that place, or rank 0's, or that of the first rank that has another. */
+static xd_result xdi_order_compare(const xdi_order_search *s, int64_t theirs[3], int64_t others[3],
+                                   int *other) {
+    const xdi_opening *o = &s->p->openings[s->at % XDI_OPENINGS];
+    int64_t mine[3] = { 0, o->kind, o->leaf };
+    for (const xd_block *b = &s->p->model->root; b != o->block; b = xdi_block_after(b)) mine[0]++;
+    memcpy(theirs, mine, sizeof mine);
+    XD_TRY(xd_broadcast(s->comm, theirs, 3, XD_DTYPE_I64, 0));
+    const bool same = memcmp(mine, theirs, sizeof mine) == 0;
+    *other = same ? xd_comm_size(s->comm) : xd_comm_rank(s->comm);
+    XD_TRY(xd_all_reduce(s->comm, other, other, 1, XD_DTYPE_I32, XD_MIN));
+    if (*other == xd_comm_size(s->comm)) return XD_OK;
+    memcpy(others, mine, sizeof mine);
+    return xd_broadcast(s->comm, others, 3, XD_DTYPE_I64, *other);
+}
+
+static const char *xdi_order_name(const xd_parallel *p, int64_t index) {
+    const xd_block *b = &p->model->root;
+    while (index-- > 0 && b) b = xdi_block_after(b);
+    return b ? b->name : "";
+}
+
+static const char *xdi_order_kind(int64_t kind) {
+    static const char *const kinds[] = { "a forward",    "a backward",           "a recomputation",
+                                         "an inference", "a part of a backward", "a skip" };
+    return kind >= 0 && kind <= XDI_OPENING_SKIP ? kinds[kind] : "a pass";
+}
+
+XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm) {
+    xdi_order_search s = { p, comm, 0, 0, 0 };
+    int64_t a[3] = { 0, 0, 0 }, b[3] = { 0, 0, 0 };
+    int other = 0;
+    XD_TRY(xdi_order_find(&s));
+    if (s.at == s.least)
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "the order in which blocks were opened: a rank has opened %" PRId64
+                       " in this step, another %" PRId64,
+                       s.least, s.most);
+    XD_TRY(xdi_order_compare(&s, a, b, &other));
+    if (other == xd_comm_size(comm))
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "the order in which blocks were opened: it has parted %d or more brackets ago",
+                       XDI_OPENINGS);
+    return XD_FAIL_CULPRIT(
+        p->ctx, XD_ERROR_STATE, xd_comm_world_rank(comm, other),
+        "the order in which blocks were opened: rank %d began %s of \"%.80s\", leaf %" PRId64
+        ", where rank %d began %s of \"%.80s\", leaf %" PRId64,
+        xd_comm_world_rank(comm, other), xdi_order_kind(b[1]), xdi_order_name(p, b[0]), b[2],
+        xd_comm_world_rank(comm, 0), xdi_order_kind(a[1]), xdi_order_name(p, a[0]), a[2]);
 }
 
 /* >>model/parallel_flat.c */
@@ -32032,8 +34848,12 @@ XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
     return &owner->flat->buckets[index];
 }
 
+XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner) {
+    return xdi_weight_is_trained(owner) ? xdi_flat_bucket(owner) : NULL;
+}
+
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, int64_t i) {
-    xdi_bucket *bucket = xdi_flat_bucket(p->model->weights[block->first + i]->owner);
+    xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
     if (i == 0) p->round++;
     if (!bucket || bucket->seen == p->round) return NULL;
     bucket->seen = p->round;
@@ -32050,6 +34870,15 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
     }
 }
 
+XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p) {
+    for (int64_t i = 0; i < p->bucket_count; i++) p->buckets[i].blocks = 0;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count; i++) {
+            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
+            if (bucket) bucket->blocks++;
+        }
+}
+
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     int64_t at = 0;
     for (int64_t i = 0; i < p->flat_count; i++) {
@@ -32064,11 +34893,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
         xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
         at += p->flats[i].bucket_count;
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count; i++) {
-            xdi_bucket *bucket = xdi_block_bucket(p, b, i);
-            if (bucket) bucket->blocks++;
-        }
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 
@@ -32605,10 +35430,40 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
  * reduced by itself and only parts wait, as nodes of the tree over k. Both are the same additions in the same order when N is
  * a power of two. */
 
+#include <float.h>
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
     return leaf < p->leaves.count;
+}
+
+/* ---- factors ---- */
+
+static xd_result xdi_gradient_factor(xd_ctx *ctx, double divisor, const char *name, float *out) {
+    const float factor = divisor == 0.0 ? 1.0f : (float)(1.0 / divisor);
+    XD_REQUIRE(ctx, factor > 0.0f && factor <= FLT_MAX, XD_ERROR_ARGUMENT,
+               "divisor %g of %s: its inverse is not a positive number of F32", divisor, name);
+    *out = factor;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide) {
+    const double after = divide->after == 0.0 ? 1.0 : divide->after;
+    XD_TRY(xdi_gradient_factor(p->ctx, divide->before, "leaves", &p->before));
+    return xdi_gradient_factor(p->ctx, divide->average ? after * (double)p->total : after,
+                               "the sum of all leaves", &p->after);
+}
+
+static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    xd_scale_args args;
+    memset(&args, 0, sizeof args);
+    args.data = data;
+    args.count = count;
+    args.dtype = XD_DTYPE_F32;
+    args.factor = factor;
+    if (factor == 1.0f || count == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
@@ -32671,7 +35526,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
     const xd_weight *owner = weight->owner;
-    xdi_bucket *b = xdi_flat_bucket(owner);
+    xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
     if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
@@ -32745,7 +35600,7 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
-    if (b->reduced) return XD_OK;
+    if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
     xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
     if (p->invariant) c.leaves = p->leaves;
@@ -32770,6 +35625,11 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b)
 
 /* ---- a leaf ends ---- */
 
+/* Whether nothing is to be added any more. */
+static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
+    return b->blocks == 0 || b->leaf == p->leaves.count;
+}
+
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
  * may be anywhere, so a sum begins only where a queue runs it, and sums begin in one order. */
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
@@ -32777,7 +35637,8 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count && p->buckets[p->launched].leaf == p->leaves.count)
+    while (p->reductions && p->launched < p->bucket_count &&
+           xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
 }
@@ -32790,6 +35651,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
+        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
         XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
                                         : xd_leaf_stack_push(b->stack, place));
     }
@@ -32810,14 +35672,18 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
-        XD_TRY(xdi_flight_land(p->reductions, &p->buckets[i].sending));
-        XD_TRY(xdi_gradient_join_replicas(p, &p->buckets[i]));
+        xdi_bucket *b = &p->buckets[i];
+        XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+        if (b->blocks == 0) continue;
+        XD_TRY(xdi_gradient_join_replicas(p, b));
+        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
     }
     return XD_OK;
 }
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         (void)xdi_flight_land(p->reductions, &b->sending);
@@ -32833,6 +35699,7 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (int64_t i = 0; i < p->sum_count; i++) p->sums[i].unit = NULL;
     p->launched = 0;
     p->signature = 0;
+    p->opening_count = 0;
     p->reduced = false;
 }
 
@@ -32873,6 +35740,7 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     out.own = p->leaves.count;
     out.most = p->most;
     out.total = p->total;
+    out.opened = p->sharded ? p->most : p->leaves.count;
     return out;
 }
 
@@ -32896,11 +35764,13 @@ static bool xdi_weight_is_copy(const xd_weight *w) {
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const int64_t facts[] = {
-        p->sharded,       p->dealt,         p->split_optimizer,     p->total,
-        p->unit_count,    p->replica_count, (int64_t)p->sent_dtype, (int64_t)p->view_dtype,
-        p->reshard_ranks, p->prefetch,      p->gathers != NULL,     p->reductions != NULL
+        p->sharded,    p->dealt,           p->split_optimizer,     p->reserve_frozen,      p->total,
+        p->unit_count, p->replica_count,   (int64_t)p->sent_dtype, (int64_t)p->view_dtype, p->reshard_ranks,
+        p->prefetch,   p->gathers != NULL, p->reductions != NULL
     };
+    const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
+    hash = xd_hash(hash, factors, sizeof factors);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -32941,6 +35811,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
 }
@@ -32988,6 +35859,9 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->view_dtype = ddp->view_dtype;
         settings->gathers = ddp->gathers;
         settings->reductions = ddp->reductions;
+        settings->divide = ddp->divide;
+        settings->reserve_frozen = ddp->reserve_frozen;
+        settings->replicas = ddp->replicas;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -32998,6 +35872,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->gathers = settings->gathers;
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
+    p->reserve_frozen = settings->reserve_frozen;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -33040,6 +35915,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
+    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 
@@ -33163,7 +36039,7 @@ static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w
     out.dtype = w->desc.dtype;
     out.ndim = w->desc.ndim;
     memcpy(out.shape, w->desc.shape, sizeof out.shape);
-    out.region = &w->region;
+    out.region = w->saved ? w->saved : &w->region;
     if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
     out.range.begin = xdi_at_most(piece.param.begin, most);
     out.range.end = xdi_at_most(piece.param.end, most);
@@ -33219,10 +36095,42 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     return XD_OK;
 }
 
+/* What ranks agree on in one exchange: that none has failed, and that all say the same. */
+typedef struct xdi_agreement {
+    xd_result mine;
+    uint64_t hash;
+    const char *what;         /* the hash is of; NULL: the order of brackets */
+    const xd_parallel *order; /* whose */
+} xdi_agreement;
+
+static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
+    const int64_t hash = (int64_t)a->hash;
+    int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
+    XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
+    if (facts[0] > 0) return xd_agree(comm, a->mine);
+    if (facts[1] == ~facts[2]) return XD_OK;
+    return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
+}
+
+/* Groups of replicas wait for each other later, so they fail together too. */
+static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreement) {
+    agreement.mine = xdi_agreement_reach(&agreement, p->data);
+    return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
+}
+
+/* Under DDP each rank opens blocks in an order of its own. */
+static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
+    xdi_agreement step;
+    step.mine = xdi_parallel_check_step(p);
+    step.hash = p->sharded ? p->signature : 0;
+    step.what = NULL;
+    step.order = p;
+    return xdi_parallel_agree(p, step);
+}
+
 static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_step(p)));
+    XD_TRY(xdi_parallel_agree_step(p));
     xdi_parallel_drop_ahead(p);
-    if (p->sharded) XD_TRY(xd_agree_same(p->data, p->signature, "the order in which blocks were opened"));
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
@@ -33238,6 +36146,46 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
     XD_TRY(xdi_parallel_renew_values(p));
     xdi_gradient_reset(p);
+    return XD_OK;
+}
+
+/* ---- weights that are thawed ---- */
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || p->buckets[i].place;
+    return within;
+}
+
+static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
+    XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",
+               w->name);
+    const xd_weight *owner = w->owner;
+    XD_REQUIRE(p->ctx, p->reserve_frozen, XD_ERROR_STATE,
+               "weight \"%.80s\" cannot be thawed: the model was wrapped without reserve_frozen",
+               owner->name);
+    XD_REQUIRE(p->ctx, !owner->desc.buffer, XD_ERROR_STATE, "buffer \"%.80s\" cannot be thawed", owner->name);
+    XD_REQUIRE(p->ctx, owner->desc.traits.frozen, XD_ERROR_STATE, "weight \"%.80s\" is trained already",
+               owner->name);
+    XD_REQUIRE(p->ctx, owner->flat->trained, XD_ERROR_DTYPE,
+               "weight \"%.80s\" is %s with gradients of %s: F32, BF16 and F16 train, with F32", owner->name,
+               xd_dtype_name(owner->desc.dtype), xd_dtype_name(owner->desc.gradient_dtype));
+    XD_REQUIRE(p->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name, (long long)p->total);
+    return xdi_parallel_check_closed(p, "xd_parallel_thaw");
+}
+
+XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
+    xdi_agreement thaw;
+    thaw.mine = xdi_parallel_may_thaw(p, weight);
+    thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
+    thaw.what = "the weight that is thawed";
+    thaw.order = NULL;
+    XD_TRY(xdi_parallel_agree(p, thaw));
+    weight->owner->desc.traits.frozen = false;
+    xdi_parallel_count_blocks(p);
     return XD_OK;
 }
 
@@ -33291,8 +36239,8 @@ static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc
     XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
                "%d kinds of wrappers: a plan is of one of DDP and FSDP",
                (d->ddp != NULL) + (d->fsdp != NULL));
-    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0 && (d->fsdp || d->groups <= 1), XD_ERROR_ARGUMENT,
-               "%d data ranks in %d groups", d->ranks, d->groups);
+    XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0, XD_ERROR_ARGUMENT, "%d data ranks in %d groups",
+               d->ranks, d->groups);
     XD_REQUIRE(model->ctx, rank >= 0 && rank < all, XD_ERROR_ARGUMENT, "rank %d of %lld", rank,
                (long long)all);
     XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,
@@ -33364,15 +36312,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
                            xdi_plan_groups(desc));
     const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
+    if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
 }
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 7 };
+enum { XDI_PLAN_COLUMNS = 8 };
 
-/* values, gradients, gathered, whole gradients, optimizer, averages, all. */
+/* values, gradients, gathered, whole gradients, optimizer, averages, inputs, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -33380,7 +36329,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              w->gathered,
                              w->whole_gradients,
                              plan->optimizer.host + plan->optimizer.device,
-                             plan->averages.host + plan->averages.device };
+                             plan->averages.host + plan->averages.device,
+                             plan->inputs.host + plan->inputs.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -33410,9 +36360,9 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     char head[24];
     xd_memory_plan plan;
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
-    xdi_plan_write(
-        model->ctx, &report,
-        "KiB of       values    gradients     gathered  whole grad.    optimizer     averages          all");
+    xdi_plan_write(model->ctx, &report,
+                   "KiB of       values    gradients     gathered  whole grad.    optimizer     averages     "
+                   "  inputs          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);
@@ -33487,12 +36437,12 @@ static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) 
     return XD_OK;
 }
 
-/* Part of what ranks compare at the end of a step. */
-static void xdi_block_sign(const xd_block *b, xd_pass pass) {
-    xd_parallel *p = b->model->parallel;
-    const int64_t facts[] = { b->first, b->count, (int64_t)pass.kind, pass.leaf, pass.more };
-    p->signature = xd_hash(p->signature, facts, sizeof facts);
-    p->signature = xd_hash(p->signature, b->name, strlen(b->name));
+XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view) {
+    xd_pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.kind = XD_PASS_RECOMPUTE;
+    XD_TRY(xdi_block_check(block, pass));
+    return xdi_block_show(block, pass, view);
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
@@ -33505,7 +36455,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
         if (p) block->unit->open--;
         return result;
     }
-    if (p) xdi_block_sign(block, pass);
+    if (p) xdi_order_add(p, block, pass, false);
     if (p) p->open++;
     block->passes[block->open++] = pass;
     *view = shown;
@@ -33523,8 +36473,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
         XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
     }
-    xdi_block_sign(block, pass);
-    p->signature = xd_hash(p->signature, "skip", 4);
+    xdi_order_add(p, block, pass, true);
     return xdi_gradient_finish(p, block);
 }
 
@@ -33538,6 +36487,183 @@ XD_API xd_result xd_block_end(xd_block *block) {
     block->unit->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+}
+
+/* >>model/recompute.c */
+
+/* Inputs of blocks whose forward runs again. */
+
+#include <string.h>
+
+static int64_t xdi_inputs_blocks(const xd_model *model) {
+    int64_t count = 0;
+    for (const xd_block *b = &model->root; b && model->sealed; b = xdi_block_after(b))
+        count += b->desc.recompute;
+    return count;
+}
+
+static int64_t xdi_inputs_in_flight(const xd_inputs_desc *d) {
+    return d->in_flight > 0 ? d->in_flight : 1;
+}
+
+static size_t xdi_inputs_step(const xd_inputs_desc *d) {
+    return (d->bytes + XD_ARENA_ALIGNMENT - 1) / XD_ARENA_ALIGNMENT * XD_ARENA_ALIGNMENT;
+}
+
+/* Bytes of all inputs; false when they cannot be counted. */
+static bool xdi_inputs_size(const xd_model *model, const xd_inputs_desc *d, size_t *bytes) {
+    const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(d));
+    return d->bytes < SIZE_MAX / 2 && xdi_size_multiply(places, xdi_inputs_step(d), bytes) &&
+           *bytes < SIZE_MAX / 2;
+}
+
+XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc) {
+    const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(desc));
+    const bool on_host = xd_ctx_kernels(model->ctx)->device == XD_DEVICE_CPU;
+    xd_memory_bytes bytes = { 0, 0 };
+    size_t data = 0;
+    if (places == 0) return bytes;
+    if (!xdi_inputs_size(model, desc, &data)) data = SIZE_MAX / 2;
+    bytes.host = sizeof(xd_inputs) + places * sizeof(int64_t) + (on_host ? data : 0);
+    bytes.device = on_host ? 0 : data;
+    return bytes;
+}
+
+static xd_result xdi_inputs_check(const xd_model *model, const xd_inputs_desc *d) {
+    XD_REQUIRE(model->ctx, model->sealed && !model->inputs, XD_ERROR_STATE,
+               "inputs of a model of %lld weights that %s", (long long)model->weight_count,
+               model->sealed ? "has inputs already" : "is not sealed");
+    XD_REQUIRE(model->ctx, d->bytes > 0 && d->in_flight >= 0, XD_ERROR_ARGUMENT,
+               "inputs of %llu bytes, %d of them in flight", (unsigned long long)d->bytes, d->in_flight);
+    XD_REQUIRE(model->ctx, xdi_inputs_blocks(model) > 0, XD_ERROR_ARGUMENT,
+               "inputs of a model of %lld weights of which no block is recomputed",
+               (long long)model->weight_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out) {
+    XD_TRY(xdi_inputs_check(model, desc));
+    xd_ctx *ctx = model->ctx;
+    const int64_t count = xdi_inputs_blocks(model), in_flight = xdi_inputs_in_flight(desc);
+    const size_t places = (size_t)(count * in_flight), step = xdi_inputs_step(desc);
+    size_t data = 0;
+    XD_REQUIRE(ctx, xdi_inputs_size(model, desc, &data), XD_ERROR_MEMORY,
+               "no room for %llu inputs of %llu bytes", (unsigned long long)places,
+               (unsigned long long)desc->bytes);
+    xd_inputs *inputs = (xd_inputs *)xd_allocate(ctx, sizeof *inputs + places * sizeof *inputs->leaves);
+    unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
+    if (!memory) {
+        xd_release(ctx, inputs);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",
+                       (unsigned long long)places, (unsigned long long)desc->bytes);
+    }
+    inputs->model = model;
+    inputs->bytes = desc->bytes;
+    inputs->step = step;
+    inputs->in_flight = in_flight;
+    inputs->count = count;
+    inputs->memory = memory;
+    inputs->leaves = (int64_t *)(void *)(inputs + 1);
+    xdi_inputs_forget(inputs);
+    int64_t at = 0;
+    for (xd_block *b = &model->root; b; b = xdi_block_after(b)) b->input = b->desc.recompute ? at++ : -1;
+    model->inputs = inputs;
+    *out = inputs;
+    return XD_OK;
+}
+
+XD_API void xd_inputs_destroy(xd_inputs *inputs) {
+    if (!inputs) return;
+    xd_ctx *ctx = inputs->model->ctx;
+    inputs->model->inputs = NULL;
+    xd_ctx_kernels(ctx)->memory.release(ctx, inputs->memory);
+    xd_release(ctx, inputs);
+}
+
+/* ---- use ---- */
+
+static const char *xdi_pass_name(const xd_block *b) {
+    static const char *const names[] = { "a forward", "a backward", "a recomputation", "an inference" };
+    return b->open ? names[b->passes[b->open - 1].kind] : "nothing";
+}
+
+static xd_result xdi_inputs_check_block(const xd_block *b, int64_t leaf, bool keeps) {
+    const xd_model *model = b->model;
+    const char *what = keeps ? "to keep" : "to recompute";
+    XD_REQUIRE(model->ctx, model->inputs, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is %s, and the model has no inputs", (long long)leaf, b->name,
+               what);
+    XD_REQUIRE(model->ctx, b->desc.recompute, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is %s, and the block was described without recompute",
+               (long long)leaf, b->name, what);
+    XD_REQUIRE(model->ctx, leaf >= 0, XD_ERROR_ARGUMENT, "leaf %lld of block \"%.80s\"", (long long)leaf,
+               b->name);
+    return XD_OK;
+}
+
+/* The place of a leaf's input, or of -1 a free one; -1 for none. */
+static int64_t xdi_inputs_find(const xd_inputs *inputs, const xd_block *b, int64_t leaf) {
+    const int64_t first = b->input * inputs->in_flight;
+    for (int64_t i = first; i < first + inputs->in_flight; i++)
+        if (inputs->leaves[i] == leaf) return i;
+    return -1;
+}
+
+XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes) {
+    xd_ctx *ctx = block->model->ctx;
+    xd_inputs *inputs = block->model->inputs;
+    XD_TRY(xdi_inputs_check_block(block, leaf, true));
+    XD_REQUIRE(ctx, block->open && block->passes[block->open - 1].kind == XD_PASS_FORWARD, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is to keep, and the block is open for %s instead of a forward",
+               (long long)leaf, block->name, xdi_pass_name(block));
+    XD_REQUIRE(ctx, bytes <= inputs->bytes, XD_ERROR_ARGUMENT,
+               "an input of %llu bytes of block \"%.80s\", planned are %llu", (unsigned long long)bytes,
+               block->name, (unsigned long long)inputs->bytes);
+    XD_REQUIRE(ctx, xdi_inputs_find(inputs, block, leaf) < 0, XD_ERROR_STATE,
+               "the input of leaf %lld of block \"%.80s\" is kept already", (long long)leaf, block->name);
+    const int64_t at = xdi_inputs_find(inputs, block, -1);
+    XD_REQUIRE(
+        ctx, at >= 0, XD_ERROR_STATE,
+        "leaf %lld of block \"%.80s\" is to keep, and %lld are in flight, that of leaf %lld among them",
+        (long long)leaf, block->name, (long long)inputs->in_flight,
+        (long long)inputs->leaves[block->input * inputs->in_flight]);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, inputs->memory + (size_t)at * inputs->step, input, bytes,
+                                            XD_COPY_ON_DEVICE));
+    inputs->leaves[at] = leaf;
+    inputs->last = block;
+    inputs->last_leaf = leaf;
+    return XD_OK;
+}
+
+/* Under a wrapper the weights are there while the backward is open. */
+static xd_result xdi_recompute_check(const xd_block *b, int64_t leaf) {
+    const xd_pass *pass = b->open ? &b->passes[b->open - 1] : NULL;
+    const bool backward = pass && pass->kind == XD_PASS_BACKWARD;
+    XD_TRY(xdi_inputs_check_block(b, leaf, false));
+    XD_REQUIRE(
+        b->model->ctx, backward || (!b->model->parallel && !pass), XD_ERROR_STATE,
+        "leaf %lld of block \"%.80s\" is to recompute, and the block is open for %s instead of a backward",
+        (long long)leaf, b->name, xdi_pass_name(b));
+    XD_REQUIRE(b->model->ctx, !backward || pass->leaf == leaf, XD_ERROR_STATE,
+               "leaf %lld of block \"%.80s\" is to recompute in a backward of leaf %lld", (long long)leaf,
+               b->name, (long long)pass->leaf);
+    return XD_OK;
+}
+
+XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward) {
+    xd_inputs *inputs = block->model->inputs;
+    xd_block_view view;
+    XD_TRY(xdi_recompute_check(block, leaf));
+    const int64_t at = xdi_inputs_find(inputs, block, leaf);
+    XD_REQUIRE(block->model->ctx, at >= 0, XD_ERROR_STATE,
+               "no input of leaf %lld of block \"%.80s\" is kept; the last one was of leaf %lld of \"%.80s\"",
+               (long long)leaf, block->name, (long long)(inputs->last ? inputs->last_leaf : -1),
+               inputs->last ? inputs->last->name : "");
+    XD_TRY(xdi_block_show_values(block, &view));
+    const xd_result result = forward.run(forward.user, &view, inputs->memory + (size_t)at * inputs->step);
+    if (result == XD_OK) inputs->leaves[at] = -1;
+    return result;
 }
 
 /* >>model/groups.c */
@@ -33810,9 +36936,10 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
                "wrap is FSDP, without settings of FSDP");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
                "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
-    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || !w->fsdp->replicas || b->groups.intra_dp_cp,
-               XD_ERROR_ARGUMENT, "FSDP with replicas of %d groups shards over intra_dp_cp, which is NULL",
-               xdi_group_size(w->fsdp->replicas));
+    const xd_comm *replicas = w->ddp ? w->ddp->replicas : w->fsdp ? w->fsdp->replicas : NULL;
+    XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
+               "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
+               w->ddp ? "DDP" : "FSDP", xdi_group_size(replicas));
     XD_REQUIRE(
         b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
         "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");
@@ -34422,9 +37549,10 @@ static xd_result xdi_builder_first_values(xdi_builder *b) {
 
 static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
     const xd_wrap *wrap = &b->desc->wrap;
-    if (wrap->kind == XD_WRAP_DDP) return xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel);
-    return xd_fsdp_create(stage->model, wrap->fsdp->replicas ? b->groups.intra_dp_cp : data, wrap->fsdp,
-                          &stage->parallel);
+    const bool ddp = wrap->kind == XD_WRAP_DDP;
+    if (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) data = b->groups.intra_dp_cp;
+    return ddp ? xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, data, wrap->fsdp, &stage->parallel);
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
@@ -34563,7 +37691,7 @@ typedef struct xdi_stored {
     const char *name;
     const xd_tensor_part *part; /* places and shape */
     xd_dtype dtype;
-    void *data; /* [part->range] in memory of the device */
+    void *data; /* [part->range] in memory of the device, or of the host when the content is `on_host` */
     int64_t *
         step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
     int64_t *live; /* and where it lies on the device */
@@ -34584,9 +37712,13 @@ typedef struct xdi_content {
     size_t text_bytes;
     void *memory; /* all of it */
     bool filling; /* false: counting */
+    bool on_host; /* the data of the tensors */
 } xdi_content;
 
-/* Checks what one rank can see, and lists it. Local. The content is to be freed whatever the result. */
+/* Checks what one rank can see. Local. */
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count);
+
+/* The same, and lists it. Local. The content is to be freed whatever the result. */
 XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
                                         xdi_content *out);
 XD_PRIVATE void xdi_content_destroy(xdi_content *content);
@@ -34602,6 +37734,9 @@ XD_PRIVATE xd_result xdi_content_put_steps(const xdi_content *content);
 XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t);
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 
+/* Bytes of what this rank has of a tensor. */
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
+
 /* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
@@ -34610,6 +37745,8 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
+/* How many of them there are. Collective. */
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds);
 
 /* cover.c: MISMATCH unless every element is held once by ranks that speak for it. Collective. */
 XD_PRIVATE xd_result xdi_cover_check(const xdi_content *content, xd_comm *comm);
@@ -34682,6 +37819,48 @@ XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, co
 
 /* Brings everybody's blocks and fingerprints together on rank 0. Collective. */
 XD_PRIVATE xd_result xdi_writer_merge(xdi_writer *w);
+
+/* ---- save.c: one save, by whoever carries it out: the caller, or the thread of a saver ---- */
+
+typedef enum xdi_save_phase {
+    XDI_SAVE_AGREE = 0,
+    XDI_SAVE_LAY_OUT,
+    XDI_SAVE_WRITE, /* round by round */
+    XDI_SAVE_PUBLISH,
+    XDI_SAVE_DONE
+} xdi_save_phase;
+
+typedef struct xdi_save {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_checkpoint_save_desc desc; /* defaults filled in */
+    bool root;                    /* rank 0 */
+    xdi_save_phase phase;         /* what comes next */
+    int64_t rounds;               /* of writing, that are left */
+    xdi_content content;
+    char *state; /* of rank 0: state.json */
+    size_t state_bytes;
+    xdi_plan plan;
+    xdi_writer writer;
+    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
+    xdi_lock lock;
+    xd_publish_directory *directory;
+    char *own;                        /* the temporary directory as this rank reaches it */
+    struct xdi_manifest_file *others; /* of rank 0: files without tensors */
+    int64_t other_count;
+} xdi_save;
+
+/* A save that has done nothing; whatever becomes of it, xdi_save_end ends it, and does nothing the second time. Local. */
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc);
+XD_PRIVATE void xdi_save_end(xdi_save *s);
+
+/* What this rank alone can check of a desc, its networks excepted; and the list of what is saved, with the state of rank 0,
+ * after which optimizers and averages are not looked at again. Local: agree on the results before the first phase. */
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s);
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s);
+
+/* Carries out the next phase, or a round of it. Collective; the same result on every rank. */
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s);
 
 /* ---- state.c ---- */
 
@@ -34813,10 +37992,15 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     return run < rest ? run : rest;
 }
 
+XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
+    int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
+    if (most == 0) most = 1;
+    return xd_all_reduce(comm, &most, rounds, 1, XD_DTYPE_I64, XD_MAX);
+}
+
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
-    int64_t rounds = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
-    if (rounds == 0) rounds = 1;
-    XD_TRY(xd_all_reduce(comm, &rounds, &rounds, 1, XD_DTYPE_I64, XD_MAX));
+    int64_t rounds = 0;
+    XD_TRY(xdi_round_count(comm, left, &rounds));
     for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
     return XD_OK;
 }
@@ -35029,7 +38213,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
     return XD_OK;
 }
 
-static xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
+XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network *networks, int count) {
     XD_REQUIRE(ctx, count >= 0 && (networks || count == 0), XD_ERROR_ARGUMENT, "%d networks at %p", count,
                (const void *)networks);
     for (int i = 0; i < count; i++) {
@@ -35149,6 +38333,7 @@ XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network
                                         xdi_content *out) {
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
+    out->on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_TRY(xdi_content_check(ctx, networks, count));
     out->networks = networks;
     out->network_count = count;
@@ -35279,6 +38464,11 @@ XD_PRIVATE int64_t xdi_stored_numel(const xdi_stored *t) {
 XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank) {
     if (t->step) return rank == 0;
     return !t->part->replica && t->part->range.begin < t->part->range.end;
+}
+
+XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t) {
+    const int64_t count = t->step ? 1 : t->part->range.end - t->part->range.begin;
+    return (size_t)count * xd_dtype_size(t->dtype);
 }
 
 /* >>checkpoint/cover.c */
@@ -35632,7 +38822,7 @@ XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w) {
     for (int64_t i = 0; i < c->tensor_count; i++) {
         const xdi_stored *t = &c->tensors[i];
         if (!xdi_stored_speaks(t, xd_comm_rank(w->comm))) continue;
-        bytes += (t->step ? 1 : (uint64_t)(t->part->range.end - t->part->range.begin)) * xdi_writer_size(t);
+        bytes += xdi_stored_bytes(t);
     }
     return bytes;
 }
@@ -35709,7 +38899,7 @@ static xd_result xdi_writer_fetch(xdi_writer *w, int64_t count, const unsigned c
     const size_t size = xdi_writer_size(t);
     const unsigned char *from = (const unsigned char *)t->data + (size_t)w->position * size;
     *data = from;
-    if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU) return XD_OK;
+    if (w->plan->content->on_host) return XD_OK;
     const xd_launch launch = xd_ctx_launch(ctx);
     *data = w->stage;
     XD_TRY(xd_ctx_kernels(ctx)->memory.copy(&launch, w->stage, from, (size_t)count * size, XD_COPY_TO_HOST));
@@ -36799,22 +39989,6 @@ XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root) {
 
 enum { XDI_SAVE_NAME = 64, XDI_STAGING_LEAST = 64 };
 
-typedef struct xdi_save {
-    xd_comm *comm;
-    xd_ctx *ctx;
-    xd_checkpoint_save_desc desc; /* defaults filled in */
-    bool root;                    /* rank 0 */
-    xdi_content content;
-    xdi_plan plan;
-    xdi_writer writer;
-    char *lock_path, *path; /* of rank 0: root/checkpoint.lock, root/step-N */
-    xdi_lock lock;
-    xd_publish_directory *directory;
-    char *own;                 /* the temporary directory as this rank reaches it */
-    xdi_manifest_file *others; /* of rank 0: files without tensors */
-    int64_t other_count;
-} xdi_save;
-
 /* ---- before the first file ---- */
 
 static void xdi_save_resolve(xd_checkpoint_save_desc *d) {
@@ -36836,7 +40010,7 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
     return xdi_state_check(s->ctx, d->state);
 }
 
-static xd_result xdi_save_check(const xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_check(const xdi_save *s) {
     const xd_checkpoint_save_desc *d = &s->desc;
     XD_REQUIRE(s->ctx, d->root && d->root[0], XD_ERROR_ARGUMENT, "there is no root to save in");
     XD_REQUIRE(s->ctx, d->step >= 0, XD_ERROR_ARGUMENT, "step %lld is negative", (long long)d->step);
@@ -36853,10 +40027,10 @@ static xd_result xdi_save_check(const xdi_save *s) {
     return s->root ? xdi_save_check_files(s) : XD_OK;
 }
 
-static xd_result xdi_save_list(xdi_save *s) {
-    XD_TRY(xdi_save_check(s));
+XD_PRIVATE xd_result xdi_save_list(xdi_save *s) {
     XD_TRY(xdi_content_create(s->ctx, s->desc.networks, s->desc.network_count, &s->content));
-    return xdi_content_get_steps(&s->content);
+    XD_TRY(xdi_content_get_steps(&s->content));
+    return s->root ? xdi_state_write(s->ctx, &s->desc, &s->state, &s->state_bytes) : XD_OK;
 }
 
 static uint64_t xdi_save_hash(const xdi_save *s) {
@@ -36875,8 +40049,7 @@ static xd_result xdi_save_prepare(xdi_save *s) {
     w->blocks = (uint64_t *)xd_allocate(s->ctx, (size_t)s->plan.block_count * sizeof *w->blocks);
     w->fingerprints =
         (uint64_t *)xd_allocate(s->ctx, (size_t)s->content.tensor_count * sizeof *w->fingerprints);
-    const bool device = xd_ctx_kernels(s->ctx)->device != XD_DEVICE_CPU;
-    w->stage = (unsigned char *)xd_allocate(s->ctx, device ? w->stage_bytes : 0);
+    w->stage = (unsigned char *)xd_allocate(s->ctx, s->content.on_host ? 0 : w->stage_bytes);
     XD_REQUIRE(s->ctx, w->blocks && w->fingerprints && w->stage, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and the checksums of %lld blocks",
                (unsigned long long)w->stage_bytes, (long long)s->plan.block_count);
@@ -36884,7 +40057,6 @@ static xd_result xdi_save_prepare(xdi_save *s) {
 }
 
 static xd_result xdi_save_agree(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_list(s)));
     XD_TRY(
         xd_agree_same(s->comm, xdi_save_hash(s), "step, max_shard_bytes, keep, overwrite and block_bytes"));
     XD_TRY(xdi_content_agree(&s->content, s->comm));
@@ -37024,15 +40196,6 @@ static bool xdi_save_is_taken(const xdi_save *s, const char *name) {
     return false;
 }
 
-static xd_result xdi_save_state(xdi_save *s) {
-    char *text = NULL;
-    size_t bytes = 0;
-    XD_TRY(xdi_state_write(s->ctx, &s->desc, &text, &bytes));
-    const xd_result result = xdi_save_other(s, XDI_STATE_FILE, text, bytes);
-    xd_release(s->ctx, text);
-    return result;
-}
-
 static xd_result xdi_save_others(xdi_save *s) {
     const size_t room = (size_t)s->content.group_count + 1 + (size_t)s->desc.file_count;
     s->others = (xdi_manifest_file *)xd_allocate(s->ctx, room * sizeof *s->others);
@@ -37042,7 +40205,7 @@ static xd_result xdi_save_others(xdi_save *s) {
         const bool first = i == 0 || s->plan.files[i - 1].group != f->group;
         if (first && f->count < s->content.groups[f->group].count) XD_TRY(xdi_save_index(s, f->group));
     }
-    XD_TRY(xdi_save_state(s));
+    XD_TRY(xdi_save_other(s, XDI_STATE_FILE, s->state, s->state_bytes));
     for (int i = 0; i < s->desc.file_count; i++) {
         const xd_checkpoint_file *f = &s->desc.files[i];
         XD_REQUIRE(s->ctx, !xdi_save_is_taken(s, f->name), XD_ERROR_ARGUMENT,
@@ -37091,21 +40254,40 @@ static xd_result xdi_save_finish(xdi_save *s) {
     return XD_OK;
 }
 
-static xd_result xdi_save_run(xdi_save *s) {
-    XD_TRY(xdi_save_agree(s));
+/* Names, places and files; and then how often the ranks meet while they write. */
+static xd_result xdi_save_lay_out(xdi_save *s) {
     XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
-    XD_TRY(xdi_rounds(s->comm, xdi_writer_bytes(&s->writer), xdi_writer_work, &s->writer));
+    return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
+}
+
+static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
     return xd_agree(s->comm, xdi_save_finish(s));
 }
 
-static void xdi_save_end(xdi_save *s) {
+XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
+    switch (s->phase) {
+    case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
+    case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
+    case XDI_SAVE_WRITE:
+        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        if (--s->rounds > 0) return XD_OK;
+        break;
+    case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;
+    case XDI_SAVE_DONE: return XD_OK;
+    }
+    s->phase = (xdi_save_phase)(s->phase + 1);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_save_end(xdi_save *s) {
     xd_publish_abort(s->writer.open);
     xd_publish_directory_abort(s->directory);
     if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);
     for (int64_t i = 0; i < s->other_count; i++) xd_release(s->ctx, (void *)s->others[i].blocks);
     xd_release(s->ctx, s->others);
+    xd_release(s->ctx, s->state);
     xd_release(s->ctx, s->own);
     xd_release(s->ctx, s->path);
     xd_release(s->ctx, s->lock_path);
@@ -37114,19 +40296,344 @@ static void xdi_save_end(xdi_save *s) {
     xd_release(s->ctx, s->writer.blocks);
     xdi_plan_destroy(&s->plan);
     xdi_content_destroy(&s->content);
+    memset(&s->writer, 0, sizeof s->writer);
+    s->directory = NULL;
+    s->others = NULL;
+    s->other_count = 0;
+    s->state = s->own = s->path = s->lock_path = NULL;
+}
+
+XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc) {
+    memset(s, 0, sizeof *s);
+    s->comm = comm;
+    s->ctx = xd_comm_ctx(comm);
+    s->desc = *desc;
+    s->root = xd_comm_rank(comm) == 0;
+    xdi_save_resolve(&s->desc);
 }
 
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc) {
     xdi_save s;
-    memset(&s, 0, sizeof s);
-    s.comm = comm;
-    s.ctx = xd_comm_ctx(comm);
-    s.desc = *desc;
-    s.root = xd_comm_rank(comm) == 0;
-    xdi_save_resolve(&s.desc);
-    const xd_result result = xdi_save_run(&s);
+    xdi_save_open(&s, comm, desc);
+    xd_result result = xdi_save_check(&s);
+    if (result == XD_OK) result = xdi_save_list(&s);
+    result = xd_agree(comm, result);
+    while (result == XD_OK && s.phase != XDI_SAVE_DONE) result = xdi_save_advance(&s);
     xdi_save_end(&s);
     return result;
+}
+
+/* >>checkpoint/saver.c */
+
+/* Saves beside training: a copy of everything that a save reads, and a thread that carries it out. */
+
+#include <pthread.h>
+#include <string.h>
+
+/* `save` belongs to the caller until start hands it over, and again from the end of the wait on. */
+struct xd_checkpoint_saver {
+    xd_comm *comm;   /* the caller's */
+    xd_comm *runner; /* which carries saves out: comm, or its twin */
+    xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
+    unsigned char *stage;
+    size_t stage_bytes;
+    void *kept; /* copies of what the desc points to */
+    bool open;  /* between start and wait; the caller's alone */
+    xdi_save save;
+    xd_result result; /* of the save that is done; what follows is under lock when there is a thread */
+    bool done, busy, leaving;
+    bool has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, finished; /* the thread: there is a save; the caller: it is done */
+};
+
+/* ---- copies ---- */
+
+/* Runs twice, like the lists of a content: over an arena without memory, which tells the size, and over that size. */
+static void *xdi_keep(xd_arena *arena, const void *data, size_t bytes) {
+    void *copy = xd_arena_take_pointer(arena, bytes);
+    if (copy && bytes) memcpy(copy, data, bytes);
+    return copy;
+}
+
+static const char *xdi_keep_text(xd_arena *arena, const char *text) {
+    return text ? (const char *)xdi_keep(arena, text, strlen(text) + 1) : NULL;
+}
+
+/* Optimizers and averages stay the caller's: they are read before start returns. */
+static void xdi_keep_network(xd_arena *arena, const xd_checkpoint_network *from, xd_checkpoint_network *to) {
+    xd_tensor_part *parts =
+        (xd_tensor_part *)xdi_keep(arena, from->parts, (size_t)from->part_count * sizeof *parts);
+    const char *name = xdi_keep_text(arena, from->name);
+    for (int64_t i = 0; i < from->part_count; i++) {
+        const xd_tensor_part *p = &from->parts[i];
+        const char *part_name = xdi_keep_text(arena, p->name);
+        const xd_region *region =
+            p->region ? (const xd_region *)xdi_keep(arena, p->region, sizeof *region) : NULL;
+        if (!parts) continue;
+        parts[i].name = part_name;
+        parts[i].region = region;
+    }
+    if (!to) return;
+    to->name = name;
+    to->parts = parts;
+}
+
+static void xdi_keep_files(xd_arena *arena, xd_checkpoint_save_desc *d) {
+    const size_t bytes = (size_t)d->file_count * sizeof *d->files;
+    xd_checkpoint_file *files = (xd_checkpoint_file *)xdi_keep(arena, d->files, bytes);
+    for (int i = 0; i < d->file_count; i++) {
+        const char *name = xdi_keep_text(arena, d->files[i].name);
+        const void *data = xdi_keep(arena, d->files[i].data, d->files[i].bytes);
+        if (!files) continue;
+        files[i].name = name;
+        files[i].data = data;
+    }
+    if (files) d->files = files;
+}
+
+/* Copies what a desc points to, and makes it point to the copies; a planning run leaves it as it is. */
+static void xdi_keep_desc(xd_arena *arena, xd_checkpoint_save_desc *d, bool root) {
+    const size_t bytes = (size_t)d->network_count * sizeof *d->networks;
+    xd_checkpoint_network *networks = (xd_checkpoint_network *)xdi_keep(arena, d->networks, bytes);
+    const char *path = xdi_keep_text(arena, d->root);
+    for (int i = 0; i < d->network_count; i++)
+        xdi_keep_network(arena, &d->networks[i], networks ? &networks[i] : NULL);
+    if (root) xdi_keep_files(arena, d);
+    if (!networks) return;
+    d->networks = networks;
+    d->root = path;
+}
+
+static xd_result xdi_saver_keep(xd_checkpoint_saver *s) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xdi_keep_desc(&arena, &s->save.desc, s->save.root);
+    const size_t bytes = arena.peak;
+    s->kept = xd_allocate(s->save.ctx, bytes);
+    XD_REQUIRE(s->save.ctx, s->kept, XD_ERROR_MEMORY, "no room for %llu bytes of names and regions",
+               (unsigned long long)bytes);
+    arena = xd_arena_over(s->kept, bytes);
+    xdi_keep_desc(&arena, &s->save.desc, s->save.root);
+    return XD_OK;
+}
+
+/* Gives every tensor that this rank writes its place, which holds no data yet. */
+static size_t xdi_saver_lay_out(const xdi_content *c, int rank, unsigned char *stage) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        size_t offset = 0;
+        if (!xdi_stored_speaks(&c->tensors[i], rank) || c->tensors[i].step) continue;
+        (void)xd_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
+        if (stage) c->tensors[i].data = stage + offset;
+    }
+    return arena.peak;
+}
+
+static xd_result xdi_saver_stage(xd_checkpoint_saver *s) {
+    xd_ctx *ctx = s->save.ctx;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xdi_content *c = &s->save.content;
+    const int rank = xd_comm_rank(s->comm);
+    const size_t needed = xdi_saver_lay_out(c, rank, NULL);
+    xd_arena arena = xd_arena_over(s->stage, s->stage_bytes);
+    XD_REQUIRE(ctx, needed <= s->stage_bytes, XD_ERROR_STATE,
+               "step %lld: %llu bytes are to be copied, the saver was created for %llu",
+               (long long)s->save.desc.step, (unsigned long long)needed, (unsigned long long)s->stage_bytes);
+    for (int64_t i = 0; i < c->tensor_count; i++) {
+        xdi_stored *t = &c->tensors[i];
+        if (t->step) continue;
+        const size_t bytes = xdi_stored_speaks(t, rank) ? xdi_stored_bytes(t) : 0;
+        void *copy = bytes ? xd_arena_take_pointer(&arena, bytes) : NULL;
+        if (bytes) XD_TRY(memory->copy(&launch, copy, t->data, bytes, XD_COPY_TO_HOST));
+        t->data = copy;
+    }
+    return memory->synchronize(&launch);
+}
+
+/* Nothing of the caller's is reached from here on. */
+static void xdi_saver_cut_loose(xd_checkpoint_saver *s) {
+    xd_checkpoint_network *networks = (xd_checkpoint_network *)(uintptr_t)s->save.desc.networks;
+    for (int i = 0; i < s->save.desc.network_count; i++) {
+        networks[i].optimizer = NULL;
+        networks[i].averages = NULL;
+        networks[i].average_count = 0;
+    }
+    s->save.desc.state = NULL;
+    s->save.comm = s->runner;
+    s->save.ctx = s->save.content.ctx = xd_comm_ctx(s->runner);
+    s->save.content.on_host = true;
+}
+
+static xd_result xdi_saver_take(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(s->comm);
+    XD_REQUIRE(ctx, !s->open, XD_ERROR_STATE,
+               "step %lld: the save of step %lld was started and has not been waited for",
+               (long long)desc->step, (long long)s->save.desc.step);
+    xdi_save_open(&s->save, s->comm, desc);
+    XD_TRY(xdi_save_check(&s->save));
+    XD_TRY(xdi_content_check(ctx, desc->networks, desc->network_count));
+    XD_TRY(xdi_saver_keep(s));
+    XD_TRY(xdi_save_list(&s->save));
+    XD_TRY(xdi_saver_stage(s));
+    xdi_saver_cut_loose(s);
+    return XD_OK;
+}
+
+static void xdi_saver_drop(xd_checkpoint_saver *s) {
+    xdi_save_end(&s->save);
+    xd_release(xd_comm_ctx(s->comm), s->kept);
+    s->kept = NULL;
+    s->open = false;
+}
+
+/* ---- saves ---- */
+
+/* The next piece of the save; true when that was the last. What the save holds is then free: others may have the root's lock. */
+static bool xdi_saver_advance(xd_checkpoint_saver *s) {
+    s->result = xdi_save_advance(&s->save);
+    if (s->result == XD_OK && s->save.phase != XDI_SAVE_DONE) return false;
+    xdi_save_end(&s->save);
+    return true;
+}
+
+static void *xdi_saver_work(void *argument) {
+    xd_checkpoint_saver *s = (xd_checkpoint_saver *)argument;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->busy && !s->leaving) pthread_cond_wait(&s->wake, &s->lock);
+        if (!s->busy) break;
+        pthread_mutex_unlock(&s->lock);
+        while (!xdi_saver_advance(s)) {
+        }
+        pthread_mutex_lock(&s->lock);
+        s->busy = false;
+        s->done = true;
+        pthread_cond_broadcast(&s->finished);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    const bool was_open = s->open;
+    const xd_result result = xd_agree(s->comm, xdi_saver_take(s, desc));
+    if (result != XD_OK) {
+        if (!was_open) xdi_saver_drop(s);
+        return result;
+    }
+    s->open = true;
+    pthread_mutex_lock(&s->lock);
+    s->done = false;
+    s->busy = s->has_thread;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    return XD_OK;
+}
+
+XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
+    if (!s->open) return true;
+    if (!s->has_thread) {
+        s->done = s->done || xdi_saver_advance(s);
+        return s->done;
+    }
+    pthread_mutex_lock(&s->lock);
+    const bool done = s->done;
+    pthread_mutex_unlock(&s->lock);
+    return done;
+}
+
+XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
+    if (!s->open) return XD_OK;
+    pthread_mutex_lock(&s->lock);
+    while (s->has_thread && !s->done) pthread_cond_wait(&s->finished, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    while (!s->done) s->done = xdi_saver_advance(s);
+    const xd_result result = s->result;
+    xdi_saver_drop(s);
+    return result != XD_OK && s->ctx ? xdi_ctx_adopt(xd_comm_ctx(s->comm), xd_last_error(s->ctx)) : result;
+}
+
+/* ---- life ---- */
+
+XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
+                                           int network_count, size_t *bytes) {
+    xdi_content content;
+    const xd_result result = xdi_content_create(xd_comm_ctx(comm), networks, network_count, &content);
+    if (result == XD_OK) *bytes = xdi_saver_lay_out(&content, xd_comm_rank(comm), NULL);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *networks, int network_count,
+                                xd_checkpoint_saver **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    size_t bytes = 0;
+    XD_TRY(xd_checkpoint_saver_bytes(comm, networks, network_count, &bytes));
+    xd_checkpoint_saver *s = (xd_checkpoint_saver *)xd_allocate(ctx, sizeof *s);
+    XD_REQUIRE(ctx, s, XD_ERROR_MEMORY, "no room for a saver of %llu bytes", (unsigned long long)bytes);
+    s->comm = s->runner = comm;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    pthread_cond_init(&s->finished, NULL);
+    *out = s;
+    s->stage_bytes = bytes;
+    s->stage = (unsigned char *)xd_allocate(ctx, bytes);
+    XD_REQUIRE(ctx, s->stage, XD_ERROR_MEMORY, "no room for copies of %llu bytes", (unsigned long long)bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
+    s->has_thread = xdi_thread_create(&s->thread, xdi_saver_work, s);
+    XD_REQUIRE(xd_comm_ctx(s->comm), s->has_thread, XD_ERROR_MEMORY,
+               "the system has no thread for a saver of %llu bytes", (unsigned long long)s->stage_bytes);
+    return XD_OK;
+}
+
+/* Every step is agreed, so that no rank waits for one that has failed. */
+static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
+    xd_comm *twin = NULL;
+    xd_ctx *ctx = NULL;
+    xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
+    if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
+    if (!twin) {
+        xd_ctx_destroy(ctx);
+        return result;
+    }
+    s->ctx = ctx;
+    s->runner = twin;
+    return xd_agree(s->comm, xdi_saver_employ(s));
+}
+
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
+                                            int network_count, xd_checkpoint_saver **out) {
+    xd_checkpoint_saver *s = NULL;
+    xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
+    if (result == XD_OK) result = xdi_saver_hire(s);
+    if (result == XD_OK)
+        *out = s;
+    else
+        xd_checkpoint_saver_destroy(s);
+    return result;
+}
+
+XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
+    if (!s) return;
+    xd_ctx *ctx = xd_comm_ctx(s->comm);
+    pthread_mutex_lock(&s->lock);
+    s->leaving = true;
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    if (s->has_thread) pthread_join(s->thread, NULL);
+    if (s->open) xdi_saver_drop(s);
+    if (s->ctx) xd_comm_destroy(s->runner);
+    xd_ctx_destroy(s->ctx);
+    pthread_cond_destroy(&s->finished);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->lock);
+    xd_release(ctx, s->stage);
+    xd_release(ctx, s);
 }
 
 /* >>checkpoint/read.c */
@@ -38289,6 +41796,1146 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     else
         xdi_ema_restore(ema, now.iteration, now.initialized || filled);
     return XD_OK;
+}
+
+/* >>checkpoint/map_internal */
+
+/* The two sides of a map. */
+enum { XDI_THEIRS = 0, XDI_OURS = 1, XDI_SIDES = 2 };
+
+/* A box of a tensor of theirs that is a box of one of ours, turned or not. */
+typedef struct xdi_mapped_piece {
+    const char *theirs; /* the tensor's name */
+    int64_t their;      /* of the plan's list */
+    int64_t ours;       /* of the content's tensors */
+    int ndim;           /* of theirs */
+    int axis
+        [XD_DIMS_MAX]; /* which of our dimensions a dimension of theirs is; -1 for the one that ours lacks */
+    struct {
+        int64_t begin[XD_DIMS_MAX], end[XD_DIMS_MAX];
+    } box[XDI_SIDES];
+} xdi_mapped_piece;
+
+/* A tensor of theirs as the map makes it, and where it is. */
+typedef struct xdi_mapped_tensor {
+    const char *name;
+    xd_dtype dtype; /* of the first weight in it */
+    int ndim;
+    int64_t shape[XD_DIMS_MAX];
+    xd_safetensors *file; /* NULL: it is not read */
+    int64_t index;
+} xdi_mapped_tensor;
+
+/* ---- map_plan.c: everything that follows from the weights and the entries ---- */
+
+typedef struct xdi_mapped_plan {
+    xd_ctx *ctx;
+    const xdi_content *content;
+    const xd_mapped_weights *weights;
+    xdi_mapped_piece *pieces; /* [piece_count], in the order of ours */
+    int64_t piece_count;
+    int64_t *first;             /* [content->tensor_count + 1]: of a tensor's pieces */
+    const void **order;         /* [piece_count] by tensor of one side and place in it */
+    xdi_mapped_tensor *tensors; /* [tensor_count] by name */
+    int64_t tensor_count;
+    bool *used; /* [map_count] */
+    char *text; /* names of theirs */
+    size_t text_bytes;
+    bool filling; /* false: counting */
+} xdi_mapped_plan;
+
+/* Local, and the same on all ranks. The plan is to be freed whatever the result. */
+XD_PRIVATE xd_result xdi_mapped_plan_create(const xdi_content *content, const xd_mapped_weights *weights,
+                                            bool lenient, xdi_mapped_plan *out);
+XD_PRIVATE void xdi_mapped_plan_destroy(xdi_mapped_plan *plan);
+
+/* DTYPE when weights of different types are in one tensor of theirs. */
+XD_PRIVATE xd_result xdi_mapped_plan_check_types(const xdi_mapped_plan *plan);
+
+/* Whether an entry leaves a tensor of theirs out. */
+XD_PRIVATE bool xdi_mapped_leaves_out(const xd_mapped_weights *weights, const char *name);
+
+/* ---- map_boxes.c: which of it lies where ---- */
+
+/* A box of theirs whose elements have places in our memory that follow from their indices. */
+typedef struct xdi_mapped_box {
+    const xdi_mapped_piece *piece;
+    int64_t begin[XD_DIMS_MAX], end[XD_DIMS_MAX];
+    int64_t offset; /* of the element at begin, in elements of our memory, and from neighbour to neighbour */
+    int64_t stride[XD_DIMS_MAX];
+} xdi_mapped_box;
+
+/* A list of them that is being made. */
+typedef struct xdi_mapped_boxes {
+    xd_region *regions;   /* [XD_REGION_FLAT_MAX + 1] to work in */
+    xdi_mapped_box *list; /* [room] NULL: they are counted only */
+    int64_t count, room;
+} xdi_mapped_boxes;
+
+/* Appends the boxes of positions `range` in the dense storage of a region of our tensor `ours`, NULL for the whole; memory begins
+ * with the first position. */
+XD_PRIVATE void xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                xd_interval range, xdi_mapped_boxes *boxes);
+
+/* A part of a box, and its place in the dense memory of the part (src) and in ours (dst). */
+typedef struct xdi_mapped_tile {
+    int64_t begin[XD_DIMS_MAX], size[XD_DIMS_MAX]; /* of theirs */
+    int64_t count;
+    xd_copy copy;
+    bool dense; /* in both, so nothing has to be moved */
+} xdi_mapped_tile;
+
+/* The tile of at most `room` elements that begins at `at` of a box; moves `at`, which is box->begin at first. False after the
+ * last. Tiles follow one another as their elements do in their tensor. */
+XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
+                                     xdi_mapped_tile *tile);
+
+/* >>checkpoint/map_plan.c */
+
+/* What a map makes of a list of weights: their tensors, and which box of one is which box of ours. */
+
+#include <stdio.h>
+#include <string.h>
+
+#define XDI_MAPPED_PLACE "{}"
+
+enum { XDI_MAPPED_DIGITS = 9 };
+
+/* ---- names ---- */
+
+static bool xdi_mapped_has_place(const char *pattern) {
+    return strstr(pattern, XDI_MAPPED_PLACE) != NULL;
+}
+
+/* The number at the place of a pattern in a name, as it is written without zeros before it; 0 for a pattern that is the name
+ * itself; -1 when the name is another. */
+static int64_t xdi_mapped_match(const char *pattern, const char *name) {
+    const char *place = strstr(pattern, XDI_MAPPED_PLACE);
+    if (!place) return strcmp(pattern, name) == 0 ? 0 : -1;
+    const size_t before = (size_t)(place - pattern);
+    if (strncmp(pattern, name, before) != 0) return -1;
+    const char *digits = name + before, *rest = digits;
+    int64_t number = 0;
+    for (; *rest >= '0' && *rest <= '9' && rest - digits < XDI_MAPPED_DIGITS; rest++)
+        number = 10 * number + (*rest - '0');
+    if (rest == digits || (*digits == '0' && rest - digits > 1)) return -1;
+    return strcmp(place + strlen(XDI_MAPPED_PLACE), rest) == 0 ? number : -1;
+}
+
+/* The name in memory of the plan; NULL while sizes are counted. */
+static const char *xdi_mapped_name(xdi_mapped_plan *p, const char *pattern, int64_t number) {
+    const char *place = strstr(pattern, XDI_MAPPED_PLACE);
+    const size_t bytes = strlen(pattern) + 24;
+    char *text = p->filling ? p->text + p->text_bytes : NULL;
+    p->text_bytes += bytes;
+    if (!text) return NULL;
+    if (place)
+        snprintf(text, bytes, "%.*s%lld%s", (int)(place - pattern), pattern, (long long)number,
+                 place + strlen(XDI_MAPPED_PLACE));
+    else
+        snprintf(text, bytes, "%s", pattern);
+    return text;
+}
+
+XD_PRIVATE bool xdi_mapped_leaves_out(const xd_mapped_weights *weights, const char *name) {
+    for (int64_t i = 0; i < weights->map_count; i++)
+        if (!weights->maps[i].ours && xdi_mapped_match(weights->maps[i].theirs, name) >= 0) return true;
+    return false;
+}
+
+/* ---- entries ---- */
+
+static bool xdi_mapped_is_pattern(const char *name) {
+    const char *place = strstr(name, XDI_MAPPED_PLACE);
+    return name[0] && !(place && strstr(place + 1, XDI_MAPPED_PLACE));
+}
+
+static xd_result xdi_mapped_check_entry(xd_ctx *ctx, const xd_weight_map *m, int64_t i) {
+    const int64_t most = INT64_MAX / 4;
+    XD_REQUIRE(ctx, m->theirs && xdi_mapped_is_pattern(m->theirs), XD_ERROR_ARGUMENT,
+               "entry %lld of the map: their name \"%.80s\" is empty or has several " XDI_MAPPED_PLACE,
+               (long long)i, m->theirs ? m->theirs : "");
+    XD_REQUIRE(ctx, !m->ours || xdi_mapped_is_pattern(m->ours), XD_ERROR_ARGUMENT,
+               "entry %lld of the map: our name \"%.80s\" is empty or has several " XDI_MAPPED_PLACE,
+               (long long)i, m->ours ? m->ours : "");
+    XD_REQUIRE(ctx,
+               m->length >= 0 && m->their_begin >= 0 && m->our_begin >= 0 && m->length <= most &&
+                   m->their_begin <= most && m->our_begin <= most,
+               XD_ERROR_ARGUMENT,
+               "entry %lld of the map, \"%.80s\": %lld indices from %lld there and %lld here", (long long)i,
+               m->theirs, (long long)m->length, (long long)m->their_begin, (long long)m->our_begin);
+    const bool part = m->dim != 0 || m->their_begin != 0 || m->our_begin != 0 || m->length != 0;
+    XD_REQUIRE(ctx, !part || m->length > 0, XD_ERROR_ARGUMENT,
+               "entry %lld of the map, \"%.80s\": a part of dimension %d has no length", (long long)i,
+               m->theirs, m->dim);
+    XD_REQUIRE(ctx, m->ours || (!part && !m->transpose), XD_ERROR_ARGUMENT,
+               "entry %lld of the map leaves \"%.80s\" out and says how to read it", (long long)i, m->theirs);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_check_entries(xd_ctx *ctx, const xd_mapped_weights *w) {
+    XD_REQUIRE(ctx, w->map_count >= 0 && (w->maps || w->map_count == 0), XD_ERROR_ARGUMENT,
+               "%lld entries of a map at %p", (long long)w->map_count, (const void *)w->maps);
+    for (int64_t i = 0; i < w->map_count; i++) XD_TRY(xdi_mapped_check_entry(ctx, &w->maps[i], i));
+    return XD_OK;
+}
+
+/* ---- pieces: the functions run twice, to count and to fill in ---- */
+
+/* How an entry brings a weight in: its number and whose dimension 0 that number is an index of. */
+typedef struct xdi_mapped_use {
+    const xd_weight_map *map;
+    int64_t number;
+    bool stacked[XDI_SIDES];
+} xdi_mapped_use;
+
+/* The boxes of a whole weight, or of one index of a stacked one. */
+static xd_result xdi_mapped_shape(xdi_mapped_plan *p, const xdi_mapped_use *use, xdi_mapped_piece *piece) {
+    const xd_tensor_part *part = p->content->tensors[piece->ours].part;
+    const int above = use->stacked[XDI_THEIRS], lost = use->stacked[XDI_OURS], ndim = part->ndim - lost;
+    const bool turned = use->map && use->map->transpose;
+    XD_REQUIRE(p->ctx, ndim + above <= XD_DIMS_MAX && (!turned || ndim >= 2), XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" has %d dimensions, of which the map %s", part->name, part->ndim,
+               turned && ndim < 2 ? "exchanges the last two" : "makes one more");
+    piece->ndim = ndim + above;
+    for (int d = 0; d < part->ndim; d++) piece->box[XDI_OURS].end[d] = part->shape[d];
+    for (int d = above; d < piece->ndim; d++) {
+        int ours = d - above;
+        if (turned && ours >= ndim - 2) ours = 2 * ndim - 3 - ours;
+        piece->axis[d] = ours + lost;
+        piece->box[XDI_THEIRS].end[d] = part->shape[ours + lost];
+    }
+    for (int side = 0; side < XDI_SIDES; side++) {
+        if (!use->stacked[side]) continue;
+        piece->box[side].begin[0] = use->number;
+        piece->box[side].end[0] = use->number + 1;
+    }
+    if (above) piece->axis[0] = -1;
+    return XD_OK;
+}
+
+/* Restricts the boxes to the indices that the entry names. */
+static xd_result xdi_mapped_slice(xdi_mapped_plan *p, const xdi_mapped_use *use, xdi_mapped_piece *piece) {
+    const xd_weight_map *m = use->map;
+    const xd_tensor_part *part = p->content->tensors[piece->ours].part;
+    if (!m || m->length == 0) return XD_OK;
+    XD_REQUIRE(
+        p->ctx, m->dim >= 0 && m->dim < piece->ndim && piece->axis[m->dim] >= 0, XD_ERROR_ARGUMENT,
+        "tensor \"%.80s\": \"%.80s\" has no dimension %d that can be taken in parts, but %d dimensions",
+        part->name, m->theirs, m->dim, piece->ndim);
+    const int axis = piece->axis[m->dim];
+    XD_REQUIRE(
+        p->ctx, m->length <= part->shape[axis] && m->our_begin <= part->shape[axis] - m->length,
+        XD_ERROR_SHAPE,
+        "tensor \"%.80s\": indices [%lld, %lld) of dimension %d, which has %lld, are those of \"%.80s\"",
+        part->name, (long long)m->our_begin, (long long)(m->our_begin + m->length), axis,
+        (long long)part->shape[axis], m->theirs);
+    piece->box[XDI_OURS].begin[axis] = m->our_begin;
+    piece->box[XDI_OURS].end[axis] = m->our_begin + m->length;
+    piece->box[XDI_THEIRS].begin[m->dim] = m->their_begin;
+    piece->box[XDI_THEIRS].end[m->dim] = m->their_begin + m->length;
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_add(xdi_mapped_plan *p, int64_t ours, const xdi_mapped_use *use) {
+    const char *name =
+        use->map ? xdi_mapped_name(p, use->map->theirs, use->number) : p->content->tensors[ours].name;
+    const int64_t at = p->piece_count++;
+    if (!p->filling) return XD_OK;
+    xdi_mapped_piece *piece = &p->pieces[at];
+    memset(piece, 0, sizeof *piece);
+    piece->theirs = name;
+    piece->ours = ours;
+    p->order[at] = piece;
+    XD_TRY(xdi_mapped_shape(p, use, piece));
+    return xdi_mapped_slice(p, use, piece);
+}
+
+/* An entry that names tensor `ours`. */
+static xd_result xdi_mapped_apply(xdi_mapped_plan *p, int64_t ours, const xd_weight_map *map,
+                                  int64_t number) {
+    const xd_tensor_part *part = p->content->tensors[ours].part;
+    const bool there = xdi_mapped_has_place(map->theirs), here = xdi_mapped_has_place(map->ours);
+    xdi_mapped_use use;
+    memset(&use, 0, sizeof use);
+    use.map = map;
+    use.number = number;
+    use.stacked[XDI_THEIRS] = here && !there;
+    use.stacked[XDI_OURS] = there && !here;
+    if (!use.stacked[XDI_OURS]) return xdi_mapped_add(p, ours, &use);
+    XD_REQUIRE(p->ctx, part->ndim > 0, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\" is a scalar, and not the stack of all \"%.80s\"", part->name, map->theirs);
+    for (use.number = 0; use.number < part->shape[0]; use.number++) XD_TRY(xdi_mapped_add(p, ours, &use));
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_list_pieces(xdi_mapped_plan *p, bool filling) {
+    const xd_mapped_weights *w = p->weights;
+    xdi_mapped_use itself;
+    memset(&itself, 0, sizeof itself);
+    p->filling = filling;
+    p->piece_count = 0;
+    p->text_bytes = 0;
+    for (int64_t i = 0; i < p->content->tensor_count; i++) {
+        bool named = false;
+        p->first[i] = p->piece_count;
+        for (int64_t k = 0; k < w->map_count; k++) {
+            const xd_weight_map *map = &w->maps[k];
+            const int64_t number = map->ours ? xdi_mapped_match(map->ours, p->content->tensors[i].name) : -1;
+            if (number < 0) continue;
+            named = p->used[k] = true;
+            XD_TRY(xdi_mapped_apply(p, i, map, number));
+        }
+        if (!named) XD_TRY(xdi_mapped_add(p, i, &itself));
+    }
+    p->first[p->content->tensor_count] = p->piece_count;
+    return XD_OK;
+}
+
+/* ---- whether each element is there once ---- */
+
+static int xdi_mapped_by_place(const xdi_mapped_piece *a, const xdi_mapped_piece *b, int side) {
+    const int64_t one = a->box[side].begin[0], other = b->box[side].begin[0];
+    if (one != other) return one < other ? -1 : 1;
+    return (a > b) - (a < b);
+}
+
+static int xdi_mapped_by_ours(const void *a, const void *b) {
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)a, *other = (const xdi_mapped_piece *)b;
+    if (one->ours != other->ours) return one->ours < other->ours ? -1 : 1;
+    return xdi_mapped_by_place(one, other, XDI_OURS);
+}
+
+static int xdi_mapped_by_theirs(const void *a, const void *b) {
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)a, *other = (const xdi_mapped_piece *)b;
+    const int names = strcmp(one->theirs, other->theirs);
+    return names ? names : xdi_mapped_by_place(one, other, XDI_THEIRS);
+}
+
+/* The pieces of one tensor, which are in order[first .. end) by their place in it. */
+typedef struct xdi_mapped_cover {
+    const char *name;
+    int side, ndim;
+    const int64_t *shape;
+    int64_t first, end;
+} xdi_mapped_cover;
+
+static bool xdi_mapped_overlap(const xdi_mapped_piece *a, const xdi_mapped_piece *b,
+                               const xdi_mapped_cover *c) {
+    bool common = true;
+    for (int d = 0; d < c->ndim; d++)
+        common = common && a->box[c->side].begin[d] < b->box[c->side].end[d] &&
+                 b->box[c->side].begin[d] < a->box[c->side].end[d];
+    return common;
+}
+
+static xd_result xdi_mapped_check_cover(const xdi_mapped_plan *p, const xdi_mapped_cover *c) {
+    const xdi_mapped_piece *const *list = (const xdi_mapped_piece *const *)(const void *)p->order;
+    int64_t held = 0, numel = 1;
+    for (int64_t i = c->first; i < c->end; i++) {
+        int64_t volume = 1;
+        for (int d = 0; d < c->ndim; d++)
+            volume *= list[i]->box[c->side].end[d] - list[i]->box[c->side].begin[d];
+        held += volume; /* cannot overflow: those before have nothing in common */
+        for (int64_t k = i + 1; k < c->end; k++) {
+            if (c->ndim > 0 && list[k]->box[c->side].begin[0] >= list[i]->box[c->side].end[0]) break;
+            XD_REQUIRE(p->ctx, !xdi_mapped_overlap(list[i], list[k], c), XD_ERROR_ARGUMENT,
+                       "tensor \"%.80s\": the map has elements of it twice, for \"%.80s\" and \"%.80s\"",
+                       c->name,
+                       c->side == XDI_OURS ? list[i]->theirs : p->content->tensors[list[i]->ours].name,
+                       c->side == XDI_OURS ? list[k]->theirs : p->content->tensors[list[k]->ours].name);
+        }
+    }
+    for (int d = 0; d < c->ndim; d++) numel *= c->shape[d];
+    XD_REQUIRE(p->ctx, held == numel, XD_ERROR_SHAPE,
+               "tensor \"%.80s\" of %s has %lld elements, the map names %lld", c->name,
+               c->side == XDI_OURS ? "ours" : "theirs", (long long)numel, (long long)held);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_check_ours(xdi_mapped_plan *p) {
+    xdi_mapped_cover c;
+    xdi_sort(p->order, (size_t)p->piece_count, xdi_mapped_by_ours);
+    c.side = XDI_OURS;
+    for (int64_t i = 0; i < p->content->tensor_count; i++) {
+        const xd_tensor_part *part = p->content->tensors[i].part;
+        c.name = part->name;
+        c.ndim = part->ndim;
+        c.shape = part->shape;
+        c.first = p->first[i];
+        c.end = p->first[i + 1];
+        XD_TRY(xdi_mapped_check_cover(p, &c));
+    }
+    return XD_OK;
+}
+
+/* ---- tensors of theirs ---- */
+
+/* Makes a tensor of the pieces in order[first .. end), as large as the largest of them says. */
+static xd_result xdi_mapped_join(xdi_mapped_plan *p, int64_t first, int64_t end) {
+    xdi_mapped_tensor *t = &p->tensors[p->tensor_count];
+    const xdi_mapped_piece *one = (const xdi_mapped_piece *)p->order[first];
+    xd_safetensors_entry entry;
+    xdi_mapped_cover c;
+    uint64_t bytes;
+    memset(t, 0, sizeof *t);
+    t->name = one->theirs;
+    t->dtype = p->content->tensors[one->ours].dtype;
+    t->ndim = one->ndim;
+    for (int64_t i = first; i < end; i++) {
+        xdi_mapped_piece *piece = (xdi_mapped_piece *)p->order[i];
+        XD_REQUIRE(p->ctx, piece->ndim == t->ndim, XD_ERROR_SHAPE,
+                   "tensor \"%.80s\" has %d dimensions for \"%.80s\" and %d for \"%.80s\"", t->name, t->ndim,
+                   p->content->tensors[one->ours].name, piece->ndim, p->content->tensors[piece->ours].name);
+        piece->their = p->tensor_count;
+        for (int d = 0; d < t->ndim; d++)
+            if (piece->box[XDI_THEIRS].end[d] > t->shape[d]) t->shape[d] = piece->box[XDI_THEIRS].end[d];
+    }
+    entry.name = c.name = t->name;
+    entry.dtype = t->dtype;
+    entry.ndim = c.ndim = t->ndim;
+    entry.shape = c.shape = t->shape;
+    XD_TRY(xdi_safetensors_check_entry(p->ctx, &entry, p->tensor_count, &bytes));
+    p->tensor_count++;
+    c.side = XDI_THEIRS;
+    c.first = first;
+    c.end = end;
+    return xdi_mapped_check_cover(p, &c);
+}
+
+static xd_result xdi_mapped_join_all(xdi_mapped_plan *p) {
+    xdi_sort(p->order, (size_t)p->piece_count, xdi_mapped_by_theirs);
+    for (int64_t first = 0, end; first < p->piece_count; first = end) {
+        const char *name = ((const xdi_mapped_piece *)p->order[first])->theirs;
+        for (end = first + 1; end < p->piece_count; end++)
+            if (strcmp(name, ((const xdi_mapped_piece *)p->order[end])->theirs) != 0) break;
+        XD_REQUIRE(p->ctx, !xdi_mapped_leaves_out(p->weights, name), XD_ERROR_ARGUMENT,
+                   "tensor \"%.80s\" is \"%.80s\" in the files, which an entry of the map leaves out",
+                   p->content->tensors[((const xdi_mapped_piece *)p->order[first])->ours].name, name);
+        XD_TRY(xdi_mapped_join(p, first, end));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_mapped_plan_check_types(const xdi_mapped_plan *p) {
+    for (int64_t i = 0; i < p->piece_count; i++) {
+        const xdi_mapped_piece *piece = &p->pieces[i];
+        const xdi_stored *ours = &p->content->tensors[piece->ours];
+        XD_REQUIRE(p->ctx, ours->dtype == p->tensors[piece->their].dtype, XD_ERROR_DTYPE,
+                   "tensor \"%.80s\" is %s, and what else is in \"%.80s\" is %s", ours->name,
+                   xd_dtype_name(ours->dtype), piece->theirs, xd_dtype_name(p->tensors[piece->their].dtype));
+    }
+    return XD_OK;
+}
+
+/* ---- the plan ---- */
+
+static xd_result xdi_mapped_check_used(const xdi_mapped_plan *p) {
+    for (int64_t i = 0; i < p->weights->map_count; i++)
+        XD_REQUIRE(p->ctx, p->used[i] || !p->weights->maps[i].ours, XD_ERROR_ARGUMENT,
+                   "entry %lld of the map: no weight here is \"%.80s\"", (long long)i,
+                   p->weights->maps[i].ours);
+    return XD_OK;
+}
+
+static xd_result xdi_mapped_reserve(xdi_mapped_plan *p) {
+    const size_t count = (size_t)p->piece_count;
+    p->pieces = (xdi_mapped_piece *)xd_allocate(p->ctx, count * sizeof *p->pieces);
+    p->order = (const void **)xd_allocate(p->ctx, count * sizeof *p->order);
+    p->tensors = (xdi_mapped_tensor *)xd_allocate(p->ctx, count * sizeof *p->tensors);
+    p->text = (char *)xd_allocate(p->ctx, p->text_bytes);
+    XD_REQUIRE(p->ctx, p->pieces && p->order && p->tensors && p->text, XD_ERROR_MEMORY,
+               "no room for a map of %lld pieces", (long long)count);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_mapped_plan_create(const xdi_content *content, const xd_mapped_weights *weights,
+                                            bool lenient, xdi_mapped_plan *out) {
+    memset(out, 0, sizeof *out);
+    out->ctx = content->ctx;
+    out->content = content;
+    out->weights = weights;
+    XD_TRY(xdi_mapped_check_entries(out->ctx, weights));
+    out->first = (int64_t *)xd_allocate(out->ctx, ((size_t)content->tensor_count + 1) * sizeof *out->first);
+    out->used = (bool *)xd_allocate(out->ctx, (size_t)weights->map_count * sizeof *out->used);
+    XD_REQUIRE(out->ctx, out->first && out->used, XD_ERROR_MEMORY, "no room for a map of %lld tensors",
+               (long long)content->tensor_count);
+    memset(out->used, 0, (size_t)weights->map_count * sizeof *out->used);
+    XD_TRY(xdi_mapped_list_pieces(out, false));
+    XD_TRY(xdi_mapped_reserve(out));
+    XD_TRY(xdi_mapped_list_pieces(out, true));
+    if (!lenient) XD_TRY(xdi_mapped_check_used(out));
+    XD_TRY(xdi_mapped_check_ours(out));
+    return xdi_mapped_join_all(out);
+}
+
+XD_PRIVATE void xdi_mapped_plan_destroy(xdi_mapped_plan *p) {
+    if (p->ctx) {
+        xd_release(p->ctx, p->text);
+        xd_release(p->ctx, p->tensors);
+        xd_release(p->ctx, (void *)p->order);
+        xd_release(p->ctx, p->pieces);
+        xd_release(p->ctx, p->used);
+        xd_release(p->ctx, p->first);
+    }
+    memset(p, 0, sizeof *p);
+}
+
+/* >>checkpoint/map_boxes.c */
+
+/* Which elements of a tensor of theirs lie where in our memory. */
+
+#include <string.h>
+
+/* A list that is being made: of one piece and one region. */
+typedef struct xdi_mapped_search {
+    const xdi_mapped_piece *piece;
+    const xd_region *region;
+    int64_t stride[XD_DIMS_MAX]; /* of the region's storage */
+    xdi_mapped_box box;
+    xdi_mapped_boxes *out;
+} xdi_mapped_search;
+
+static void xdi_mapped_found(xdi_mapped_search *s, int64_t offset) {
+    s->box.offset = offset;
+    if (s->out->list && s->out->count < s->out->room) s->out->list[s->out->count] = s->box;
+    s->out->count++;
+}
+
+/* Goes over the intervals of our dimension d and of those after it. */
+static void xdi_mapped_descend(xdi_mapped_search *s, int d, int64_t offset) {
+    int64_t before = 0, begin, end;
+    int theirs = -1;
+    if (d == s->region->ndim) {
+        xdi_mapped_found(s, offset);
+        return;
+    }
+    begin = s->piece->box[XDI_OURS].begin[d];
+    end = s->piece->box[XDI_OURS].end[d];
+    for (int k = 0; k < s->piece->ndim; k++)
+        if (s->piece->axis[k] == d) theirs = k;
+    for (int i = 0; i < s->region->count[d]; i++) {
+        const xd_interval held = s->region->interval[d][i];
+        const int64_t low = held.begin > begin ? held.begin : begin, high = held.end < end ? held.end : end;
+        const int64_t position = before + low - held.begin;
+        before += held.end - held.begin;
+        if (low >= high) continue;
+        if (theirs >= 0) {
+            const int64_t shift = s->piece->box[XDI_THEIRS].begin[theirs] - begin;
+            s->box.begin[theirs] = low + shift;
+            s->box.end[theirs] = high + shift;
+        }
+        xdi_mapped_descend(s, d + 1, offset + position * s->stride[d]);
+    }
+}
+
+/* The boxes of a piece in a region whose storage begins at `offset` of our memory. */
+static void xdi_mapped_search_piece(xdi_mapped_search *s, const xdi_mapped_piece *piece, int64_t offset) {
+    s->piece = piece;
+    memset(&s->box, 0, sizeof s->box);
+    s->box.piece = piece;
+    for (int k = 0; k < piece->ndim; k++) {
+        const int d = piece->axis[k];
+        s->box.stride[k] = d < 0 ? 1 : s->stride[d];
+        s->box.begin[k] = piece->box[XDI_THEIRS].begin[k]; /* for a stack, which is no dimension of ours */
+        s->box.end[k] = piece->box[XDI_THEIRS].end[k];
+    }
+    xdi_mapped_descend(s, 0, offset);
+}
+
+XD_PRIVATE void xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
+                                xd_interval range, xdi_mapped_boxes *boxes) {
+    const xd_tensor_part *part = plan->content->tensors[ours].part;
+    xd_region *regions = boxes->regions, *whole = &regions[XD_REGION_FLAT_MAX];
+    int64_t offset = 0, shape[XD_DIMS_MAX];
+    int count = 0;
+    xdi_mapped_search s;
+    memset(&s, 0, sizeof s);
+    s.out = boxes;
+    if (!region) *whole = xd_region_whole(part->ndim, part->shape);
+    (void)xd_region_flat_range(plan->ctx, region ? region : whole, range, regions, &count);
+    for (int i = 0; i < count; i++) {
+        int64_t stride = 1;
+        s.region = &regions[i];
+        xd_region_shape(s.region, shape);
+        for (int d = part->ndim - 1; d >= 0; stride *= shape[d--]) s.stride[d] = stride;
+        for (int64_t k = plan->first[ours]; k < plan->first[ours + 1]; k++)
+            xdi_mapped_search_piece(&s, &plan->pieces[k], offset);
+        offset += stride;
+    }
+}
+
+/* ---- tiles ---- */
+
+/* Strides of the memory of a tile, and its copy without what needs no dimension of its own. */
+static void xdi_mapped_lay_out(const xdi_mapped_box *box, xdi_mapped_tile *tile) {
+    const int ndim = box->piece->ndim;
+    xd_copy *copy = &tile->copy;
+    tile->count = 1;
+    copy->ndim = ndim;
+    for (int d = ndim - 1; d >= 0; d--) {
+        copy->extent[d] = tile->size[d];
+        copy->src_stride[d] = tile->count;
+        copy->dst_stride[d] = box->stride[d];
+        tile->count *= tile->size[d];
+    }
+    xdi_interval_fold(copy);
+    tile->dense = copy->ndim == 1 && copy->src_stride[0] == 1 && copy->dst_stride[0] == 1;
+}
+
+XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
+                                     xdi_mapped_tile *tile) {
+    const int ndim = box->piece->ndim;
+    int64_t step[XD_DIMS_MAX];
+    memset(tile, 0, sizeof *tile);
+    tile->copy.dst_offset = box->offset;
+    if (ndim == 0 && at[0]++ > 0) return false;
+    for (int d = ndim - 1; d >= 0; d--) {
+        const int64_t extent = box->end[d] - box->begin[d], left = box->end[d] - at[d];
+        if (left <= 0) return false; /* only of dimension 0, after the last */
+        step[d] = extent < room ? extent : room;
+        if (step[d] < 1) step[d] = 1;
+        room /= step[d];
+        tile->begin[d] = at[d];
+        tile->size[d] = left < step[d] ? left : step[d];
+        tile->copy.dst_offset += (at[d] - box->begin[d]) * box->stride[d];
+    }
+    xdi_mapped_lay_out(box, tile);
+    for (int d = ndim - 1; d >= 0; d--) {
+        at[d] += step[d];
+        if (at[d] < box->end[d] || d == 0) break;
+        at[d] = box->begin[d];
+    }
+    return true;
+}
+
+/* >>checkpoint/map.c */
+
+/* Reads and writes directories of others through a map. */
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what both ways have in common ---- */
+
+/* A map that is followed. */
+typedef struct xdi_mapped {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    const char *directory;
+    size_t staging_bytes;
+    xd_checkpoint_network network;
+    xdi_content content;
+    xdi_mapped_plan plan;
+    xdi_mapped_boxes boxes;
+    unsigned char *stage;
+} xdi_mapped;
+
+static xdi_mapped xdi_mapped_begin(xd_comm *comm, const char *directory, const xd_mapped_weights *weights,
+                                   size_t staging_bytes) {
+    xdi_mapped m;
+    memset(&m, 0, sizeof m);
+    m.comm = comm;
+    m.ctx = xd_comm_ctx(comm);
+    m.directory = directory;
+    m.staging_bytes = staging_bytes ? staging_bytes : (size_t)XDI_STAGING;
+    m.network.parts = weights->parts;
+    m.network.part_count = weights->part_count;
+    return m;
+}
+
+static void xdi_mapped_end(xdi_mapped *m) {
+    xd_release(m->ctx, m->stage);
+    xd_release(m->ctx, m->boxes.list);
+    xd_release(m->ctx, m->boxes.regions);
+    xdi_mapped_plan_destroy(&m->plan);
+    xdi_content_destroy(&m->content);
+}
+
+static xd_result xdi_mapped_list_content(xdi_mapped *m) {
+    XD_REQUIRE(m->ctx, m->directory && m->directory[0], XD_ERROR_ARGUMENT, "there is no directory");
+    XD_REQUIRE(m->ctx, m->staging_bytes >= 64, XD_ERROR_ARGUMENT, "staging_bytes %llu is less than 64",
+               (unsigned long long)m->staging_bytes);
+    XD_TRY(xdi_content_create(m->ctx, &m->network, 1, &m->content));
+    m->boxes.regions = (xd_region *)xd_allocate(m->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *m->boxes.regions);
+    XD_REQUIRE(m->ctx, m->boxes.regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
+    return XD_OK;
+}
+
+static uint64_t xdi_mapped_hash_entry(uint64_t hash, const xd_weight_map *map) {
+    const int64_t numbers[6] = { map->transpose, map->dim,    map->their_begin,
+                                 map->our_begin, map->length, map->ours != NULL };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    if (map->theirs) hash = xd_hash(hash, map->theirs, strlen(map->theirs) + 1);
+    return map->ours ? xd_hash(hash, map->ours, strlen(map->ours) + 1) : hash;
+}
+
+static uint64_t xdi_mapped_hash(const xdi_mapped *m, const xd_mapped_weights *weights, int flags) {
+    const uint64_t numbers[3] = { (uint64_t)m->staging_bytes, (uint64_t)flags, (uint64_t)weights->map_count };
+    uint64_t hash = xd_hash(0, numbers, sizeof numbers);
+    for (int64_t i = 0; i < weights->map_count && weights->maps; i++)
+        hash = xdi_mapped_hash_entry(hash, &weights->maps[i]);
+    return hash;
+}
+
+/* The same list and the same plan on every rank. Collective. */
+static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weights, bool lenient, int flags) {
+    XD_TRY(xd_agree(m->comm, xdi_mapped_list_content(m)));
+    XD_TRY(xd_agree_same(m->comm, xdi_mapped_hash(m, weights, flags), "the map, staging_bytes and settings"));
+    XD_TRY(xdi_content_agree(&m->content, m->comm));
+    return xd_agree(m->comm, xdi_mapped_plan_create(&m->content, weights, lenient, &m->plan));
+}
+
+XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
+    xd_checkpoint_network network;
+    xdi_content content;
+    xdi_mapped_plan plan;
+    memset(&network, 0, sizeof network);
+    memset(&plan, 0, sizeof plan);
+    network.parts = weights->parts;
+    network.part_count = weights->part_count;
+    xd_result result = xdi_content_create(ctx, &network, 1, &content);
+    if (result == XD_OK) result = xdi_mapped_plan_create(&content, weights, false, &plan);
+    if (result == XD_OK) result = xdi_mapped_plan_check_types(&plan);
+    xdi_mapped_plan_destroy(&plan);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+/* ---- import ---- */
+
+typedef struct xdi_import {
+    xdi_mapped m;
+    const xd_weights_import_desc *desc;
+    xd_weights_files *files;
+    xd_checkpoint_report report;
+    unsigned char *converted, *wire; /* wire: in memory of the device */
+    int64_t box, at[XD_DIMS_MAX];    /* what comes next */
+} xdi_import;
+
+static bool xdi_import_on_device(const xdi_import *l) {
+    return xd_ctx_kernels(l->m.ctx)->device != XD_DEVICE_CPU;
+}
+
+static xd_result xdi_import_open(xdi_import *l) {
+    xd_safetensors_desc d;
+    memset(&d, 0, sizeof d);
+    d.mode = XD_SAFETENSORS_STREAM;
+    return xd_weights_files_open(l->m.ctx, l->m.directory, &d, &l->files);
+}
+
+static uint64_t xdi_import_hash(const xdi_import *l) {
+    uint64_t hash = 0;
+    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
+        const xd_safetensors *file = xd_weights_files_at(l->files, f);
+        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
+            const xd_safetensors_info *t = xd_safetensors_at(file, i);
+            const uint64_t numbers[4] = { (uint64_t)t->dtype, (uint64_t)t->ndim, t->begin, (uint64_t)f };
+            hash = xd_hash(hash, numbers, sizeof numbers);
+            hash = xd_hash(hash, t->name, strlen(t->name) + 1);
+            hash = xd_hash(hash, t->shape, (size_t)t->ndim * sizeof *t->shape);
+        }
+    }
+    return hash;
+}
+
+static void xdi_import_note(xdi_import *l, const char *name) {
+    xd_checkpoint_report *r = &l->report;
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
+}
+
+static void xdi_import_find(const xdi_import *l, xdi_mapped_tensor *t) {
+    int64_t found = -1;
+    for (int64_t f = 0; f < xd_weights_files_count(l->files) && found < 0; f++) {
+        t->file = xd_weights_files_at(l->files, f);
+        found = xd_safetensors_find(t->file, t->name);
+    }
+    t->index = found;
+    if (found < 0) t->file = NULL;
+}
+
+/* Counts one tensor of theirs, and forgets where it is when it does not fit. */
+static void xdi_import_judge(xdi_import *l, xdi_mapped_tensor *t) {
+    xdi_import_find(l, t);
+    if (!t->file) {
+        l->report.missing++;
+        xdi_import_note(l, t->name);
+        return;
+    }
+    const xd_safetensors_info *info = xd_safetensors_at(t->file, t->index);
+    const size_t bytes = (size_t)t->ndim * sizeof *t->shape;
+    if (info->ndim != t->ndim || memcmp(info->shape, t->shape, bytes) != 0) {
+        l->report.wrong_shape++;
+        xdi_import_note(l, t->name);
+        t->file = NULL;
+        return;
+    }
+    l->report.loaded++;
+}
+
+static int xdi_import_by_name(const void *name, const void *tensor) {
+    return strcmp((const char *)name, ((const xdi_mapped_tensor *)tensor)->name);
+}
+
+static bool xdi_import_expects(const xdi_import *l, const char *name) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    int64_t low = 0, high = p->tensor_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = xdi_import_by_name(name, &p->tensors[middle]);
+        if (order == 0) return true;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return xdi_mapped_leaves_out(p->weights, name);
+}
+
+static void xdi_import_find_unexpected(xdi_import *l) {
+    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
+        const xd_safetensors *file = xd_weights_files_at(l->files, f);
+        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
+            const char *name = xd_safetensors_at(file, i)->name;
+            if (xdi_import_expects(l, name)) continue;
+            l->report.unexpected++;
+            xdi_import_note(l, name);
+        }
+    }
+}
+
+static xd_result xdi_import_check_types(xdi_import *l) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    int64_t last = -1;
+    for (int64_t i = 0; i < p->piece_count; i++) {
+        const xdi_mapped_piece *piece = (const xdi_mapped_piece *)p->order[i]; /* by tensor of theirs */
+        const xdi_mapped_tensor *t = &p->tensors[piece->their];
+        const xd_dtype ours = p->content->tensors[piece->ours].dtype;
+        if (!t->file) continue;
+        const xd_dtype theirs = xd_safetensors_at(t->file, t->index)->dtype;
+        if (theirs == ours) continue;
+        XD_REQUIRE(l->m.ctx, l->desc->convert && xdi_load_converts(theirs) && xdi_load_converts(ours),
+                   XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here, and \"%.80s\" in %s is %s%s",
+                   p->content->tensors[piece->ours].name, xd_dtype_name(ours), t->name, l->m.directory,
+                   xd_dtype_name(theirs),
+                   l->desc->convert ? ", which are not converted" : ", and convert is false");
+        l->report.converted += piece->their != last;
+        last = piece->their;
+    }
+    return XD_OK;
+}
+
+/* Both shapes of the first tensor that has two. */
+static xd_result xdi_import_refuse_shape(const xdi_import *l) {
+    const xdi_mapped_plan *p = &l->m.plan;
+    char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
+    for (int64_t i = 0; i < p->tensor_count; i++) {
+        xdi_mapped_tensor t = p->tensors[i];
+        if (t.file) continue;
+        xdi_import_find(l, &t);
+        if (!t.file) continue;
+        const xd_safetensors_info *info = xd_safetensors_at(t.file, t.index);
+        for (int side = 0; side < 2; side++) {
+            const int ndim = side ? t.ndim : info->ndim;
+            size_t used = 0;
+            for (int d = 0; d < ndim && d < XD_DIMS_MAX; d++)
+                used += (size_t)snprintf(text[side] + used, sizeof text[side] - used, "%s%lld", d ? ", " : "",
+                                         (long long)(side ? t.shape[d] : info->shape[d]));
+        }
+        return XD_FAIL(
+            l->m.ctx, XD_ERROR_SHAPE,
+            "%lld tensors have another shape in %s; \"%.80s\" is [%s] there and [%s] by the map: %s",
+            (long long)l->report.wrong_shape, l->m.directory, t.name, text[0], text[1], l->report.names);
+    }
+    return XD_OK;
+}
+
+/* Everything here follows from what all ranks have, so all return the same. */
+static xd_result xdi_import_match(xdi_import *l) {
+    const xd_checkpoint_report *r = &l->report;
+    for (int64_t i = 0; i < l->m.plan.tensor_count; i++) xdi_import_judge(l, &l->m.plan.tensors[i]);
+    xdi_import_find_unexpected(l);
+    XD_TRY(xdi_import_check_types(l));
+    if (l->desc->lenient) return XD_OK;
+    XD_REQUIRE(l->m.ctx, r->missing == 0, XD_ERROR_MISSING, "%lld of %lld tensors are not in %s: %s",
+               (long long)r->missing, (long long)l->m.plan.tensor_count, l->m.directory, r->names);
+    XD_REQUIRE(l->m.ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s",
+               l->m.directory, (long long)r->unexpected, r->names);
+    return r->wrong_shape ? xdi_import_refuse_shape(l) : XD_OK;
+}
+
+/* ---- import: elements ---- */
+
+static void xdi_import_list(xdi_import *l) {
+    l->m.boxes.count = 0;
+    for (int64_t i = 0; i < l->m.content.tensor_count; i++) {
+        const xd_tensor_part *part = l->m.content.tensors[i].part;
+        xdi_mapped_list(&l->m.plan, i, part->region, part->range, &l->m.boxes);
+    }
+}
+
+static uint64_t xdi_import_bytes(const xdi_import *l) {
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < l->m.content.tensor_count; i++) {
+        const xdi_stored *t = &l->m.content.tensors[i];
+        bytes += (uint64_t)(t->part->range.end - t->part->range.begin) * xd_dtype_size(t->dtype);
+    }
+    return bytes;
+}
+
+static xd_result xdi_import_reserve(xdi_import *l) {
+    const xd_kernels *kernels = xd_ctx_kernels(l->m.ctx);
+    size_t room = l->m.staging_bytes;
+    const uint64_t all = xdi_import_bytes(l) * sizeof(double); /* elements may be wider there */
+    if (all < room) room = all ? (size_t)all : 1;
+    xdi_mapped_boxes *boxes = &l->m.boxes;
+    xdi_import_list(l);
+    boxes->room = boxes->count;
+    boxes->list = (xdi_mapped_box *)xd_allocate(l->m.ctx, (size_t)boxes->room * sizeof *boxes->list);
+    l->m.stage = (unsigned char *)xd_allocate(l->m.ctx, room);
+    l->converted = (unsigned char *)xd_allocate(l->m.ctx, l->desc->convert ? room : 0);
+    if (xdi_import_on_device(l)) l->wire = (unsigned char *)kernels->memory.allocate(l->m.ctx, room);
+    XD_REQUIRE(l->m.ctx, boxes->list && l->m.stage && l->converted && (l->wire || !xdi_import_on_device(l)),
+               XD_ERROR_MEMORY, "no room for %llu bytes of staging and a list of %lld boxes",
+               (unsigned long long)room, (long long)boxes->count);
+    l->m.staging_bytes = room;
+    xdi_import_list(l);
+    if (boxes->count > 0) memcpy(l->at, boxes->list[0].begin, sizeof l->at);
+    return XD_OK;
+}
+
+/* Elements of a tile to where they belong, converted when types differ. */
+static xd_result xdi_import_put(xdi_import *l, const xdi_stored *t, const xdi_mapped_tile *tile,
+                                xd_dtype from) {
+    const xd_launch launch = xd_ctx_launch(l->m.ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(l->m.ctx);
+    const size_t size = xd_dtype_size(t->dtype);
+    const unsigned char *elements = l->m.stage;
+    if (from != t->dtype) {
+        xd_cast_array cast;
+        cast.target = l->converted;
+        cast.target_dtype = t->dtype;
+        cast.source = elements;
+        cast.source_dtype = from;
+        cast.count = tile->count;
+        XD_TRY(xd_ctx_host_kernels(l->m.ctx)->optimizer.cast(&launch, &cast, 1));
+        elements = l->converted;
+    }
+    if (xdi_import_on_device(l)) {
+        XD_TRY(
+            kernels->memory.copy(&launch, l->wire, elements, (size_t)tile->count * size, XD_COPY_TO_DEVICE));
+        elements = l->wire;
+    }
+    XD_TRY(kernels->copies(&launch, &tile->copy, 1, elements, t->data, size));
+    return kernels->memory.synchronize(&launch); /* staging is used again */
+}
+
+static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile) {
+    const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
+    const xdi_stored *t = &l->m.content.tensors[piece->ours];
+    const xd_dtype dtype = xd_safetensors_at(from->file, from->index)->dtype;
+    const bool direct = tile->dense && dtype == t->dtype && !xdi_import_on_device(l);
+    char *to =
+        direct ? (char *)t->data + (size_t)tile->copy.dst_offset * xd_dtype_size(dtype) : (char *)l->m.stage;
+    XD_TRY(xd_safetensors_read_box(from->file, from->index, tile->begin, tile->size, to));
+    return direct ? XD_OK : xdi_import_put(l, t, tile, dtype);
+}
+
+/* Elements that fit into the staging in both types. */
+static int64_t xdi_import_room(const xdi_import *l, const xdi_mapped_piece *piece) {
+    const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
+    const size_t ours = xd_dtype_size(l->m.content.tensors[piece->ours].dtype);
+    const size_t theirs = xd_dtype_size(xd_safetensors_at(from->file, from->index)->dtype);
+    return (int64_t)(l->m.staging_bytes / (ours > theirs ? ours : theirs));
+}
+
+/* An xdi_work. */
+static xd_result xdi_import_work(void *import, uint64_t bytes) {
+    xdi_import *l = (xdi_import *)import;
+    uint64_t done = 0;
+    xdi_mapped_tile tile;
+    while (l->box < l->m.boxes.count) {
+        const xdi_mapped_box *box = &l->m.boxes.list[l->box];
+        const bool read = l->m.plan.tensors[box->piece->their].file != NULL;
+        if (done >= bytes) return XD_OK;
+        if (read && xdi_mapped_next_tile(box, xdi_import_room(l, box->piece), l->at, &tile)) {
+            XD_TRY(xdi_import_tile(l, box->piece, &tile));
+            done += (uint64_t)tile.count * xd_dtype_size(l->m.content.tensors[box->piece->ours].dtype);
+        } else if (++l->box < l->m.boxes.count) {
+            memcpy(l->at, l->m.boxes.list[l->box].begin, sizeof l->at);
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_import_run(xdi_import *l) {
+    const xd_weights_import_desc *d = l->desc;
+    XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
+    XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
+    XD_TRY(xd_agree_same(l->m.comm, xdi_import_hash(l), "the tensors of the directory"));
+    XD_TRY(xdi_import_match(l));
+    XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
+    return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);
+}
+
+XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
+                                   xd_checkpoint_report *report) {
+    xdi_import l;
+    memset(&l, 0, sizeof l);
+    l.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);
+    l.desc = desc;
+    const xd_result result = xdi_import_run(&l);
+    if (report) *report = l.report;
+    if (xdi_import_on_device(&l)) xd_ctx_kernels(l.m.ctx)->memory.release(l.m.ctx, l.wire);
+    xd_release(l.m.ctx, l.converted);
+    xd_weights_files_close(l.files);
+    xdi_mapped_end(&l.m);
+    return result;
+}
+
+/* ---- export ---- */
+
+typedef struct xdi_export {
+    xdi_mapped m;
+    const xd_weights_export_desc *desc;
+    xd_weights_writer *writer; /* of rank 0 */
+    int64_t ours;              /* the tensor whose windows come */
+} xdi_export;
+
+/* A tile in order, as few pieces of its tensor as it has. */
+static xd_result xdi_export_write(xdi_export *e, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile,
+                                  const unsigned char *data) {
+    const xdi_mapped_tensor *t = &e->m.plan.tensors[piece->their];
+    const size_t size = xd_dtype_size(t->dtype);
+    int64_t run = 1;
+    int outer =
+        t->ndim; /* dimensions that are gone through; those from here on are whole, but for the first of them */
+    while (outer > 0) {
+        outer--;
+        run *= tile->size[outer];
+        if (tile->size[outer] != t->shape[outer]) break;
+    }
+    for (int64_t done = 0; done < tile->count; done += run) {
+        int64_t index = 0, stride = 1, rest = done;
+        for (int d = t->ndim - 1; d >= 0; d--) {
+            index += (tile->begin[d] + rest % tile->size[d]) * stride;
+            rest /= tile->size[d];
+            stride *= t->shape[d];
+        }
+        XD_TRY(xd_weights_writer_write(e->writer, piece->their, (uint64_t)index * size, (size_t)run * size,
+                                       data + (size_t)done * size));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_export_tile(xdi_export *e, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile,
+                                 const void *window) {
+    const size_t size = xd_dtype_size(e->m.plan.tensors[piece->their].dtype);
+    xd_copy copy = tile->copy; /* the other way */
+    if (tile->dense)
+        return xdi_export_write(e, piece, tile,
+                                (const unsigned char *)window + (size_t)copy.dst_offset * size);
+    copy.src_offset = tile->copy.dst_offset;
+    copy.dst_offset = 0;
+    memcpy(copy.src_stride, tile->copy.dst_stride, sizeof copy.src_stride);
+    memcpy(copy.dst_stride, tile->copy.src_stride, sizeof copy.dst_stride);
+    xd_copy_run(&copy, window, e->m.stage, size);
+    return xdi_export_write(e, piece, tile, e->m.stage);
+}
+
+/* The boxes of a window, in room that is kept for the next ones. */
+static xd_result xdi_export_list(xdi_export *e, xd_interval elements) {
+    xdi_mapped_boxes *boxes = &e->m.boxes;
+    boxes->count = 0;
+    xdi_mapped_list(&e->m.plan, e->ours, NULL, elements, boxes);
+    if (boxes->count <= boxes->room) return XD_OK;
+    xd_release(e->m.ctx, boxes->list);
+    boxes->room = boxes->count;
+    boxes->list = (xdi_mapped_box *)xd_allocate(e->m.ctx, (size_t)boxes->room * sizeof *boxes->list);
+    if (!boxes->list) boxes->room = 0;
+    XD_REQUIRE(e->m.ctx, boxes->list, XD_ERROR_MEMORY, "no room for a list of %lld boxes",
+               (long long)boxes->count);
+    boxes->count = 0;
+    xdi_mapped_list(&e->m.plan, e->ours, NULL, elements, boxes);
+    return XD_OK;
+}
+
+/* An xd_state_take: a window of one of our tensors, which come in the order of the content. */
+static xd_result xdi_export_take(void *user, const xd_state_tensor *tensor, xd_interval elements,
+                                 const void *data) {
+    xdi_export *e = (xdi_export *)user;
+    const int64_t room = (int64_t)(e->m.staging_bytes / xd_dtype_size(tensor->dtype));
+    xdi_mapped_tile tile;
+    while (strcmp(e->m.content.tensors[e->ours].name, tensor->name) != 0) e->ours++;
+    XD_TRY(xdi_export_list(e, elements));
+    for (int64_t i = 0; i < e->m.boxes.count; i++) {
+        int64_t at[XD_DIMS_MAX];
+        memcpy(at, e->m.boxes.list[i].begin, sizeof at);
+        while (xdi_mapped_next_tile(&e->m.boxes.list[i], room, at, &tile))
+            XD_TRY(xdi_export_tile(e, e->m.boxes.list[i].piece, &tile, data));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_export_create(xdi_export *e) {
+    const xdi_mapped_plan *p = &e->m.plan;
+    xd_weights_writer_desc d;
+    if (xd_comm_rank(e->m.comm) != 0) return XD_OK;
+    xd_safetensors_entry *entries =
+        (xd_safetensors_entry *)xd_allocate(e->m.ctx, (size_t)p->tensor_count * sizeof *entries);
+    XD_REQUIRE(e->m.ctx, entries, XD_ERROR_MEMORY, "no room to plan %lld tensors",
+               (long long)p->tensor_count);
+    for (int64_t i = 0; i < p->tensor_count; i++) {
+        entries[i].name = p->tensors[i].name;
+        entries[i].dtype = p->tensors[i].dtype;
+        entries[i].ndim = p->tensors[i].ndim;
+        entries[i].shape = p->tensors[i].shape;
+    }
+    memset(&d, 0, sizeof d);
+    d.entries = entries;
+    d.entry_count = p->tensor_count;
+    d.max_shard_bytes = e->desc->max_shard_bytes;
+    d.metadata = e->desc->metadata;
+    d.metadata_count = e->desc->metadata_count;
+    const xd_result result = xd_weights_writer_create(e->m.ctx, e->m.directory, &d, &e->writer);
+    xd_release(e->m.ctx, entries);
+    XD_TRY(result);
+    e->m.stage = (unsigned char *)xd_allocate(e->m.ctx, e->m.staging_bytes);
+    XD_REQUIRE(e->m.ctx, e->m.stage, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
+               (unsigned long long)e->m.staging_bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_export_gather(xdi_export *e) {
+    xd_state_gather_desc d;
+    memset(&d, 0, sizeof d);
+    d.networks = &e->m.network;
+    d.network_count = 1;
+    d.staging_bytes = e->m.staging_bytes;
+    d.take = xdi_export_take;
+    d.user = e;
+    return xd_state_gather(e->m.comm, &d);
+}
+
+static xd_result xdi_export_run(xdi_export *e) {
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 0));
+    XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
+    XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
+    XD_TRY(xdi_export_gather(e));
+    xd_weights_writer *writer = e->writer;
+    e->writer = NULL;
+    return xd_agree(e->m.comm, writer ? xd_weights_writer_commit(writer) : XD_OK);
+}
+
+XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc) {
+    xdi_export e;
+    memset(&e, 0, sizeof e);
+    e.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);
+    e.desc = desc;
+    const xd_result result = xdi_export_run(&e);
+    xd_weights_writer_abort(e.writer);
+    xdi_mapped_end(&e.m);
+    return result;
 }
 
 /* >>checkpoint/verify.c */
@@ -44601,6 +49248,8 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
+    XD_REQUIRE(ctx, status->large_norms == 0, XD_ERROR_DATA, "%lld norms of gradients above their limit",
+               (long long)status->large_norms);
     XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
         "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
@@ -56132,6 +60781,2920 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 #endif
 #endif
 
+#ifndef XDISTILL_NO_DMD
+/* >>dmd/internal */
+
+/* noise_schedule.c: the schedule's lower bound on divisors; a divisor with it. */
+XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule);
+XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor);
+
+/* noise_schedule.c: xd_noise_check without a look at the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *schedule);
+
+/* noise_schedule.c: times descend from at most max_t to 0, at least two of them. */
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t);
+
+/* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */
+XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i);
+
+/* noise_schedule.c: the time of step `index` of `count`: index / count, or as little above that as makes trunc(t count) the index
+ * again. */
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
+
+/* noise_schedule.c: time `index` of EDM's grid. */
+XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
+
+/* >>dmd/noise_schedule.c */
+
+/* Noise schedules: levels, ratios, grids, lists of steps. */
+
+#include <math.h>
+#include <string.h>
+
+#define XDI_HALF_PI 1.5707963267948966
+
+/* EDM's grid has equal steps of t^(1/7). The few steps of a student are between two of its 1000 times. */
+enum { XDI_EDM_POWER = 7, XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
+
+XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
+    xd_noise_schedule schedule;
+    memset(&schedule, 0, sizeof schedule);
+    schedule.kind = kind;
+    schedule.max_t = 0.999;
+    if (kind == XD_NOISE_EDM) schedule.min_t = 0.002, schedule.max_t = 80.0;
+    if (kind == XD_NOISE_TRIG) schedule.max_t = XDI_HALF_PI;
+    if (kind == XD_NOISE_CUSTOM) schedule.max_t = 1.0;
+    return schedule;
+}
+
+XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule) {
+    return schedule->least > 0.0 ? schedule->least : 1e-6;
+}
+
+XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor) {
+    const double least = xdi_noise_least(schedule);
+    if (divisor >= 0.0) return divisor > least ? divisor : least;
+    return divisor < -least ? divisor : -least;
+}
+
+/* ---- checks ---- */
+
+static double xdi_noise_end(xd_noise_kind kind) {
+    if (kind == XD_NOISE_FLOW || kind == XD_NOISE_VP) return 1.0;
+    if (kind == XD_NOISE_TRIG) return XDI_HALF_PI;
+    return HUGE_VAL;
+}
+
+/* All but the table's values. */
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no noise schedule is given");
+    XD_REQUIRE(ctx, s->kind >= XD_NOISE_FLOW && s->kind <= XD_NOISE_CUSTOM, XD_ERROR_ARGUMENT,
+               "kind %d is no noise schedule", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "a schedule of times from min_t %g to max_t %g: 0 <= min_t < max_t is needed", s->min_t,
+               s->max_t);
+    XD_REQUIRE(ctx, s->max_t <= xdi_noise_end(s->kind), XD_ERROR_ARGUMENT,
+               "max_t %.17g is past the schedule's end, %.17g", s->max_t, xdi_noise_end(s->kind));
+    XD_REQUIRE(ctx, s->least >= 0.0 && isfinite(s->least), XD_ERROR_ARGUMENT,
+               "the bound on divisors, least, is %g", s->least);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || (s->table && s->table_count >= 1), XD_ERROR_ARGUMENT,
+               "a VP schedule with %s of %lld steps", s->table ? "a table" : "no table",
+               (long long)s->table_count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_CUSTOM || s->custom, XD_ERROR_ARGUMENT,
+               "a CUSTOM schedule without a function");
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    for (int64_t k = 0; s->kind == XD_NOISE_VP && k < s->table_count; k++) {
+        XD_REQUIRE(ctx, s->table[k] > 0.0 && s->table[k] <= 1.0, XD_ERROR_ARGUMENT,
+                   "step %lld of the table is %g: above 0 and at most 1 is needed", (long long)k,
+                   s->table[k]);
+        XD_REQUIRE(ctx, k == 0 || s->table[k] <= s->table[k - 1], XD_ERROR_ARGUMENT,
+                   "the table rises from %g to %g at step %lld", s->table[k - 1], s->table[k], (long long)k);
+    }
+    return XD_OK;
+}
+
+/* One f32 of slack at each end. */
+static xd_result xdi_noise_check_time(xd_ctx *ctx, const xd_noise_schedule *s, double t) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    const double low = (double)nextafterf((float)s->min_t, -HUGE_VALF);
+    const double high = (double)nextafterf((float)s->max_t, HUGE_VALF);
+    XD_REQUIRE(ctx, t >= low && t <= high, XD_ERROR_ARGUMENT,
+               "t %.9g is outside the schedule's times, %.9g to %.9g", t, s->min_t, s->max_t);
+    return XD_OK;
+}
+
+/* ---- levels ---- */
+
+static xd_noise_level xdi_noise_level_of(double alpha, double sigma, double alpha_rate, double sigma_rate) {
+    const xd_noise_level level = { alpha, sigma, alpha_rate, sigma_rate };
+    return level;
+}
+
+/* The first step is clamped too: t may be a little below 0. */
+static xd_noise_level xdi_noise_of_step(const xd_noise_schedule *s, int64_t step) {
+    const int64_t last = s->table_count - 1, k = step < 0 ? 0 : step > last ? last : step;
+    return xdi_noise_level_of(sqrt(s->table[k]), sqrt(1.0 - s->table[k]), (double)NAN, (double)NAN);
+}
+
+static xd_noise_level xdi_noise_at(const xd_noise_schedule *s, double t) {
+    xd_noise_level level;
+    switch (s->kind) {
+    case XD_NOISE_FLOW: return xdi_noise_level_of(1.0 - t, t, -1.0, 1.0);
+    case XD_NOISE_EDM: return xdi_noise_level_of(1.0, t, 0.0, 1.0);
+    case XD_NOISE_VP: return xdi_noise_of_step(s, (int64_t)(t * (double)s->table_count));
+    case XD_NOISE_TRIG: return xdi_noise_level_of(cos(t), sin(t), -sin(t), cos(t));
+    default: break;
+    }
+    level = xdi_noise_level_of((double)NAN, (double)NAN, (double)NAN, (double)NAN);
+    s->custom(s->user, t, &level);
+    return level;
+}
+
+XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                   xd_noise_level *out) {
+    XD_TRY(xdi_noise_check_time(ctx, schedule, t));
+    const xd_noise_level level = xdi_noise_at(schedule, t);
+    XD_REQUIRE(ctx, isfinite(level.alpha) && isfinite(level.sigma), XD_ERROR_ARGUMENT,
+               "the schedule's alpha is %g and its sigma %g at t %.9g", level.alpha, level.sigma, t);
+    *out = level;
+    return XD_OK;
+}
+
+/* ---- signal to noise ---- */
+
+static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level level) {
+    return level.alpha / xdi_noise_divisor(s, level.sigma);
+}
+
+XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    *out = xdi_noise_ratio_of(schedule, level);
+    return XD_OK;
+}
+
+/* The halves of the range go down to neighbouring doubles. */
+static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double low = s->min_t, high = s->max_t;
+    for (;;) {
+        const double middle = low + 0.5 * (high - low);
+        double there = 0.0;
+        if (middle <= low || middle >= high) break;
+        XD_TRY(xd_noise_ratio(ctx, s, middle, &there));
+        if (there > ratio)
+            low = middle;
+        else
+            high = middle;
+    }
+    *out = high;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
+    double t = 0.0;
+    int64_t index = 0;
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, ratio >= 0.0, XD_ERROR_ARGUMENT,
+               "%g is no ratio of signal to noise: at least 0 is needed", ratio);
+    if (s->kind == XD_NOISE_FLOW) t = 1.0 / (1.0 + ratio);
+    if (s->kind == XD_NOISE_EDM) t = 1.0 / ratio;
+    if (s->kind == XD_NOISE_TRIG) t = atan2(1.0, ratio);
+    if (s->kind == XD_NOISE_CUSTOM) XD_TRY(xdi_noise_bisect(ctx, s, ratio, &t));
+    if (s->kind == XD_NOISE_VP) {
+        const double square = 1.0 / (1.0 + ratio * ratio);
+        XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
+        t = xdi_step_time(s->table_count, index, false);
+    }
+    *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
+    return XD_OK;
+}
+
+/* ---- grids ---- */
+
+/* Each half from its own end. */
+XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i) {
+    const double step = (b - a) / (double)(count - 1);
+    return i < count / 2 ? a + step * (double)i : b - step * (double)(count - 1 - i);
+}
+
+XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index) {
+    const double a = pow(min_t, 1.0 / XDI_EDM_POWER), b = pow(max_t, 1.0 / XDI_EDM_POWER);
+    const double share = (double)(count - 1 - index) / (double)(count - 1);
+    return pow(b + share * (a - b), XDI_EDM_POWER);
+}
+
+XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
+    const double n = (double)count, exact = (double)index / n;
+    double t = f32 ? (double)(float)exact : exact;
+    while ((int64_t)(t * n) < index)
+        t = f32 ? (double)nextafterf((float)t, HUGE_VALF) : nextafter(t, HUGE_VAL);
+    return t;
+}
+
+static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, s));
+    XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
+               "a grid of %lld times: at least 2 are needed", (long long)count);
+    XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || count == s->table_count, XD_ERROR_ARGUMENT,
+               "a grid of %lld times of a table of %lld steps", (long long)count, (long long)s->table_count);
+    return XD_OK;
+}
+
+static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64_t index) {
+    if (s->kind == XD_NOISE_EDM) return xdi_edm_time(s->min_t, s->max_t, count, index);
+    if (s->kind == XD_NOISE_VP) return xdi_step_time(count, index, false);
+    return xdi_even_step(s->min_t, s->max_t, count, index);
+}
+
+XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                    int64_t index, double *out) {
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, index >= 0 && index < count, XD_ERROR_ARGUMENT, "time %lld of a grid of %lld",
+               (long long)index, (long long)count);
+    *out = xdi_noise_grid_at(schedule, count, index);
+    return XD_OK;
+}
+
+/* A step of the table is looked up by its number: its time times table_count may be a little less. */
+static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count, int64_t index,
+                                      double *out) {
+    xd_noise_level level;
+    if (s->kind == XD_NOISE_VP) {
+        *out = xdi_noise_of_step(s, index).sigma;
+        return XD_OK;
+    }
+    XD_TRY(xd_noise_level_at(ctx, s, xdi_noise_grid_at(s, count, index), &level));
+    *out = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
+                                  int64_t *index) {
+    int64_t best = 0;
+    double least = HUGE_VAL;
+    XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
+    XD_REQUIRE(ctx, !isnan(sigma), XD_ERROR_ARGUMENT, "no sigma is nearest to %g", sigma);
+    for (int64_t i = 0; i < count; i++) {
+        double there = 0.0;
+        XD_TRY(xdi_noise_grid_sigma(ctx, schedule, count, i, &there));
+        if (fabs(there - sigma) < least) {
+            least = fabs(there - sigma);
+            best = i;
+        }
+    }
+    *index = best;
+    return XD_OK;
+}
+
+/* ---- lists of few steps ---- */
+
+XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
+               "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
+    for (int i = 0; i < steps; i++) {
+        list[i] = xdi_even_step(schedule->max_t, 0.0, steps + 1, i);
+        if (schedule->kind == XD_NOISE_EDM)
+            list[i] = xdi_edm_time(schedule->min_t, schedule->max_t, XDI_EDM_TIMES,
+                                   (int64_t)xdi_even_step(XDI_EDM_LAST, XDI_EDM_FIRST, steps + 1, i));
+    }
+    list[steps] = 0.0;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t) {
+    XD_REQUIRE(ctx, list && count >= 2, XD_ERROR_ARGUMENT, "%s of %lld times: at least 2 are needed",
+               list ? "a list" : "no list", (long long)count);
+    XD_REQUIRE(ctx, list[0] <= max_t, XD_ERROR_ARGUMENT, "the list begins at %.9g, above max_t %.9g", list[0],
+               max_t);
+    for (int64_t i = 1; i < count; i++)
+        XD_REQUIRE(ctx, list[i] < list[i - 1], XD_ERROR_ARGUMENT,
+                   "the list does not descend: %.9g comes after %.9g, as time %lld", list[i], list[i - 1],
+                   (long long)i);
+    XD_REQUIRE(ctx, list[count - 1] == 0.0, XD_ERROR_ARGUMENT, "the list ends in %.9g, not in 0",
+               list[count - 1]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                      const double *list, int64_t count) {
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_REQUIRE(ctx, steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", steps);
+    XD_REQUIRE(ctx, list && count == (int64_t)steps + 1, XD_ERROR_ARGUMENT,
+               "%s of %lld times for %d steps: %d are needed", list ? "a list" : "no list", (long long)count,
+               steps, steps + 1);
+    return xdi_noise_check_list(ctx, list, count, schedule->max_t);
+}
+
+/* ---- what networks see ---- */
+
+XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F64) return scale != 0.0 ? t * scale : t;
+    float seen = (float)t;
+    if (scale != 0.0) seen *= (float)scale;
+    if (dtype == XD_DTYPE_F32) return (double)seen;
+    if (dtype == XD_DTYPE_BF16) return (double)xd_f32_from_bf16(xd_bf16_from_f32(seen));
+    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xd_f16_from_f32(seen));
+    return (double)NAN;
+}
+
+XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule) {
+    return schedule->kind == XD_NOISE_FLOW || schedule->kind == XD_NOISE_VP ? 1000.0 : 1.0;
+}
+
+/* ---- EDM's network ---- */
+
+XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
+    const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
+    const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
+    XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);
+    XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
+    XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
+               "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
+    const double square = s * s + shifted * shifted, root = sqrt(square);
+    out->input = 1.0 / root;
+    out->label = log(shifted > least ? shifted : least) / 4.0;
+    out->denoised.c0 = shifted * s / root;
+    out->denoised.c1 = s * s / square;
+    return XD_OK;
+}
+
+/* >>dmd/convert.c */
+
+/* Conversions between predictions, as factors of two tensors.
+ *
+ * Every type is a sum of x0 and eps, (a, b); x_t is (alpha, sigma). A prediction and x_t are two equations for x0 and eps, and any
+ * other type follows from those: with D(type) = a sigma - b alpha, the determinant of type and x_t,
+ *
+ *     to = D(to) / D(from) from + (b_to a_from - a_to b_from) / D(from) x_t
+ *
+ * D is sigma for x0, -alpha for eps, and exactly -1 for flow under FLOW, EDM and TRIG and for v, so nothing cancels. The score is
+ * eps over -sigma. */
+
+#include <math.h>
+
+/* A type as a sum of x0 and eps, and its determinant. */
+typedef struct xdi_type {
+    double a, b, determinant;
+} xdi_type;
+
+static const char *xdi_prediction_name(xd_prediction type) {
+    static const char *const names[] = { "x0", "eps", "v", "flow", "score" };
+    return names[type];
+}
+
+static bool xdi_prediction_known(xd_prediction type) {
+    return type >= XD_PREDICT_X0 && type <= XD_PREDICT_SCORE;
+}
+
+/* The score is eps too, over -sigma. */
+static bool xdi_is_eps(xd_prediction type) {
+    return type == XD_PREDICT_EPS || type == XD_PREDICT_SCORE;
+}
+
+/* alpha^2 + sigma^2 */
+static double xdi_square(const xd_noise_level *level) {
+    return level->alpha * level->alpha + level->sigma * level->sigma;
+}
+
+static const char *xdi_noise_name(xd_noise_kind kind) {
+    static const char *const names[] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    return names[kind];
+}
+
+/* Replaces V by FLOW where that is what it means. */
+static xd_result xdi_prediction_meant(xd_ctx *ctx, const xd_noise_schedule *s, bool v_is_flow,
+                                      xd_prediction *type) {
+    XD_REQUIRE(ctx, xdi_prediction_known(*type), XD_ERROR_ARGUMENT, "prediction %d is unknown", (int)*type);
+    XD_REQUIRE(ctx, !v_is_flow || s->kind == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "v_is_flow is of FLOW schedules, not of %s", xdi_noise_name(s->kind));
+    if (*type == XD_PREDICT_V && v_is_flow) *type = XD_PREDICT_FLOW;
+    return XD_OK;
+}
+
+/* The score is seen as eps. */
+static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction type,
+                             const xd_noise_level *level, xdi_type *out) {
+    const bool exact = s->kind != XD_NOISE_CUSTOM;
+    const xdi_type x0 = { 1.0, 0.0, level->sigma }, eps = { 0.0, 1.0, -level->alpha };
+    const xdi_type v = { -level->sigma, level->alpha, exact ? -1.0 : -xdi_square(level) };
+    const xdi_type flow = { level->alpha_rate, level->sigma_rate,
+                            exact ? -1.0
+                                  : level->alpha_rate * level->sigma - level->sigma_rate * level->alpha };
+    if (type == XD_PREDICT_V)
+        XD_REQUIRE(
+            ctx, s->kind != XD_NOISE_FLOW && s->kind != XD_NOISE_EDM && fabs(xdi_square(level) - 1.0) <= 1e-2,
+            XD_ERROR_ARGUMENT,
+            "v has no meaning under a %s schedule with alpha %g and sigma %g: it needs alpha^2 + "
+            "sigma^2 = 1",
+            xdi_noise_name(s->kind), level->alpha, level->sigma);
+    if (type == XD_PREDICT_FLOW)
+        XD_REQUIRE(ctx, isfinite(level->alpha_rate) && isfinite(level->sigma_rate), XD_ERROR_ARGUMENT,
+                   "flow has no meaning under a %s schedule whose rates are %g and %g",
+                   xdi_noise_name(s->kind), level->alpha_rate, level->sigma_rate);
+    *out = type == XD_PREDICT_X0 ? x0 : type == XD_PREDICT_V ? v : type == XD_PREDICT_FLOW ? flow : eps;
+    return XD_OK;
+}
+
+/* At a level; the caller has replaced V and given two known types. */
+static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction from,
+                                       xd_prediction to, const xd_noise_level *level, xd_mix *out) {
+    const double sigma = xdi_noise_divisor(s, level->sigma);
+    xdi_type p, q;
+    XD_TRY(xdi_type_of(ctx, s, from, level, &p));
+    XD_TRY(xdi_type_of(ctx, s, to, level, &q));
+    /* Where it is 0, it has the sign that it has at other times: that of sigma, or of -alpha. */
+    const double determinant =
+        from == XD_PREDICT_X0 ? xdi_noise_divisor(s, p.determinant) : -xdi_noise_divisor(s, -p.determinant);
+    out->c0 = xdi_is_eps(from) && xdi_is_eps(to) ? 1.0 : q.determinant / determinant;
+    out->c1 = (q.b * p.a - q.a * p.b) / determinant;
+    if (from == XD_PREDICT_SCORE) out->c0 *= -level->sigma;
+    if (to == XD_PREDICT_SCORE) out->c0 /= -sigma, out->c1 /= -sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                   const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction from = conversion->from, to = conversion->to;
+    const xd_mix same = { 1.0, 0.0 };
+    xd_mix mix = same, second = same;
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    if (from != to) {
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
+        XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &to));
+    }
+    if (from != to && conversion->through_x0) {
+        if (from != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, from, XD_PREDICT_X0, &level, &mix));
+        if (to != XD_PREDICT_X0)
+            XD_TRY(xdi_prediction_direct(ctx, schedule, XD_PREDICT_X0, to, &level, &second));
+        mix.c0 = second.c0 * mix.c0;
+        mix.c1 = second.c0 * mix.c1 + second.c1;
+    } else if (from != to) {
+        XD_TRY(xdi_prediction_direct(ctx, schedule, from, to, &level, &mix));
+    }
+    *out = mix;
+    return XD_OK;
+}
+
+XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                     bool v_is_flow) {
+    xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
+    xd_noise_level level;
+    xd_mix mix;
+    XD_TRY(xd_noise_check(ctx, schedule));
+    XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->min_t, &mix));
+    XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_least(schedule), XD_ERROR_ARGUMENT,
+               "%s says nothing of x0 at max_t %.9g: alpha is %g there, and has to be above %g",
+               xdi_prediction_name(type), schedule->max_t, level.alpha, xdi_noise_least(schedule));
+    return XD_OK;
+}
+
+XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
+    xd_noise_level level;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    out->c0 = level.alpha;
+    out->c1 = level.sigma;
+    return XD_OK;
+}
+
+XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                               const xd_conversion *conversion, double t, xd_mix *out) {
+    xd_prediction type = conversion->to;
+    xd_noise_level level;
+    xdi_type target;
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
+    XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
+    out->c0 = target.a;
+    out->c1 = type == XD_PREDICT_SCORE ? -1.0 / xdi_noise_divisor(schedule, level.sigma) : target.b;
+    return XD_OK;
+}
+
+XD_API xd_mix xd_guidance_mix(double scale) {
+    const xd_mix mix = { scale, 1.0 - scale };
+    return mix;
+}
+
+/* ---- rows ---- */
+
+static bool xdi_mix_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F64;
+}
+
+/* Sets a stride of 0 to the number of columns. */
+static xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
+    if (x->stride == 0) x->stride = x->cols;
+    XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && x->stride >= x->cols, XD_ERROR_SHAPE,
+               "%s has %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
+               (long long)x->stride);
+    XD_REQUIRE(ctx, x->rows == out->rows && x->cols == out->cols, XD_ERROR_SHAPE,
+               "%s is %lld x %lld and out %lld x %lld", name, (long long)x->rows, (long long)x->cols,
+               (long long)out->rows, (long long)out->cols);
+    XD_REQUIRE(ctx, xdi_mix_takes(x->dtype), XD_ERROR_DTYPE, "%s is %s: F32, F16, BF16 or F64 is needed",
+               name, xd_dtype_name(x->dtype));
+    XD_REQUIRE(ctx, x->data || x->rows == 0 || x->cols == 0, XD_ERROR_ARGUMENT, "%s has no memory", name);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
+    xd_mix_desc d = *desc;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "out", &d.out));
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "p", &d.p));
+    if (d.q.data) XD_TRY(xdi_mix_check_rows(ctx, &d.out, "q", &d.q));
+    if (d.out.rows == 0 || d.out.cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, d.mix, XD_ERROR_ARGUMENT, "no factors for %lld rows", (long long)d.out.rows);
+    return xd_ctx_kernels(ctx)->dmd.mix(&launch, &d);
+}
+
+/* >>dmd/times.c */
+
+/* Times from draws. */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+
+XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
+    xd_time_sampler s;
+    memset(&s, 0, sizeof s);
+    s.kind = XD_TIME_SHIFTED;
+    s.min_t = 0.001, s.max_t = 0.999;
+    s.shift = 5.0;
+    s.deviation = 1.0;
+    s.freedom = 0.01;
+    s.count = 1000, s.last = 999;
+    s.dtype = XD_DTYPE_F32;
+    if (recipe == XD_DMD_FASTGEN) {
+        s.kind = XD_TIME_UNIFORM;
+        s.min_t = 0.002, s.max_t = 80.0;
+        s.mean = -1.1, s.deviation = 2.0;
+        s.grid = XD_NOISE_EDM, s.first = 2, s.last = 998;
+        s.dtype = XD_DTYPE_F64;
+    }
+    if (recipe == XD_DMD_ORIGINAL) {
+        s.kind = XD_TIME_STEP;
+        s.min_t = 0.0, s.max_t = 1.0;
+        s.first = 20, s.last = 980;
+    }
+    return s;
+}
+
+XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule) {
+    if (sampler->min_t < schedule->min_t) sampler->min_t = schedule->min_t;
+    if (sampler->max_t > schedule->max_t) sampler->max_t = schedule->max_t;
+}
+
+/* ---- checks ---- */
+
+/* The ends to which times are clamped. */
+static double xdi_time_low(const xd_time_sampler *s) {
+    const float nearest = (float)s->min_t;
+    if (s->dtype != XD_DTYPE_F32) return s->min_t;
+    return (double)((double)nearest < s->min_t ? nextafterf(nearest, HUGE_VALF) : nearest);
+}
+
+static double xdi_time_high(const xd_time_sampler *s) {
+    const float nearest = (float)s->max_t;
+    if (s->dtype != XD_DTYPE_F32) return s->max_t;
+    return (double)((double)nearest > s->max_t ? nextafterf(nearest, -HUGE_VALF) : nearest);
+}
+
+static bool xdi_time_is_list(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_LIST;
+}
+
+static bool xdi_time_has_index(const xd_time_sampler *s) {
+    return s->kind == XD_TIME_GRID || s->kind == XD_TIME_LIST || s->kind == XD_TIME_STEP;
+}
+
+/* The last and the first index of a draw. */
+static int64_t xdi_time_last(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? s->list_count - (s->list_to_end ? 1 : 2) : s->last;
+}
+
+static int64_t xdi_time_first(const xd_time_sampler *s) {
+    return xdi_time_is_list(s) ? 0 : s->first;
+}
+
+static xd_result xdi_times_check_range(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->kind >= XD_TIME_UNIFORM && s->kind <= XD_TIME_STEP, XD_ERROR_ARGUMENT,
+               "kind %d is no distribution of times", (int)s->kind);
+    XD_REQUIRE(ctx, s->min_t >= 0.0 && s->min_t < s->max_t && isfinite(s->max_t), XD_ERROR_ARGUMENT,
+               "times from min_t %.9g to max_t %.9g: 0 <= min_t < max_t is needed", s->min_t, s->max_t);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_NONE || s->dtype == XD_DTYPE_F64 || s->dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "times of type %s: F64 or F32 is needed", xd_dtype_name(s->dtype));
+    XD_REQUIRE(ctx, xdi_time_low(s) <= xdi_time_high(s), XD_ERROR_ARGUMENT,
+               "there is no f32 from min_t %.17g to max_t %.17g", s->min_t, s->max_t);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s->first >= 0 && s->first <= s->last, XD_ERROR_ARGUMENT, "indices from %lld to %lld",
+               (long long)s->first, (long long)s->last);
+    if (s->kind == XD_TIME_STEP) {
+        const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
+        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
+                   "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
+                   (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
+                   s->max_t);
+        return XD_OK;
+    }
+    XD_REQUIRE(ctx, s->count >= 2 && s->last < s->count, XD_ERROR_ARGUMENT,
+               "indices from %lld to %lld of a grid of %lld times", (long long)s->first, (long long)s->last,
+               (long long)s->count);
+    XD_REQUIRE(ctx, s->grid == XD_NOISE_EDM || s->grid == XD_NOISE_FLOW, XD_ERROR_ARGUMENT,
+               "a grid of kind %d: EDM or FLOW is needed", (int)s->grid);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check_numbers(xd_ctx *ctx, const xd_time_sampler *s) {
+    const bool normal =
+        s->kind == XD_TIME_LOG_NORMAL || s->kind == XD_TIME_LOG_T || s->kind == XD_TIME_LOGIT_NORMAL;
+    XD_REQUIRE(ctx, s->kind != XD_TIME_SHIFTED || (s->shift >= 1.0 && isfinite(s->shift)), XD_ERROR_ARGUMENT,
+               "shift is %g: at least 1 is needed", s->shift);
+    XD_REQUIRE(ctx, !normal || (s->deviation > 0.0 && isfinite(s->deviation) && isfinite(s->mean)),
+               XD_ERROR_ARGUMENT, "mean %g and deviation %g: a deviation above 0 is needed", s->mean,
+               s->deviation);
+    XD_REQUIRE(ctx, s->kind != XD_TIME_LOG_T || (s->freedom > 0.0 && isfinite(s->freedom)), XD_ERROR_ARGUMENT,
+               "%g degrees of freedom: more than 0 are needed", s->freedom);
+    return XD_OK;
+}
+
+static xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *s) {
+    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no distribution of times is given");
+    XD_TRY(xdi_times_check_range(ctx, s));
+    XD_TRY(xdi_times_check_numbers(ctx, s));
+    if (xdi_time_is_list(s)) return xdi_noise_check_list(ctx, s->list, s->list_count, s->max_t);
+    return xdi_time_has_index(s) ? xdi_times_check_indices(ctx, s) : XD_OK;
+}
+
+/* The extremes of a checked sampler's times. */
+static void xdi_times_extremes(const xd_time_sampler *s, double *low, double *high) {
+    *low = xdi_time_low(s), *high = xdi_time_high(s);
+    if (xdi_time_is_list(s)) *low = s->list[xdi_time_last(s)], *high = s->list[0];
+    if (s->kind == XD_TIME_STEP) {
+        *low = (double)s->first / (double)s->count;
+        *high = (double)s->last / (double)s->count;
+    }
+}
+
+XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                const xd_noise_schedule *schedule) {
+    double low, high;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (!schedule) return XD_OK;
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    xdi_times_extremes(sampler, &low, &high);
+    XD_REQUIRE(ctx, low >= schedule->min_t && high <= schedule->max_t, XD_ERROR_ARGUMENT,
+               "times from %.9g to %.9g are drawn, those of the schedule are %.9g to %.9g", low, high,
+               schedule->min_t, schedule->max_t);
+    return XD_OK;
+}
+
+/* ---- distributions ---- */
+
+/* The number above which a normal one is with probability q, 0 < q <= 1/2: a start with an error below 5e-4 (Abramowitz and
+ * Stegun 26.2.23), and two steps of Halley's method, each of which triples the digits. */
+static double xdi_normal_above(double q) {
+    const double t = sqrt(-2.0 * log(q > DBL_MIN ? q : DBL_MIN));
+    const double above = 2.515517 + t * (0.802853 + t * 0.010328);
+    const double below = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    double x = t - above / below;
+    for (int i = 0; i < 2; i++) {
+        const double error = 0.5 * erfc(x * 0.70710678118654752) - q;
+        const double step = error * 2.5066282746310005 * exp(0.5 * x * x);
+        x += step / (1.0 - 0.5 * x * step);
+    }
+    return x;
+}
+
+static double xdi_normal_of(double uniform) {
+    return uniform < 0.5 ? -xdi_normal_above(uniform) : xdi_normal_above(1.0 - uniform);
+}
+
+static double xdi_normal_below(double x) {
+    return 0.5 * erfc(-x * 0.70710678118654752);
+}
+
+/* A normal number in [a, b]. Where most of that is above 0 the other tail is used: probabilities near 1 have no digits left. */
+static double xdi_truncated_normal(double a, double b, double uniform) {
+    const bool mirrored = a + b > 0.0;
+    const double low = xdi_normal_below(mirrored ? -b : a), high = xdi_normal_below(mirrored ? -a : b);
+    const double x = xdi_normal_of(low + (mirrored ? 1.0 - uniform : uniform) * (high - low));
+    return mirrored ? -x : x;
+}
+
+/* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
+ * without a long tail. Since the range is finite, the factor is not needed. */
+static double xdi_student_density(double w, double n) {
+    const double size = fabs(w);
+    return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
+}
+
+/* Its integral from 0 to w: Gauss's formula of eight points on pieces over which it changes little. What is past the last
+ * positive double adds nothing. */
+static double xdi_student_integral(double w, double n) {
+    static const double at[4] = { 0.18343464249564981, 0.52553240991632899, 0.79666647741362673,
+                                  0.96028985649753618 };
+    static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
+                                      0.10122853629037626 };
+    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
+    const int pieces = 1 + (int)(reach / widest);
+    const double half = 0.5 * reach / (double)pieces;
+    double sum = 0.0;
+    for (int i = 0; i < pieces; i++) {
+        const double middle = half * (double)(2 * i + 1);
+        for (int k = 0; k < 4; k++)
+            sum += weight[k] * (xdi_student_density(middle - half * at[k], n) +
+                                xdi_student_density(middle + half * at[k], n));
+    }
+    return w < 0.0 ? -half * sum : half * sum;
+}
+
+/* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
+static double xdi_truncated_student(double a, double b, double n, double uniform) {
+    const double root = sqrt(n);
+    double low = asinh(a / root), high = asinh(b / root);
+    const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
+    const double target = first + uniform * all;
+    double w = low + uniform * (high - low);
+    for (int i = 0; i < 200; i++) {
+        const double error = xdi_student_integral(w, n) - target;
+        if (error > 0.0)
+            high = w;
+        else
+            low = w;
+        double next = w - error / xdi_student_density(w, n);
+        if (!(next > low && next < high)) next = low + 0.5 * (high - low);
+        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        w = next;
+        if (settled) break;
+    }
+    return root * sinh(w);
+}
+
+/* ---- from a draw ---- */
+
+/* The range of the LOG kinds in units of the distribution. */
+static double xdi_time_log(const xd_time_sampler *s, double uniform) {
+    const double least = s->min_t > XDI_TIME_LEAST ? s->min_t : XDI_TIME_LEAST;
+    const double a = (log(least) - s->mean) / s->deviation, b = (log(s->max_t) - s->mean) / s->deviation;
+    const double x = s->kind == XD_TIME_LOG_T ? xdi_truncated_student(a, b, s->freedom, uniform)
+                                              : xdi_truncated_normal(a, b, uniform);
+    return exp(x * s->deviation + s->mean);
+}
+
+static double xdi_time_of(const xd_time_sampler *s, double draw) {
+    const double width = s->max_t - s->min_t, u = draw * width + s->min_t;
+    switch (s->kind) {
+    case XD_TIME_SHIFTED: return u * s->shift / (u * (s->shift - 1.0) + 1.0);
+    case XD_TIME_LOG_NORMAL:
+    case XD_TIME_LOG_T: return xdi_time_log(s, draw);
+    case XD_TIME_LOGIT_NORMAL: return width / (1.0 + exp(-(draw * s->deviation + s->mean))) + s->min_t;
+    case XD_TIME_LIST: return s->list[(int64_t)draw];
+    case XD_TIME_STEP: return xdi_step_time(s->count, (int64_t)draw, s->dtype == XD_DTYPE_F32);
+    case XD_TIME_GRID:
+        return s->grid == XD_NOISE_EDM ? xdi_edm_time(s->min_t, s->max_t, s->count, (int64_t)draw)
+                                       : xdi_even_step(s->min_t, s->max_t, s->count, (int64_t)draw);
+    default: break;
+    }
+    return u;
+}
+
+/* Of a checked sampler and draw. */
+static double xdi_time_rounded(const xd_time_sampler *s, double draw) {
+    const double exact = xdi_time_of(s, draw), low = xdi_time_low(s), high = xdi_time_high(s);
+    const double t = s->dtype == XD_DTYPE_F32 ? (double)(float)exact : exact;
+    if (xdi_time_is_list(s) || s->kind == XD_TIME_STEP) return t;
+    return t > low ? (t < high ? t : high) : low;
+}
+
+XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
+    XD_TRY(xdi_times_check(ctx, sampler));
+    if (xdi_time_has_index(sampler)) {
+        const int64_t first = xdi_time_first(sampler), last = xdi_time_last(sampler);
+        XD_REQUIRE(ctx, draw >= (double)first && draw <= (double)last && draw == floor(draw),
+                   XD_ERROR_ARGUMENT, "%g is no index from %lld to %lld", draw, (long long)first,
+                   (long long)last);
+    } else if (sampler->kind == XD_TIME_LOGIT_NORMAL) {
+        XD_REQUIRE(ctx, !isnan(draw), XD_ERROR_ARGUMENT, "the normal number %g", draw);
+    } else {
+        XD_REQUIRE(ctx, draw >= 0.0 && draw <= 1.0, XD_ERROR_ARGUMENT,
+                   "the uniform number %g is not in [0, 1]", draw);
+    }
+    *out = xdi_time_rounded(sampler, draw);
+    return XD_OK;
+}
+
+/* ---- from counters ---- */
+
+XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count) {
+    const int64_t index = (int64_t)(xd_philox_uniform_f64(random, block) * (double)count);
+    return index < count ? index : count - 1;
+}
+
+static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int64_t block) {
+    const double uniform = xd_philox_uniform_f64(random, block);
+    const int64_t first = xdi_time_first(s), last = xdi_time_last(s);
+    double draw = uniform;
+    if (s->kind == XD_TIME_LOGIT_NORMAL) draw = xdi_normal_of(uniform);
+    if (xdi_time_has_index(s)) draw = (double)(first + xd_draw_index(random, block, last - first + 1));
+    return xdi_time_rounded(s, draw);
+}
+
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t count, double *times) {
+    const int64_t first = (int64_t)random->sample;
+    xd_philox at = *random;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, count >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
+               "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
+               (long long)first);
+    for (int64_t i = 0; i < count; i++) {
+        at.sample = (uint32_t)(first + i);
+        times[i] = xdi_time_at(sampler, &at, 0);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t frames, double *times) {
+    const int64_t chunk = sampler ? sampler->chunk : 0;
+    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
+               (long long)chunk, (long long)frames);
+    const int64_t longer = frames % chunk;
+    for (int64_t i = 0; i < frames; i++) {
+        const int64_t k = i < longer ? 0 : (i - longer) / chunk;
+        times[i] = xdi_time_at(sampler, random, k);
+    }
+    return XD_OK;
+}
+
+/* >>dmd/losses */
+
+/* What the losses over samples share. */
+
+/* One call of a loss: its desc's common part, its arguments for the kernels, the exchanged words. */
+typedef struct xdi_sample_call {
+    xd_ctx *ctx;
+    const xd_dmd_loss_kernels *kernels;
+    const xd_sample_common *common;
+    xd_sample_args *args; /* samples, elements and mask are the caller's */
+    bool measured;        /* has sums of elements */
+    int64_t *all_sums;
+    void *owned;
+} xdi_sample_call;
+
+/* samples.c: a matrix of F32, BF16 or F16; SHAPE unless it is [samples, elements]. */
+XD_PRIVATE xd_result xdi_sample_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows,
+                                           int64_t samples, int64_t elements);
+/* samples.c: a gradient of this shape, or none; over one of the inputs only with its dtype and stride. */
+XD_PRIVATE xd_result xdi_sample_check_gradient(xd_ctx *ctx, const char *name, const xd_rows *gradient,
+                                               const xd_rows *const *inputs, int count);
+/* samples.c: weight, N, status. */
+XD_PRIVATE xd_result xdi_sample_check_common(xd_ctx *ctx, const xd_sample_common *common);
+/* samples.c: a status on a GPU. */
+XD_PRIVATE xd_result xdi_sample_check_status(xd_ctx *ctx, const xd_status *status);
+
+/* samples.c: bytes of workspace; 0 when samples or elements are negative or it does not fit. */
+XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call);
+/* samples.c: before the first exchange: memory, arguments, then the agreement of all ranks on `checked`. Collective; when it
+ * succeeds, or not, xdi_sample_close ends the call. */
+XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
+/* samples.c: parts -> all_sums. Collective over split. */
+XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
+
+/* Writes the gradients, when the factor is known. */
+typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args);
+/* samples.c: from samples to the value, then the gradients, then what status says. Collective over comm. */
+XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
+                                       xd_sample_values *out);
+XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);
+
+/* >>dmd/samples.c */
+
+/* What the losses over samples share: checks, memory, exchanges, and the way from samples to one value. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- checks ---- */
+
+XD_PRIVATE xd_result xdi_sample_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows,
+                                           int64_t samples, int64_t elements) {
+    const bool fits =
+        rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16 || rows->dtype == XD_DTYPE_F16;
+    XD_REQUIRE(ctx, fits, XD_ERROR_DTYPE, "%s is %s; F32, BF16 or F16 is needed", name,
+               xd_dtype_name(rows->dtype));
+    XD_REQUIRE(ctx, rows->rows >= 0 && rows->cols >= 0, XD_ERROR_SHAPE,
+               "%s has %lld samples of %lld elements", name, (long long)rows->rows, (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->rows == samples && rows->cols == elements, XD_ERROR_SHAPE,
+               "%s is [%lld, %lld] but [%lld, %lld] is expected", name, (long long)rows->rows,
+               (long long)rows->cols, (long long)samples, (long long)elements);
+    XD_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+               "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+               (long long)rows->cols);
+    XD_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT,
+               "%s has no data of %lld samples of %lld elements", name, (long long)rows->rows,
+               (long long)rows->cols);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_gradient(xd_ctx *ctx, const char *name, const xd_rows *gradient,
+                                               const xd_rows *const *inputs, int count) {
+    if (!gradient->data) return XD_OK;
+    XD_TRY(xdi_sample_check_rows(ctx, name, gradient, inputs[0]->rows, inputs[0]->cols));
+    const int64_t stride = gradient->stride ? gradient->stride : gradient->cols;
+    for (int i = 0; i < count; i++) {
+        const int64_t other = inputs[i]->stride ? inputs[i]->stride : inputs[i]->cols;
+        const bool same = inputs[i]->dtype == gradient->dtype && other == stride;
+        XD_REQUIRE(ctx, inputs[i]->data != gradient->data || same, XD_ERROR_SHAPE,
+                   "%s over an input needs its dtype and stride: %s and %lld against %s and %lld", name,
+                   xd_dtype_name(gradient->dtype), (long long)stride, xd_dtype_name(inputs[i]->dtype),
+                   (long long)other);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_status(xd_ctx *ctx, const xd_status *status) {
+    XD_REQUIRE(ctx, status || xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+               "a loss on a GPU needs a status: its findings are not read on the host during the step");
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_check_common(xd_ctx *ctx, const xd_sample_common *common) {
+    XD_REQUIRE(ctx, isfinite(common->weight) && common->weight > 0.0, XD_ERROR_ARGUMENT,
+               "weight %g must be finite and above 0", common->weight);
+    XD_REQUIRE(ctx, isfinite(common->denominator_value) && common->denominator_value >= 0.0,
+               XD_ERROR_ARGUMENT, "denominator %g must be finite and not negative",
+               common->denominator_value);
+    return xdi_sample_check_status(ctx, common->status);
+}
+
+/* ---- memory ---- */
+
+static int xdi_sample_ranks(const xd_comm *comm) {
+    return comm ? xd_comm_size(comm) : 1;
+}
+
+static int64_t *xdi_sample_words_at(const xd_arena *arena, size_t offset) {
+    return (int64_t *)(void *)(arena->base + offset);
+}
+
+/* The blocks: chunks' sums, the rows', all shards', samples, this rank's record and all ranks', the factor. */
+static bool xdi_sample_layout(xdi_sample_call *call, xd_arena *arena) {
+    xd_sample_args *a = call->args;
+    const size_t word = sizeof(int64_t), row = (size_t)xd_sample_words(a->fixed) * word;
+    const size_t samples = (size_t)a->samples, chunks = (size_t)xd_sample_chunks(a->elements);
+    const size_t shards = call->measured ? (size_t)xdi_sample_ranks(call->common->split) : 0;
+    const size_t record = (size_t)xd_sample_record_words(a->fixed) * word;
+    const size_t ranks = (size_t)xdi_sample_ranks(call->common->comm);
+    size_t most, at[7];
+    if (!xdi_size_multiply(samples, (chunks + shards + 2) * (row + sizeof(xd_sample)), &most)) return false;
+    const size_t sizes[7] = { call->measured ? samples * chunks * row : 0,
+                              call->measured && chunks != 1 ? samples * row : 0,
+                              shards > 1 ? shards * samples * row : 0,
+                              samples * sizeof(xd_sample),
+                              record,
+                              ranks > 1 ? ranks * record : 0,
+                              sizeof(double) };
+    for (int i = 0; i < 7; i++)
+        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+    if (!arena->base) return true;
+    a->parts = xdi_sample_words_at(arena, at[0]);
+    a->sums = chunks == 1 ? a->parts : xdi_sample_words_at(arena, at[1]);
+    call->all_sums = shards > 1 ? xdi_sample_words_at(arena, at[2]) : a->sums;
+    a->all_sums = call->all_sums;
+    a->shards = (int)shards;
+    a->sample = (xd_sample *)(void *)(arena->base + at[3]);
+    a->record = xdi_sample_words_at(arena, at[4]);
+    a->records = ranks > 1 ? xdi_sample_words_at(arena, at[5]) : a->record;
+    a->ranks = (int)ranks;
+    a->factor = (double *)(void *)(arena->base + at[6]);
+    return true;
+}
+
+XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (call->args->samples < 0 || call->args->elements < 0) return 0;
+    call->args->fixed = xd_ctx_settings(call->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    return xdi_sample_layout(call, &arena) ? arena.peak : 0;
+}
+
+/* This rank's part of opening: local. */
+static xd_result xdi_sample_prepare(xdi_sample_call *call) {
+    const xd_sample_common *common = call->common;
+    const size_t needed = xdi_sample_bytes(call);
+    void *memory = common->workspace;
+    size_t bytes = common->workspace_bytes;
+    XD_REQUIRE(call->ctx, needed > 0, XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = needed;
+        memory = call->owned = xd_ctx_kernels(call->ctx)->memory.allocate(call->ctx, bytes);
+        XD_REQUIRE(call->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    xd_arena arena = xd_arena_over(memory, bytes);
+    XD_REQUIRE(call->ctx, xdi_sample_layout(call, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", bytes, needed);
+    call->args->sample_loss = common->sample_loss;
+    call->args->weight = common->weight;
+    call->args->scale = common->scale;
+    call->args->denominator = common->denominator;
+    call->args->denominator_value = common->denominator_value;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked) {
+    xd_result result = checked == XD_OK ? xdi_sample_prepare(call) : checked;
+    result = xdi_vocab_agree_rows(call->common->split, result, call->args->samples);
+    return xdi_vocab_agree(NULL, call->common->comm, result);
+}
+
+XD_PRIVATE void xdi_sample_close(xdi_sample_call *call) {
+    xd_ctx_kernels(call->ctx)->memory.release(call->ctx, call->owned);
+    call->owned = NULL;
+}
+
+/* ---- exchanges ---- */
+
+XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call) {
+    xd_sample_args *a = call->args;
+    if (xd_sample_chunks(a->elements) != 1) XD_TRY(call->kernels->join(launch, a));
+    if (a->shards == 1) return XD_OK;
+    return xdi_comm_all_gather_equal(call->common->split, a->sums, call->all_sums,
+                                     a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
+}
+
+XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
+                                       xd_sample_values *out) {
+    xd_sample_args *a = call->args;
+    xd_launch launch = xd_ctx_launch(call->ctx);
+    const bool host = xd_ctx_kernels(call->ctx)->device == XD_DEVICE_CPU;
+    xd_sample_values values;
+    xd_status found;
+    memset(&found, 0, sizeof found);
+    launch.status = call->common->status ? call->common->status : &found;
+    a->values = host ? &values : out; /* the caller's stays untouched when findings are an error */
+    XD_TRY(call->kernels->total(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(call->common->comm, a->record, (int64_t *)a->records,
+                                         xd_sample_record_words(a->fixed), XD_DTYPE_I64));
+    XD_TRY(call->kernels->finish(&launch, a));
+    XD_TRY(slope(&launch, user));
+    if (!call->common->status) XD_TRY(xd_status_check(call->ctx, &found));
+    if (host) *out = values;
+    return XD_OK;
+}
+
+/* >>dmd/vsd.c */
+
+/* The student's term of distribution matching. */
+
+#include <string.h>
+
+XD_API xd_vsd_desc xd_vsd_defaults(void) {
+    xd_vsd_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_vsd_call_of(xd_ctx *ctx, const xd_vsd_desc *d, xd_vsd_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->generated.rows;
+    a->base.elements = d->generated.cols;
+    a->base.mask = d->mask;
+    a->generated = d->generated;
+    a->teacher = d->teacher;
+    a->fake = d->fake;
+    a->gradient = d->gradient;
+    a->sample_scale = d->sample_scale;
+    a->chain = d->chain;
+    a->normaliser = d->normaliser;
+    a->form = d->form;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    call.measured = true;
+    return call;
+}
+
+static xd_result xdi_vsd_validate(xd_ctx *ctx, const xd_vsd_desc *d) {
+    const xd_rows *const inputs[3] = { &d->generated, &d->teacher, &d->fake };
+    const char *const names[3] = { "generated", "teacher", "fake" };
+    for (int i = 0; i < 3; i++)
+        XD_TRY(xdi_sample_check_rows(ctx, names[i], inputs[i], d->generated.rows, d->generated.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "gradient", &d->gradient, inputs, 3));
+    XD_REQUIRE(ctx, (int)d->normaliser >= 0 && d->normaliser <= XD_VSD_NONE, XD_ERROR_ARGUMENT,
+               "normaliser %d is unknown", (int)d->normaliser);
+    XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_VSD_COMPAT, XD_ERROR_ARGUMENT, "form %d is unknown",
+               (int)d->form);
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc) {
+    xd_vsd_args a;
+    xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_vsd_samples(const xd_launch *launch, xdi_sample_call *call, const xd_vsd_args *a) {
+    XD_TRY(call->kernels->vsd_measure(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    XD_TRY(call->kernels->vsd_weigh(launch, a));
+    if (a->form != XD_VSD_COMPAT) return XD_OK;
+    XD_TRY(call->kernels->vsd_rounded(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    return call->kernels->vsd_settle(launch, a);
+}
+
+static xd_result xdi_vsd_gradient(const xd_launch *launch, const void *args) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.vsd_slope(launch, a) : XD_OK;
+}
+
+XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_vsd_args a;
+    xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_vsd_validate(ctx, desc));
+    if (result == XD_OK) result = xdi_vsd_samples(&launch, &call, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_vsd_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/denoise.c */
+
+/* The denoising term of fake score and diffusion training. */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- terms ---- */
+
+static xd_result xdi_denoise_check_form(xd_ctx *ctx, const xd_denoise_form *f) {
+    XD_REQUIRE(ctx, (int)f->weight >= 0 && f->weight <= XD_DENOISE_USER, XD_ERROR_ARGUMENT,
+               "denoising weight %d is unknown", (int)f->weight);
+    const bool of_x0 = f->weight == XD_DENOISE_EDM || f->weight == XD_DENOISE_SNR_MIN;
+    XD_REQUIRE(ctx, !of_x0 || f->space == XD_PREDICT_X0, XD_ERROR_ARGUMENT,
+               "denoising weight %d is of the residual in x0, not in space %d", (int)f->weight,
+               (int)f->space);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_EDM || (isfinite(f->sigma_data) && f->sigma_data > 0.0),
+               XD_ERROR_ARGUMENT, "sigma_data %g must be finite and above 0", f->sigma_data);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_SNR_MIN || (isfinite(f->gamma) && f->gamma > 0.0),
+               XD_ERROR_ARGUMENT, "gamma %g must be finite and above 0", f->gamma);
+    XD_REQUIRE(ctx, f->weight != XD_DENOISE_USER || (isfinite(f->user) && f->user >= 0.0), XD_ERROR_ARGUMENT,
+               "the caller's weight %g must be finite and not negative", f->user);
+    XD_REQUIRE(ctx, !f->v_of_any_schedule || (f->native == XD_PREDICT_V && f->space == XD_PREDICT_V),
+               XD_ERROR_ARGUMENT, "v_of_any_schedule compares V with V, not type %d in space %d",
+               (int)f->native, (int)f->space);
+    return XD_OK;
+}
+
+/* The weight of a ratio whose root is given. */
+static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
+    const double ratio = root * root;
+    switch (f->weight) {
+    case XD_DENOISE_EDM: return ratio + 1.0 / (f->sigma_data * f->sigma_data);
+    case XD_DENOISE_SNR_MIN: return ratio < f->gamma ? ratio : f->gamma;
+    case XD_DENOISE_USER: return f->user;
+    default: return 1.0;
+    }
+}
+
+XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_denoise_form *form, double t, xd_denoise_term *term) {
+    xd_conversion conversion;
+    xd_noise_level level;
+    xd_mix of, target;
+    double root = 0.0;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = form->native;
+    conversion.to = form->space;
+    conversion.v_is_flow = form->v_is_flow;
+    XD_TRY(xdi_denoise_check_form(ctx, form));
+    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    if (form->v_of_any_schedule) {
+        target.c0 = -level.sigma;
+        target.c1 = level.alpha;
+    } else {
+        XD_TRY(xd_target_mix(ctx, schedule, &conversion, t, &target));
+    }
+    XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, t, &of));
+    if (form->weight == XD_DENOISE_EDM || form->weight == XD_DENOISE_SNR_MIN)
+        XD_TRY(xd_noise_ratio(ctx, schedule, t, &root));
+    term->prediction = of.c0;
+    term->clean = of.c1 * level.alpha - target.c0;
+    term->noise = of.c1 * level.sigma - target.c1;
+    term->weight = xdi_denoise_weight_of(form, root);
+    return XD_OK;
+}
+
+/* ---- the loss ---- */
+
+XD_API xd_denoise_desc xd_denoise_defaults(void) {
+    xd_denoise_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_denoise_call_of(xd_ctx *ctx, const xd_denoise_desc *d, xd_denoise_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->prediction.rows;
+    a->base.elements = d->prediction.cols;
+    a->base.mask = d->mask;
+    a->prediction = d->prediction;
+    a->clean = d->clean;
+    a->noise = d->noise;
+    a->gradient = d->gradient;
+    a->terms = d->terms;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    call.measured = true;
+    return call;
+}
+
+static xd_result xdi_denoise_validate(xd_ctx *ctx, const xd_denoise_desc *d) {
+    const xd_rows *const inputs[3] = { &d->prediction, &d->clean, &d->noise };
+    const char *const names[3] = { "prediction", "clean", "noise" };
+    for (int i = 0; i < 3; i++)
+        XD_TRY(xdi_sample_check_rows(ctx, names[i], inputs[i], d->prediction.rows, d->prediction.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "gradient", &d->gradient, inputs, 3));
+    XD_REQUIRE(ctx, d->terms || d->prediction.rows == 0, XD_ERROR_ARGUMENT, "no terms for %lld samples",
+               (long long)d->prediction.rows);
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc) {
+    xd_denoise_args a;
+    xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.denoise_slope(launch, a) : XD_OK;
+}
+
+XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_denoise_args a;
+    xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
+    if (result == XD_OK) result = call.kernels->denoise_measure(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_exchange(&launch, &call);
+    if (result == XD_OK) result = call.kernels->denoise_weigh(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_denoise_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/gan.c */
+
+/* Terms on a discriminator's logits. */
+
+#include <string.h>
+
+XD_API xd_gan_desc xd_gan_defaults(void) {
+    xd_gan_desc d;
+    memset(&d, 0, sizeof d);
+    d.common.weight = 1.0;
+    return d;
+}
+
+static xdi_sample_call xdi_gan_call_of(xd_ctx *ctx, const xd_gan_desc *d, xd_gan_args *a) {
+    xdi_sample_call call;
+    memset(&call, 0, sizeof call);
+    memset(a, 0, sizeof *a);
+    a->base.samples = d->fake.rows;
+    a->base.elements = d->fake.cols;
+    a->fake = d->fake;
+    a->real = d->real;
+    a->fake_gradient = d->fake_gradient;
+    a->real_gradient = d->real_gradient;
+    a->role = d->role;
+    a->kind = d->kind;
+    call.ctx = ctx;
+    call.kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    call.common = &d->common;
+    call.args = &a->base;
+    return call;
+}
+
+static xd_result xdi_gan_validate(xd_ctx *ctx, const xd_gan_desc *d) {
+    const xd_rows *const inputs[2] = { &d->fake, &d->real };
+    const bool pair = d->role != XD_GAN_GENERATOR;
+    XD_REQUIRE(ctx, (int)d->role >= 0 && d->role <= XD_GAN_R1, XD_ERROR_ARGUMENT, "role %d is unknown",
+               (int)d->role);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_GAN_HINGE, XD_ERROR_ARGUMENT,
+               "adversarial loss %d is unknown", (int)d->kind);
+    XD_TRY(xdi_sample_check_rows(ctx, "fake", &d->fake, d->fake.rows, d->fake.cols));
+    XD_REQUIRE(ctx, pair || (!d->real.data && !d->real_gradient.data), XD_ERROR_ARGUMENT,
+               "a generator's term has no real logits: role %d", (int)d->role);
+    if (pair) XD_TRY(xdi_sample_check_rows(ctx, "real", &d->real, d->fake.rows, d->fake.cols));
+    XD_TRY(xdi_sample_check_gradient(ctx, "fake_gradient", &d->fake_gradient, inputs, 1));
+    XD_TRY(xdi_sample_check_gradient(ctx, "real_gradient", &d->real_gradient, inputs + 1, 1));
+    XD_REQUIRE(ctx, !d->fake_gradient.data || d->fake_gradient.data != d->real.data, XD_ERROR_ARGUMENT,
+               "fake_gradient at %p would lie over the real logits", d->fake_gradient.data);
+    XD_REQUIRE(ctx, !d->real_gradient.data || d->real_gradient.data != d->fake.data, XD_ERROR_ARGUMENT,
+               "real_gradient at %p would lie over the fake logits", d->real_gradient.data);
+    XD_REQUIRE(ctx, !d->common.split, XD_ERROR_ARGUMENT, "logits are not split, but split has %d ranks",
+               xd_comm_size(d->common.split));
+    return xdi_sample_check_common(ctx, &d->common);
+}
+
+XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc) {
+    xd_gan_args a;
+    xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
+    return xdi_sample_bytes(&call);
+}
+
+static xd_result xdi_gan_gradient(const xd_launch *launch, const void *args) {
+    const xd_gan_args *a = (const xd_gan_args *)args;
+    if (!a->fake_gradient.data && !a->real_gradient.data) return XD_OK;
+    return xd_ctx_kernels(launch->ctx)->dmd_loss.gan_slope(launch, a);
+}
+
+XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_gan_args a;
+    xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
+    xd_result result = xdi_sample_open(&call, xdi_gan_validate(ctx, desc));
+    if (result == XD_OK) result = call.kernels->gan_terms(&launch, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_gan_gradient, &a, out);
+    xdi_sample_close(&call);
+    return result;
+}
+
+/* >>dmd/fdistill.c */
+
+/* Weights of samples from a discriminator's density ratios. */
+
+#include <math.h>
+#include <string.h>
+
+XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
+    xd_fdistill_desc d;
+    memset(&d, 0, sizeof d);
+    d.lower = 0.1;
+    d.upper = 20.0;
+    d.bins = 10;
+    d.max_t = 0.999;
+    return d;
+}
+
+XD_API double xd_f_weight(xd_f_divergence divergence, double ratio) {
+    return xd_f_weight_of(divergence, ratio);
+}
+
+static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, const double *weights) {
+    XD_TRY(xdi_sample_check_rows(ctx, "logits", &d->logits, d->logits.rows, d->logits.cols));
+    XD_REQUIRE(ctx, d->logits.cols >= 1, XD_ERROR_SHAPE, "logits have %lld heads; at least 1 is needed",
+               (long long)d->logits.cols);
+    XD_REQUIRE(ctx, (int)d->divergence >= 0 && d->divergence <= XD_F_NEYMAN, XD_ERROR_ARGUMENT,
+               "divergence %d is unknown", (int)d->divergence);
+    XD_REQUIRE(ctx, d->lower > 0.0 && d->lower <= d->upper && isfinite(d->upper), XD_ERROR_ARGUMENT,
+               "ratios in [%g, %g]: 0 < lower <= upper is needed", d->lower, d->upper);
+    XD_REQUIRE(ctx, weights || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no weights for %lld samples",
+               (long long)d->logits.rows);
+    XD_REQUIRE(ctx, d->bins >= 0 && d->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
+               "%d bins; 0 to %d are possible", d->bins, XD_FDISTILL_BINS_MAX);
+    if (d->bins == 0) return xdi_sample_check_status(ctx, d->status);
+    XD_REQUIRE(ctx, d->rate >= 0.0 && d->rate <= 1.0, XD_ERROR_ARGUMENT, "rate %g is outside [0, 1]",
+               d->rate);
+    XD_REQUIRE(ctx, isfinite(d->min_t) && isfinite(d->max_t) && d->min_t < d->max_t, XD_ERROR_ARGUMENT,
+               "times in [%g, %g]: min_t < max_t is needed", d->min_t, d->max_t);
+    XD_REQUIRE(ctx, d->bin_values, XD_ERROR_ARGUMENT, "no values for %d bins", d->bins);
+    XD_REQUIRE(ctx, d->times || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no times for %lld samples",
+               (long long)d->logits.rows);
+    return xdi_sample_check_status(ctx, d->status);
+}
+
+/* ---- memory ---- */
+
+static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
+    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t), bins = (size_t)d->bins;
+    const size_t ranks = d->comm ? (size_t)xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
+    const size_t sizes[5] = { (bins + 1) * bin, all * (bins + 1) * bin, bin, all * bin,
+                              bins * sizeof(double) };
+    size_t at[5];
+    for (int i = 0; i < 5; i++)
+        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+    if (!arena->base) return true;
+    a->record = (int64_t *)(void *)(arena->base + at[0]);
+    a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;
+    a->mass = (int64_t *)(void *)(arena->base + at[2]);
+    a->masses = all ? (int64_t *)(void *)(arena->base + at[3]) : a->mass;
+    a->next = (double *)(void *)(arena->base + at[4]);
+    a->ranks = (int)ranks;
+    return true;
+}
+
+XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc) {
+    xd_fdistill_args a;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    (void)ctx;
+    if (desc->bins < 0 || desc->bins > XD_FDISTILL_BINS_MAX) return 0;
+    return xdi_fdistill_layout(desc, &a, &arena) ? arena.peak : 0;
+}
+
+static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
+    a->logits = d->logits;
+    a->divergence = d->divergence;
+    a->lower = d->lower;
+    a->upper = d->upper;
+    a->rate = d->rate;
+    a->min_t = d->min_t;
+    a->max_t = d->max_t;
+    a->bins = d->bins;
+    a->times = d->times;
+    a->bin_values = d->bin_values;
+    a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    a->weights = weights;
+}
+
+static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a,
+                                      double *weights, void **owned) {
+    const size_t needed = xd_fdistill_workspace_bytes(ctx, d);
+    void *memory = d->workspace;
+    size_t bytes = d->workspace_bytes;
+    if (!memory) {
+        bytes = needed;
+        memory = *owned = xd_ctx_kernels(ctx)->memory.allocate(ctx, bytes);
+        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    xd_arena arena = xd_arena_over(memory, bytes);
+    XD_REQUIRE(ctx, xdi_fdistill_layout(d, a, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but f-distill needs %zu", bytes, needed);
+    xdi_fdistill_fill(ctx, d, a, weights);
+    return XD_OK;
+}
+
+/* ---- the call ---- */
+
+static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const xd_fdistill_args *a) {
+    const xd_dmd_loss_kernels *kernels = &xd_ctx_kernels(ctx)->dmd_loss;
+    const int64_t bin = XD_FDISTILL_BIN_WORDS;
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_status found;
+    memset(&found, 0, sizeof found);
+    launch.status = d->status ? d->status : &found;
+    XD_TRY(kernels->fdistill_ratios(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(d->comm, a->record, (int64_t *)a->records, (a->bins + 1) * bin,
+                                         XD_DTYPE_I64));
+    XD_TRY(kernels->fdistill_bins(&launch, a));
+    if (a->ranks > 1)
+        XD_TRY(xdi_comm_all_gather_equal(d->comm, a->mass, (int64_t *)a->masses, bin, XD_DTYPE_I64));
+    XD_TRY(kernels->fdistill_weights(&launch, a));
+    return d->status ? XD_OK : xd_status_check(ctx, &found);
+}
+
+XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights) {
+    xd_fdistill_args a;
+    void *owned = NULL;
+    memset(&a, 0, sizeof a);
+    xd_result result = xdi_fdistill_validate(ctx, desc, weights);
+    if (result == XD_OK) result = xdi_fdistill_prepare(ctx, desc, &a, weights, &owned);
+    result = xdi_vocab_agree_rows(desc->comm, result, desc->bins);
+    if (result == XD_OK) result = xdi_fdistill_run(ctx, desc, &a);
+    xd_ctx_kernels(ctx)->memory.release(ctx, owned);
+    return result;
+}
+
+/* >>dmd/state */
+
+/* Arrays of one leaf's samples, [samples, elements] of their dtype. */
+typedef enum xdi_dmd_tensor {
+    XDI_DMD_NOISE = 0, /* pure */
+    XDI_DMD_INPUT,     /* of the student */
+    XDI_DMD_RAW,       /* what the network called last says */
+    XDI_DMD_GENERATED, /* x */
+    XDI_DMD_EPSILON,
+    XDI_DMD_NOISED, /* x_t */
+    XDI_DMD_TARGET, /* the teacher's clean samples */
+    XDI_DMD_FAKE,   /* the fake score's */
+    XDI_DMD_REAL,   /* real samples, noised */
+    XDI_DMD_TENSORS
+} xdi_dmd_tensor;
+
+/* Discriminator's slots, and the teacher's while their features are used. */
+enum { XDI_DMD_SLOT_FAKE = 0, XDI_DMD_SLOT_REAL, XDI_DMD_SLOT_PERTURBED, XDI_DMD_SLOTS };
+
+/* A row of the table of values. A rank's own row has number -1 and the count of its findings. */
+enum {
+    XDI_DMD_NUMBER = 0,
+    XDI_DMD_VSD,
+    XDI_DMD_GENERATOR,
+    XDI_DMD_FAKE_SCORE,
+    XDI_DMD_DISCRIMINATOR,
+    XDI_DMD_R1,
+    XDI_DMD_COLUMNS
+};
+
+/* Features of one slot, and their gradients, f32. */
+typedef struct xdi_dmd_features {
+    float **values;         /* [feature_count] */
+    float *logits, *slopes; /* [samples, heads], and the gradients by them */
+} xdi_dmd_features;
+
+/* A leaf's time and noise in use. */
+typedef struct xdi_dmd_times {
+    double *exact;   /* [samples] t */
+    double *network; /* [samples] as networks see them */
+} xdi_dmd_times;
+
+struct xd_dmd {
+    xd_ctx *ctx;
+    xd_dmd_desc desc;
+    int64_t leaves; /* for which samples are kept */
+    /* On the device. */
+    void *memory;
+    void *tensors[XDI_DMD_TENSORS];
+    void *kept;             /* [leaves] of GENERATED */
+    float *slope;           /* by x */
+    float *hidden_slope;    /* by x_t */
+    float *raw_slope;       /* by a network's prediction */
+    float *normals;         /* drawn numbers on their way to another dtype */
+    float **feature_slopes; /* [feature_count] */
+    float *penalty;         /* [samples, heads] R1's gradient by the logits of real samples */
+    xd_mix *mixes;
+    xd_denoise_term *terms;
+    xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
+    xd_status *status;
+    xd_sample_values *value;
+    void *workspace;
+    size_t workspace_bytes;
+    xdi_dmd_features features[XDI_DMD_SLOTS];
+    /* On the host. */
+    float *host_normals; /* NULL where the device is the host */
+    xd_mix *host_mixes;
+    xd_denoise_term *host_terms;
+    double *draws;
+    int64_t *rung;
+    xdi_dmd_times input, noised, real;
+    int64_t *kept_samples; /* [leaves] -1: none */
+    double *
+        table; /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
+    int64_t *counts;     /* [ranks] of xd_all_gather */
+    int64_t beyond;      /* a leaf beyond this rank's own that is gone through for others; -1: none */
+    int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */
+    xd_dmd_record record;
+};
+
+/* dmd.c: whether there is a discriminator; elements of a whole sample. */
+XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
+XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+
+/* tensors.c: one of the arrays as rows. */
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
+XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples);
+
+/* tensors.c: out = c0 p + c1 q with the factors in host_mixes. */
+XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
+
+/* tensors.c: to memory of the device, at once. */
+XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
+
+/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's two phases apart. */
+typedef struct xdi_dmd_where {
+    xd_dmd_role role;
+    uint8_t stream;
+    int64_t first, samples;
+} xdi_dmd_where;
+XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out);
+XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
+                                        const xdi_dmd_times *out);
+XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows);
+
+/* tensors.c: sets the time of a row, exact and as networks see it. */
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t);
+
+/* input.c: x_t = alpha x + sigma eps at these times. */
+XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
+                                       xd_rows out);
+
+/* input.c: a network's prediction at x_t converted to another type. */
+typedef struct xdi_dmd_reading {
+    xd_dmd_role role;
+    xd_prediction to;
+    const xdi_dmd_times *times;
+    const void *hidden;
+} xdi_dmd_reading;
+XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out);
+
+/* input.c: the student's input and its times; GENERATED from a forward of it, kept for a backward or not. */
+XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep);
+
+/* input.c: time and noise of x for a phase, and x_t. */
+XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+
+/* input.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
+XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
+XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
+
+/* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
+XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
+
+/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
+XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* leaf.c: a leaf and its batch fit. */
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch);
+
+/* leaf.c: GENERATED into what is kept of a leaf, or from it. */
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep);
+
+/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
+ * times, with what it wants filled in by the caller. */
+XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch);
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times);
+
+/* >>dmd/dmd.c */
+
+/* The object of a distillation: settings and memory. */
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
+    return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
+}
+
+XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
+    return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
+}
+
+/* ---- settings ---- */
+
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
+    xd_dmd_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+    desc.student_times = xd_times_defaults(recipe);
+    if (recipe == XD_DMD_FASTGEN) xd_times_narrow(&desc.student_times, &desc.schedule);
+    desc.fake_times = desc.student_times;
+    if (recipe == XD_DMD_ORIGINAL)
+        desc.fake_times.first = 0, desc.fake_times.last = desc.fake_times.count - 1;
+    desc.sizes.dtype = XD_DTYPE_F32;
+    desc.rungs.steps = 1;
+    desc.rungs.fresh_noise = recipe == XD_DMD_FASTGEN;
+    desc.guidance_scale = 1.0;
+    desc.normaliser = recipe == XD_DMD_ORIGINAL ? XD_VSD_ORIGINAL : XD_VSD_MEAN;
+    desc.fake_loss.space = recipe == XD_DMD_MODELOPT  ? XD_PREDICT_X0
+                           : recipe == XD_DMD_FASTGEN ? XD_PREDICT_FLOW
+                                                      : XD_PREDICT_EPS;
+    desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
+    desc.gan.r1_alpha = 0.1;
+    desc.alternation = recipe;
+    desc.frequency = 5;
+    desc.own_samples = recipe == XD_DMD_ORIGINAL;
+    return desc;
+}
+
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
+    const int64_t f = desc->frequency, first = desc->alternation == XD_DMD_FASTGEN ? f - 1 : 0;
+    const bool student = f > 0 && step >= 0 && step % f == first;
+    if (role == XD_DMD_STUDENT) return student;
+    if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
+    return desc->alternation == XD_DMD_ORIGINAL || !student;
+}
+
+static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
+                                                              "teacher" };
+
+static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
+    const bool adversarial = xdi_dmd_adversarial(desc);
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_network *network = &desc->networks[role];
+        if (role == XD_DMD_DISCRIMINATOR && !adversarial) continue;
+        XD_REQUIRE(ctx, network->forward, XD_ERROR_ARGUMENT, "the %s has no forward",
+                   xdi_dmd_role_names[role]);
+        XD_REQUIRE(ctx, network->backward || (role == XD_DMD_TEACHER && !adversarial), XD_ERROR_ARGUMENT,
+                   "the %s has no backward", xdi_dmd_role_names[role]);
+        if (role == XD_DMD_DISCRIMINATOR) continue;
+        XD_TRY(xd_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
+    }
+    XD_REQUIRE(ctx,
+               fake->user != teacher->user || fake->forward != teacher->forward || !fake->user ||
+                   desc->allow_shared,
+               XD_ERROR_STATE,
+               "teacher and fake score are one network, which trains: say allow_shared if that is meant");
+    if (!adversarial) return XD_OK;
+    XD_REQUIRE(ctx, desc->networks[XD_DMD_DISCRIMINATOR].heads > 0, XD_ERROR_ARGUMENT,
+               "a discriminator of %lld heads", (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
+    XD_REQUIRE(ctx, teacher->feature_count > 0 && teacher->feature_elements, XD_ERROR_ARGUMENT,
+               "a discriminator, and a teacher with %d features", teacher->feature_count);
+    for (int i = 0; i < teacher->feature_count; i++)
+        XD_REQUIRE(ctx, teacher->feature_elements[i] >= 0, XD_ERROR_ARGUMENT, "feature %d has %lld elements",
+                   i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
+    const int64_t whole = xdi_dmd_whole(sizes);
+    XD_REQUIRE(ctx,
+               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+                   sizes->step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
+               (long long)sizes->step_samples);
+    XD_REQUIRE(ctx,
+               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
+                   sizes->first_element <= whole - sizes->elements,
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
+               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+    XD_REQUIRE(ctx, sizes->elements <= INT64_MAX / 64 / sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
+    XD_REQUIRE(ctx,
+               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_gan *gan = &desc->gan;
+    XD_REQUIRE(ctx, gan->r1_weight >= 0.0 && isfinite(gan->r1_weight), XD_ERROR_ARGUMENT, "r1_weight %g",
+               gan->r1_weight);
+    XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "r1_weight %g without a discriminator", gan->r1_weight);
+    if (!xdi_dmd_adversarial(desc)) return XD_OK;
+    XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
+               "a discriminator with weight %g", gan->weight);
+    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+               XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const int64_t least = desc->alternation == XD_DMD_ORIGINAL ? 1 : 2;
+    XD_REQUIRE(ctx, desc->alternation >= XD_DMD_MODELOPT && desc->alternation <= XD_DMD_ORIGINAL,
+               XD_ERROR_ARGUMENT, "alternation %d", (int)desc->alternation);
+    XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
+               "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
+               (long long)least);
+    XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               desc->guidance_scale);
+    XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
+               "times for networks, times %g", desc->network_scale);
+    XD_REQUIRE(ctx,
+               !isnan(xd_noise_network_time(0.5, desc->network_scale,
+                                            desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
+               XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    XD_REQUIRE(ctx, desc->rungs.steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.steps > 1 || !desc->rungs.roll_out, XD_ERROR_ARGUMENT,
+               "roll-outs of a student of %d step", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
+               desc->rungs.steps);
+    return xd_noise_steps_check(ctx, &desc->schedule, desc->rungs.steps, desc->rungs.list,
+                                desc->rungs.steps + 1);
+}
+
+static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_parallel *first = desc->trainers[XD_DMD_STUDENT].parallel;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &desc->trainers[role];
+        XD_REQUIRE(ctx, isfinite(trainer->max_norm) && trainer->max_norm >= 0.0, XD_ERROR_ARGUMENT,
+                   "the %s's norm at most %g", xdi_dmd_role_names[role], trainer->max_norm);
+        XD_REQUIRE(ctx, trainer->average_count >= 0 && (trainer->averages || !trainer->average_count),
+                   XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_names[role],
+                   trainer->average_count);
+        if (!first || !trainer->parallel) continue;
+        const xd_parallel_leaf_count a = xd_parallel_leaves(first), b = xd_parallel_leaves(trainer->parallel);
+        XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
+                   "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
+                   (long long)a.total, xdi_dmd_role_names[role], (long long)b.own, (long long)b.total);
+        for (int64_t k = 0; k < a.own; k++)
+            XD_REQUIRE(ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k),
+                       XD_ERROR_ARGUMENT, "leaf %lld here is number %lld for the student and %lld for the %s",
+                       (long long)k, (long long)xd_parallel_leaf(first, k),
+                       (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_names[role]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    XD_TRY(xd_noise_check(ctx, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
+    XD_TRY(xdi_dmd_check_networks(ctx, desc));
+    XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
+    XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    return xdi_dmd_check_trainers(ctx, desc);
+}
+
+/* A number of the settings that all ranks must share. */
+static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+    const double numbers[] = { (double)desc->sizes.step_samples,
+                               (double)xdi_dmd_whole(&desc->sizes),
+                               (double)desc->sizes.dtype,
+                               (double)desc->schedule.kind,
+                               desc->schedule.min_t,
+                               desc->schedule.max_t,
+                               (double)desc->student_times.kind,
+                               desc->student_times.shift,
+                               (double)desc->fake_times.kind,
+                               desc->fake_times.shift,
+                               (double)desc->rungs.steps,
+                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.fresh_noise,
+                               (double)desc->guided,
+                               desc->guidance_scale,
+                               (double)desc->normaliser,
+                               (double)desc->fake_loss.space,
+                               (double)desc->fake_loss.weight,
+                               (double)xdi_dmd_adversarial(desc),
+                               desc->gan.weight,
+                               desc->gan.r1_weight,
+                               (double)desc->alternation,
+                               (double)desc->frequency,
+                               (double)desc->own_samples };
+    uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
+    return xd_hash(hash, desc->rungs.list, (size_t)(desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+}
+
+/* ---- memory ---- */
+
+static size_t xdi_dmd_most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* The most that any of the losses takes for a full batch. */
+static size_t xdi_dmd_workspace(const xd_dmd *d) {
+    const int64_t n = d->desc.sizes.samples;
+    size_t most;
+    xd_vsd_desc vsd = xd_vsd_defaults();
+    xd_denoise_desc denoise = xd_denoise_defaults();
+    xd_gan_desc gan = xd_gan_defaults();
+    vsd.generated = vsd.teacher = vsd.fake = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
+    vsd.gradient = xdi_dmd_slopes(d, NULL, n);
+    vsd.common.split = d->desc.sizes.split;
+    denoise.prediction = denoise.clean = denoise.noise = vsd.generated;
+    denoise.terms = (const xd_denoise_term *)d;
+    denoise.common.split = d->desc.sizes.split;
+    most = xdi_dmd_most(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
+    if (!xdi_dmd_adversarial(&d->desc)) return most;
+    gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    gan.real = gan.fake;
+    gan.role = XD_GAN_DISCRIMINATOR;
+    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+}
+
+static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
+    return (float *)xd_arena_take_pointer(arena, (size_t)count * sizeof(float));
+}
+
+/* What a discriminator needs. */
+static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
+    float **slopes = (float **)xd_arena_take_pointer(host, pointers);
+    for (int slot = 0; slot < slots; slot++) {
+        xdi_dmd_features *f = &d->features[slot];
+        f->values = (float **)xd_arena_take_pointer(host, pointers);
+        f->logits = xdi_dmd_floats(device, logits);
+        f->slopes = xdi_dmd_floats(device, logits);
+        for (int i = 0; i < teacher->feature_count; i++) {
+            float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+            if (f->values) f->values[i] = values;
+        }
+    }
+    d->penalty = xdi_dmd_floats(device, logits);
+    d->feature_slopes = slopes;
+    for (int i = 0; i < teacher->feature_count; i++) {
+        float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+        if (slopes) slopes[i] = values;
+    }
+}
+
+static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    const int64_t n = sizes->samples, all = n * sizes->elements;
+    const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
+    const bool direct = xd_ctx_kernels(d->ctx)->device == XD_DEVICE_CPU && sizes->dtype == XD_DTYPE_F32;
+    for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
+    if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
+    d->slope = xdi_dmd_floats(device, all);
+    d->raw_slope = xdi_dmd_floats(device, all);
+    if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
+    if (!direct) d->normals = xdi_dmd_floats(device, all);
+    d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
+    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
+    d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
+    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
+    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->workspace_bytes = xdi_dmd_workspace(d);
+    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
+}
+
+static void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
+    times->exact = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+    times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+}
+
+/* Rows of the table of values: of every leaf that any rank may have, and one for the rank itself. */
+static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return (d->leaves + 1) * (ranks + 1); /* what this rank sends stands last */
+}
+
+static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const size_t n = (size_t)d->desc.sizes.samples;
+    const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+    if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
+    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
+    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->real);
+    d->counts = (int64_t *)xd_arena_take_pointer(
+        host, (size_t)(d->desc.data ? xd_comm_size(d->desc.data) : 1) * sizeof *d->counts);
+    d->kept_samples = (int64_t *)xd_arena_take_pointer(host, (size_t)d->leaves * sizeof *d->kept_samples);
+    d->table = (double *)xd_arena_take_pointer(host, (size_t)xdi_dmd_table_rows(d) * XDI_DMD_COLUMNS *
+                                                         sizeof *d->table);
+}
+
+/* Fills in a model of the object, for sizes alone or over memory. */
+static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_arena *host,
+                            xd_arena *device) {
+    memset(d, 0, sizeof *d);
+    d->ctx = ctx;
+    d->desc = *desc;
+    d->leaves = desc->trainers[XD_DMD_STUDENT].parallel
+                    ? xd_parallel_leaves(desc->trainers[XD_DMD_STUDENT].parallel).most
+                    : 1;
+    d->noised_leaf = d->beyond = -1;
+    d->record.seed = desc->seed;
+    xd_arena_take_pointer(host, sizeof *d);
+    xdi_dmd_lay_out_host(d, host);
+    xdi_dmd_lay_out_device(d, device);
+    if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+}
+
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    xd_dmd plan;
+    XD_TRY(xdi_dmd_check(ctx, desc));
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    out->host = host.peak + (apart ? 0 : device.peak);
+    out->device = apart ? device.peak : 0;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xd_dmd plan, *d;
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    const size_t host_bytes = host.peak, device_bytes = device.peak;
+    d = (xd_dmd *)xd_allocate(ctx, host_bytes);
+    void *memory = d ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
+    if (!memory) {
+        if (d) xd_release(ctx, d);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    host = xd_arena_over(d, host_bytes);
+    device = xd_arena_over(memory, device_bytes);
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    *d = plan;
+    d->memory = memory;
+    for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    *out = d;
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_dmd *made = NULL;
+    xd_result result = xdi_dmd_check(ctx, desc);
+    if (desc->data) XD_TRY(xd_agree(desc->data, result));
+    XD_TRY(result);
+    if (desc->data)
+        XD_TRY(xd_agree_same(desc->data, xdi_dmd_settings_hash(desc), "settings of a distillation"));
+    result = xdi_dmd_make(ctx, desc, &made);
+    if (desc->data) {
+        const xd_result all = xd_agree(desc->data, result);
+        if (all != XD_OK) xd_dmd_destroy(made);
+        XD_TRY(all);
+    }
+    XD_TRY(result);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_result cleared =
+        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared != XD_OK) xd_dmd_destroy(made);
+    XD_TRY(cleared);
+    *out = made;
+    return XD_OK;
+}
+
+XD_API void xd_dmd_destroy(xd_dmd *dmd) {
+    if (!dmd) return;
+    xd_ctx_kernels(dmd->ctx)->memory.release(dmd->ctx, dmd->memory);
+    xd_release(dmd->ctx, dmd);
+}
+
+/* ---- state ---- */
+
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd) {
+    return dmd->record;
+}
+
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
+    XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
+               "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
+               (unsigned long long)dmd->desc.seed);
+    XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
+               (long long)record->step);
+    XD_REQUIRE(dmd->ctx, !dmd->desc.own_samples || xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+               XD_ERROR_STATE,
+               "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
+               "of the student",
+               (long long)record->step);
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        XD_REQUIRE(dmd->ctx, record->updates[role] >= 0 && record->updates[role] <= record->step,
+                   XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
+                   (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
+    dmd->record = *record;
+    return XD_OK;
+}
+
+/* >>dmd/tensors.c */
+
+/* What distribution matching draws, and sums of two tensors. */
+
+#include <string.h>
+
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples) {
+    return xd_rows_of(data, d->desc.sizes.dtype, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples) {
+    return xd_rows_of(data, XD_DTYPE_F32, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    if (bytes == 0) return XD_OK;
+    XD_TRY(device->copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
+    return device->synchronize(&launch); /* the caller's memory is used again */
+}
+
+XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
+    xd_mix_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
+    XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
+    return xd_mix_rows(d->ctx, &desc);
+}
+
+/* ---- draws ---- */
+
+static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t columns) {
+    xd_dmd_draw draw;
+    memset(&draw, 0, sizeof draw);
+    draw.random.seed = d->desc.seed;
+    draw.random.stream = where.stream;
+    draw.random.micro = (uint16_t)where.role;
+    draw.random.sample = (uint32_t)where.first;
+    draw.random.step = (uint32_t)d->record.step;
+    draw.rows = where.samples;
+    draw.columns = columns;
+    draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
+    return draw;
+}
+
+static void xdi_dmd_fill(const xd_dmd_draw *draw, float *out) {
+    xd_philox random = draw->random;
+    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
+        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+}
+
+XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) {
+    const int64_t elements = d->desc.sizes.elements;
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, elements);
+    const xd_dmd_draws *own = d->desc.draws;
+    const bool direct = !d->host_normals && d->desc.sizes.dtype == XD_DTYPE_F32;
+    float *here = d->host_normals ? d->host_normals : d->normals;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    if (direct) here = (float *)out;
+    if (where.samples == 0) return XD_OK;
+    if (own && own->normals)
+        XD_TRY(own->normals(own->user, &draw, here));
+    else
+        xdi_dmd_fill(&draw, here);
+    if (direct) return XD_OK;
+    if (d->host_normals)
+        XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
+    for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
+    return xdi_dmd_mix(d, xdi_dmd_slopes(d, d->normals, where.samples), none,
+                       xdi_dmd_rows(d, out, where.samples));
+}
+
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t) {
+    const xd_dtype dtype = d->desc.network_dtype;
+    times->exact[row] = t;
+    times->network[row] =
+        xd_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
+                                        const xdi_dmd_times *out) {
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    if (own && own->numbers) {
+        XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
+        for (int64_t i = 0; i < where.samples; i++)
+            XD_TRY(xd_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
+    } else {
+        XD_TRY(xd_times_draw(d->ctx, sampler, &draw.random, where.samples, d->draws));
+    }
+    for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(d, out, i, d->draws[i]);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
+    xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    const int64_t count = d->desc.rungs.steps;
+    draw.rows = rows;
+    if (own && own->rungs) {
+        XD_TRY(own->rungs(own->user, &draw, count, d->rung));
+        for (int64_t i = 0; i < rows; i++)
+            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT, "rung %lld of %lld",
+                       (long long)d->rung[i], (long long)count);
+        return XD_OK;
+    }
+    for (int64_t i = 0; i < rows; i++, draw.random.sample++)
+        d->rung[i] = xd_draw_index(&draw.random, 0, count);
+    return XD_OK;
+}
+
+/* >>dmd/input.c */
+
+/* What networks are given, and what their predictions say. */
+
+#include <string.h>
+
+static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
+    const xd_parallel *parallel = d->desc.trainers[role].parallel;
+    return d->beyond < 0 || (parallel && d->beyond < xd_parallel_leaves(parallel).opened);
+}
+
+XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return xdi_dmd_takes_part(d, role) ? network->forward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
+                                       xd_rows out) {
+    for (int64_t i = 0; i < clean.rows; i++)
+        XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, clean, noise, out);
+}
+
+XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out) {
+    xd_conversion conversion;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[reading.role].predicts;
+    conversion.to = reading.to;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, reading.times->exact[i],
+                                 &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples),
+                       xdi_dmd_rows(d, reading.hidden, samples), xdi_dmd_rows(d, out, samples));
+}
+
+/* ---- the student's input ---- */
+
+static xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch) {
+    xdi_dmd_where where;
+    where.role = phase;
+    where.stream = (uint8_t)stream;
+    where.first = batch->first;
+    where.samples = batch->samples;
+    return where;
+}
+
+/* A rung's time as the samplers round theirs. */
+static double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
+    const double t = d->desc.rungs.list[rung];
+    return d->desc.student_times.dtype == XD_DTYPE_F32 ? (double)(float)t : t;
+}
+
+static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
+    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, rung));
+}
+
+/* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
+static xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
+    xd_noise_level level;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = level.sigma, d->host_mixes[i].c1 = 0.0;
+    xdi_dmd_set_rung(d, 0, samples);
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, noise, samples), none,
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
+}
+
+/* RAW = the student's prediction at INPUT. */
+static xd_result xdi_dmd_predict(xd_dmd *d, const xd_dmd_batch *batch, bool keep) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = d->tensors[XDI_DMD_INPUT];
+    call.times = d->input.network;
+    call.condition = batch->condition;
+    call.keep = keep;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return xdi_dmd_forward(d, XD_DMD_STUDENT, &call);
+}
+
+static xd_result xdi_dmd_read_student(xd_dmd *d, xd_prediction to, int64_t samples, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = XD_DMD_STUDENT;
+    reading.to = to;
+    reading.times = &d->input;
+    reading.hidden = d->tensors[XDI_DMD_INPUT];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+/* INPUT at rung `rung` of the student's own making: it starts from new noise and goes down rung by rung; the last re-noising
+ * is by the batch's noise. */
+static xd_result xdi_dmd_roll_out(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, int64_t rung) {
+    const int64_t n = batch->samples;
+    const xd_rows clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
+    const xd_rows epsilon = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
+    const xd_rows noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISE], n);
+    const xd_rows input = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n);
+    if (rung == 0) return xdi_dmd_begin(d, noise.data, n);
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT, batch), epsilon.data));
+    XD_TRY(xdi_dmd_begin(d, epsilon.data, n));
+    for (int64_t j = 0; j < rung; j++) {
+        const bool last = j == rung - 1;
+        XD_TRY(xdi_dmd_predict(d, batch, false));
+        if (!last && d->desc.rungs.fresh_noise)
+            XD_TRY(
+                xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)j, batch), epsilon.data));
+        else if (!last)
+            XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
+        XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_X0, n, XDI_DMD_GENERATED));
+        xdi_dmd_set_rung(d, j + 1, n);
+        XD_TRY(xdi_dmd_add_noise(d, &d->input, clean, last ? noise : epsilon, input));
+    }
+    return XD_OK;
+}
+
+/* Real samples, each noised to a rung of its own. */
+static xd_result xdi_dmd_noise_real(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    XD_REQUIRE(d->ctx, batch->real || n == 0, XD_ERROR_ARGUMENT,
+               "a student of %d steps without roll-outs needs real samples; the batch has %lld without",
+               d->desc.rungs.steps, (long long)n);
+    XD_TRY(xdi_dmd_draw_rungs(d, xdi_dmd_at(phase, XD_STREAM_RUNG, batch), n));
+    for (int64_t i = 0; i < n; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, d->rung[i]));
+    return xdi_dmd_add_noise(d, &d->input, xdi_dmd_rows(d, batch->real, n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISE], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n));
+}
+
+/* NOISE: the batch's own or drawn. */
+static xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t bytes =
+        (size_t)(batch->samples * d->desc.sizes.elements) * xd_dtype_size(d->desc.sizes.dtype);
+    if (!batch->noise)
+        return xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_STUDENT_NOISE, batch),
+                               d->tensors[XDI_DMD_NOISE]);
+    if (bytes == 0) return XD_OK;
+    return device->copy(&launch, d->tensors[XDI_DMD_NOISE], batch->noise, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    xdi_dmd_where first = xdi_dmd_at(phase, XD_STREAM_RUNG, batch);
+    XD_TRY(xdi_dmd_take_noise(d, phase, batch));
+    if (d->desc.rungs.steps == 1) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], batch->samples);
+    if (!d->desc.rungs.roll_out) return xdi_dmd_noise_real(d, phase, batch);
+    first.first = 0; /* one rung for all samples of the step: every rank draws the same */
+    XD_TRY(xdi_dmd_draw_rungs(d, first, 1));
+    return xdi_dmd_roll_out(d, phase, batch, d->rung[0]);
+}
+
+XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep) {
+    XD_TRY(xdi_dmd_input(d, phase, batch));
+    XD_TRY(xdi_dmd_predict(d, batch, keep));
+    return xdi_dmd_read_student(d, XD_PREDICT_X0, batch->samples, XDI_DMD_GENERATED);
+}
+
+XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const xd_time_sampler *sampler = phase == XD_DMD_STUDENT ? &d->desc.student_times : &d->desc.fake_times;
+    XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_at(phase, XD_STREAM_TIME, batch), sampler, &d->noised));
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_EPSILON, batch), d->tensors[XDI_DMD_EPSILON]));
+    return xdi_dmd_add_noise(d, &d->noised, xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISED], n));
+}
+
+/* >>dmd/leaf.c */
+
+/* What the terms of a leaf have in common. */
+
+#include <string.h>
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
+    xd_sample_values here;
+    if (!value) return XD_OK;
+    XD_TRY(xd_read(d->ctx, &here, d->value, sizeof here));
+    *value += here.loss;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = hidden;
+    call.times = times->network;
+    call.condition = batch->condition;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return call;
+}
+
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    XD_REQUIRE(d->ctx, batch->samples >= 0 && batch->samples <= sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
+               (long long)sizes->samples);
+    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= sizes->step_samples - batch->samples,
+               XD_ERROR_ARGUMENT, "samples %lld to %lld of a step of %lld", (long long)batch->first,
+               (long long)(batch->first + batch->samples - 1), (long long)sizes->step_samples);
+    XD_REQUIRE(d->ctx, leaf >= 0 && leaf < d->leaves, XD_ERROR_ARGUMENT, "leaf %lld of %lld", (long long)leaf,
+               (long long)d->leaves);
+    return XD_OK;
+}
+
+/* ---- what the student generated ---- */
+
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t size = (size_t)d->desc.sizes.elements * xd_dtype_size(d->desc.sizes.dtype);
+    unsigned char *kept = (unsigned char *)d->kept + (size_t)(leaf * d->desc.sizes.samples) * size;
+    void *here = d->tensors[XDI_DMD_GENERATED];
+    if (keep) d->kept_samples[leaf] = samples;
+    if (samples == 0) return XD_OK;
+    return device->copy(&launch, keep ? kept : here, keep ? here : kept, (size_t)samples * size,
+                        XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch) {
+    if (!d->desc.own_samples || d->kept_samples[leaf] < 0) return xdi_dmd_generate(d, phase, batch, false);
+    XD_REQUIRE(d->ctx, d->kept_samples[leaf] == batch->samples, XD_ERROR_STATE,
+               "the student generated %lld samples for leaf %lld, of which %lld are to be used",
+               (long long)d->kept_samples[leaf], (long long)leaf, (long long)batch->samples);
+    return xdi_dmd_copy_kept(d, leaf, batch->samples, false);
+}
+
+/* >>dmd/adversary.c */
+
+/* The terms that a discriminator judges, by features of the teacher. */
+
+#include <string.h>
+
+static xd_rows xdi_dmd_logits(const xd_dmd *d, const float *data, int64_t samples) {
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    return xd_rows_of(data, XD_DTYPE_F32, samples, heads);
+}
+
+/* A pass of the discriminator over the features of a slot. */
+static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.slot = slot;
+    call.samples = batch->samples;
+    call.condition = batch->condition;
+    call.features = d->features[slot].values;
+    call.raw_gradient = d->features[slot].slopes;
+    return call;
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+    xd_network_call call = xdi_dmd_judging(d, batch, slot);
+    call.keep = true;
+    call.raw = d->features[slot].logits;
+    call.raw_gradient = NULL;
+    return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
+}
+
+static xd_result xdi_dmd_adversarial_loss(xd_dmd *d, xd_gan_desc *desc, double weight, double *value) {
+    double weighted = 0.0;
+    desc->common = xdi_dmd_common(d, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    desc->common.weight = weight;
+    desc->kind = d->desc.gan.kind;
+    XD_TRY(xd_gan_loss(d->ctx, desc, d->value));
+    XD_TRY(xdi_dmd_add_value(d, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    return XD_OK;
+}
+
+/* ---- in the student's loss ---- */
+
+XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value) {
+    const xdi_dmd_features *fake = &d->features[XDI_DMD_SLOT_FAKE];
+    const xd_rows slope = xdi_dmd_slopes(d, d->slope, batch->samples);
+    xd_network_call call;
+    xd_gan_desc desc = xd_gan_defaults();
+    desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
+    desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
+    call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
+    call.input_gradients = d->feature_slopes;
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_DISCRIMINATOR, &call));
+    call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    call.slot = XDI_DMD_SLOT_FAKE;
+    call.raw = NULL;
+    call.feature_gradients = (const float *const *)d->feature_slopes;
+    call.hidden_gradient = d->hidden_slope;
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_TEACHER, &call));
+    for (int64_t i = 0; i < batch->samples; i++) { /* x_t = alpha x + sigma eps */
+        XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, d->noised.exact[i], &d->host_mixes[i]));
+        d->host_mixes[i].c1 = d->host_mixes[i].c0;
+        d->host_mixes[i].c0 = 1.0;
+    }
+    return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
+}
+
+/* ---- the discriminator's own ---- */
+
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
+    xdi_dmd_where where;
+    where.role = XD_DMD_DISCRIMINATOR;
+    where.stream = (uint8_t)stream;
+    where.first = batch->first;
+    where.samples = batch->samples;
+    return where;
+}
+
+/* REAL: real samples with noise, whose times are then d->real. EPSILON is that of the real ones afterwards. */
+static xd_result xdi_dmd_noised_real(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    void *epsilon = d->tensors[XDI_DMD_EPSILON];
+    if (d->desc.gan.same_noise) {
+        for (int64_t i = 0; i < n; i++) xdi_dmd_set_time(d, &d->real, i, d->noised.exact[i]);
+    } else {
+        XD_TRY(xdi_dmd_draw_times(d, xdi_dmd_of_real(batch, XD_STREAM_TIME_REAL), &d->desc.fake_times,
+                                  &d->real));
+        XD_TRY(xdi_dmd_normals(d, xdi_dmd_of_real(batch, XD_STREAM_EPSILON_REAL), epsilon));
+    }
+    return xdi_dmd_add_noise(d, &d->real, xdi_dmd_rows(d, batch->real, n), xdi_dmd_rows(d, epsilon, n),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n));
+}
+
+/* REAL: the same samples, perturbed. */
+static xd_result xdi_dmd_perturb(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const xd_rows real = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n);
+    void *normals = d->tensors[XDI_DMD_EPSILON];
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_of_real(batch, XD_STREAM_R1), normals));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = d->desc.gan.r1_alpha;
+    return xdi_dmd_mix(d, d->desc.gan.r1_on_clean ? xdi_dmd_rows(d, batch->real, n) : real,
+                       xdi_dmd_rows(d, normals, n), real);
+}
+
+/* The penalty's gradient joins that of the logits of real samples. */
+static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
+    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL],
+                           *other = &d->features[XDI_DMD_SLOT_PERTURBED];
+    const xd_rows slopes = xdi_dmd_logits(d, real->slopes, samples),
+                  penalty = xdi_dmd_logits(d, d->penalty, samples);
+    xd_gan_desc desc = xd_gan_defaults();
+    desc.role = XD_GAN_R1;
+    desc.fake = xdi_dmd_logits(d, other->logits, samples);
+    desc.real = xdi_dmd_logits(d, real->logits, samples);
+    desc.fake_gradient = xdi_dmd_logits(d, other->slopes, samples);
+    desc.real_gradient = penalty;
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.r1_weight, value));
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 1.0;
+    return xdi_dmd_mix(d, slopes, penalty, slopes);
+}
+
+static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
+    const bool penalty = d->desc.gan.r1_weight > 0.0;
+    xd_gan_desc desc = xd_gan_defaults();
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    desc.role = XD_GAN_DISCRIMINATOR;
+    desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
+    desc.real = xdi_dmd_logits(d, real->logits, batch->samples);
+    desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
+    desc.real_gradient = xdi_dmd_logits(d, real->slopes, batch->samples);
+    XD_TRY(xdi_dmd_adversarial_loss(d, &desc, 1.0, values ? &values->discriminator : NULL));
+    return penalty ? xdi_dmd_penalise(d, batch->samples, values ? &values->r1 : NULL) : XD_OK;
+}
+
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                      xd_dmd_values *values) {
+    const bool penalty = dmd->desc.gan.r1_weight > 0.0;
+    const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
+    XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
+               "there is no discriminator to train");
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_REQUIRE(dmd->ctx, batch->real || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "a discriminator needs real samples; the batch has %lld without", (long long)batch->samples);
+    if (dmd->noised_leaf != leaf) {
+        XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_DISCRIMINATOR, leaf, batch));
+        XD_TRY(xdi_dmd_noise(dmd, XD_DMD_DISCRIMINATOR, batch));
+    }
+    dmd->noised_leaf = -1; /* EPSILON and REAL are used for the real samples below */
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_noised_real(dmd, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_REAL, XDI_DMD_REAL, &dmd->real));
+    if (penalty) {
+        XD_TRY(xdi_dmd_perturb(dmd, batch));
+        XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_PERTURBED, XDI_DMD_REAL, &dmd->real));
+    }
+    XD_TRY(xdi_dmd_judge_all(dmd, batch, values));
+    for (int slot = XDI_DMD_SLOT_FAKE; slot <= last; slot++) {
+        xd_network_call call = xdi_dmd_judging(dmd, batch, slot);
+        call.weights = true;
+        call.leaf = leaf;
+        call.more = slot < last;
+        XD_TRY(xdi_dmd_backward(dmd, XD_DMD_DISCRIMINATOR, &call));
+    }
+    return XD_OK;
+}
+
+/* >>dmd/terms.c */
+
+/* The terms of the student and of the fake score. */
+
+#include <string.h>
+
+/* ---- the student ---- */
+
+static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = role;
+    reading.to = XD_PREDICT_X0;
+    reading.times = &d->noised;
+    reading.hidden = d->tensors[XDI_DMD_NOISED];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+/* TARGET = what the teacher makes of x_t, away from the negative condition when guided. */
+static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples;
+    const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    call.slot = XDI_DMD_SLOT_FAKE;
+    call.keep = adversarial;
+    if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
+    if (!d->desc.guided) return XD_OK;
+    call.slot = XDI_DMD_SLOT_REAL;
+    call.keep = false;
+    call.features = NULL;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
+    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
+    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+}
+
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
+    xd_vsd_desc desc = xd_vsd_defaults();
+    desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
+    desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
+    desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
+    desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.normaliser = d->desc.normaliser;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    XD_TRY(xd_vsd_loss(d->ctx, &desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+/* The gradient by x becomes that by the student's own prediction. */
+static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_INPUT], &d->input);
+    xd_conversion conversion;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[XD_DMD_STUDENT].predicts;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < batch->samples; i++) {
+        XD_TRY(
+            xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, d->input.exact[i], &d->host_mixes[i]));
+        d->host_mixes[i].c1 = 0.0;
+    }
+    XD_TRY(xdi_dmd_mix(d, xdi_dmd_slopes(d, d->slope, batch->samples), none,
+                       xdi_dmd_slopes(d, d->raw_slope, batch->samples)));
+    call.raw = NULL;
+    call.raw_gradient = d->raw_slope;
+    call.weights = true;
+    call.leaf = leaf;
+    return xdi_dmd_backward(d, XD_DMD_STUDENT, &call);
+}
+
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    xd_network_call call;
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_REQUIRE(dmd->ctx, !dmd->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", dmd->desc.guidance_scale,
+               (long long)batch->samples);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
+    if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
+    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_teach(dmd, batch));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, values ? &values->vsd : NULL));
+    if (xdi_dmd_adversarial(&dmd->desc))
+        XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
+    return xdi_dmd_student_backward(dmd, leaf, batch);
+}
+
+/* ---- the fake score ---- */
+
+static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
+    xd_denoise_desc desc = xd_denoise_defaults();
+    xd_denoise_form form = d->desc.fake_loss;
+    form.native = d->desc.networks[XD_DMD_FAKE_SCORE].predicts;
+    form.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++)
+        XD_TRY(xd_denoise_term_at(d->ctx, &d->desc.schedule, &form, d->noised.exact[i], &d->host_terms[i]));
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples);
+    desc.clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
+    desc.noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], samples);
+    desc.gradient = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                   xd_dmd_values *values) {
+    xd_network_call call;
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_FAKE_SCORE, leaf, batch));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_FAKE_SCORE, batch));
+    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
+    call.keep = true;
+    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_denoise(dmd, batch->samples, values ? &values->fake_score : NULL));
+    call.raw = NULL;
+    call.raw_gradient = dmd->raw_slope;
+    call.weights = true;
+    call.leaf = leaf;
+    XD_TRY(xdi_dmd_backward(dmd, XD_DMD_FAKE_SCORE, &call));
+    dmd->noised_leaf = leaf;
+    return XD_OK;
+}
+
+/* >>dmd/step.c */
+
+/* One step of a distillation: all leaves of the roles whose turn it is, and what follows from them on all ranks. */
+
+#include <string.h>
+
+/* ---- leaves ---- */
+
+static double *xdi_dmd_sent(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return d->table + ranks * (d->leaves + 1) * XDI_DMD_COLUMNS;
+}
+
+static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *values) {
+    row[XDI_DMD_NUMBER] = (double)number;
+    row[XDI_DMD_VSD] = values->vsd;
+    row[XDI_DMD_GENERATOR] = values->generator;
+    row[XDI_DMD_FAKE_SCORE] = values->fake_score;
+    row[XDI_DMD_DISCRIMINATOR] = values->discriminator;
+    row[XDI_DMD_R1] = values->r1;
+}
+
+typedef struct xdi_dmd_source {
+    xd_dmd_batch_function batch;
+    void *user;
+} xdi_dmd_source;
+
+/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    const xd_dmd_desc *desc = &d->desc;
+    const int64_t step = d->record.step;
+    const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
+    xd_dmd_batch batch;
+    memset(&batch, 0, sizeof batch);
+    d->beyond = number < 0 ? k : -1;
+    if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
+    if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_DISCRIMINATOR, step)) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
+    double *row = xdi_dmd_sent(d);
+    for (int64_t k = 0; k < d->leaves; k++, row += XDI_DMD_COLUMNS) {
+        xd_dmd_values values;
+        memset(&values, 0, sizeof values);
+        const xd_result result = xdi_dmd_leaf(d, source, k, &values);
+        d->beyond = -1;
+        XD_TRY(result);
+        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
+    }
+    return XD_OK;
+}
+
+/* ---- what all ranks know ---- */
+
+/* Leaves are added in the order of their numbers, so that the sum does not depend on who had them. */
+static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out) {
+    const int64_t total = xd_parallel_leaves(d->desc.trainers[XD_DMD_STUDENT].parallel).total;
+    for (int64_t number = 0; number < total; number++)
+        for (int64_t i = 0; i < rows; i++) {
+            const double *row = d->table + i * XDI_DMD_COLUMNS;
+            if (row[XDI_DMD_NUMBER] != (double)number) continue;
+            out->vsd += row[XDI_DMD_VSD];
+            out->generator += row[XDI_DMD_GENERATOR];
+            out->fake_score += row[XDI_DMD_FAKE_SCORE];
+            out->discriminator += row[XDI_DMD_DISCRIMINATOR];
+            out->r1 += row[XDI_DMD_R1];
+        }
+}
+
+/* Values of all ranks; a finding of any of them is then in everybody's status. */
+static xd_result xdi_dmd_share(xd_dmd *d, xd_dmd_values *out) {
+    const int ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    const int64_t rows = d->leaves + 1;
+    double *sent = xdi_dmd_sent(d), *own = sent + d->leaves * XDI_DMD_COLUMNS;
+    xd_status status;
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    memset(own, 0, XDI_DMD_COLUMNS * sizeof *own);
+    own[XDI_DMD_NUMBER] = -1.0;
+    own[XDI_DMD_VSD] = (double)status.not_finite;
+    if (d->desc.data) {
+        for (int r = 0; r < ranks; r++) d->counts[r] = rows * XDI_DMD_COLUMNS;
+        XD_TRY(xd_all_gather(d->desc.data, sent, d->table, d->counts, XD_DTYPE_F64));
+    } else {
+        memcpy(d->table, sent, (size_t)(rows * XDI_DMD_COLUMNS) * sizeof *sent);
+    }
+    memset(out, 0, sizeof *out);
+    xdi_dmd_sum_values(d, rows * ranks, out);
+    for (int r = 0; r < ranks && status.not_finite == 0; r++)
+        status.not_finite = (int64_t)d->table[((r + 1) * rows - 1) * XDI_DMD_COLUMNS + XDI_DMD_VSD];
+    return xdi_dmd_send(d, d->status, &status, sizeof status);
+}
+
+/* ---- steps ---- */
+
+static xd_result xdi_dmd_reduce(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    const xd_optimizer_desc *list = xd_optimizer_settings(trainer->optimizer);
+    xd_gradient_norm_desc norm;
+    memset(&norm, 0, sizeof norm);
+    norm.params = list->params;
+    norm.param_count = list->param_count;
+    norm.max_norm = trainer->max_norm;
+    norm.status = d->status;
+    XD_TRY(xd_parallel_reduce(trainer->parallel));
+    return xd_gradient_norm_compute(d->ctx, trainer->norm ? trainer->norm : d->desc.data, &norm,
+                                    &d->norms[role]);
+}
+
+static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    xd_optimizer_step_desc step;
+    memset(&step, 0, sizeof step);
+    step.gradient_scale = &d->norms[role].coefficient;
+    step.status = d->status;
+    step.averages = trainer->averages;
+    step.average_count = trainer->average_count;
+    XD_TRY(xd_optimizer_step(trainer->optimizer, &step, NULL));
+    return xd_parallel_publish(trainer->parallel);
+}
+
+/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
+static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
+    const int64_t step = d->record.step;
+    xd_status status;
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    *skipped = status.not_finite != 0 || status.overflow != 0;
+    for (int64_t k = 0; k < d->leaves && *skipped; k++)
+        d->kept_samples[k] = -1; /* they may be what was found */
+    for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
+        d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
+    static const char *const names[] = { "student", "fake score", "discriminator" };
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+        const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
+        XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
+                   "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    const xdi_dmd_source source = { batch, user };
+    const xd_launch launch = xd_ctx_launch(dmd->ctx);
+    xd_dmd_values shared;
+    xd_result result = xdi_dmd_check_turns(dmd);
+    if (result == XD_OK)
+        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
+    if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
+    if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
+    XD_TRY(result);
+    XD_TRY(xdi_dmd_share(dmd, &shared));
+    XD_TRY(xdi_dmd_step_roles(dmd, &shared.skipped));
+    dmd->record.step++;
+    if (values) *values = shared;
+    return XD_OK;
+}
+
+#endif
+
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
 
@@ -58047,6 +65610,64 @@ static const xdi_xtoken_loops XDI_V(xtoken) = {
 static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V(mft),
                                         XDI_V(rows_raise), &XDI_V(uld),   &XDI_V(xtoken) };
 
+#elif XDI_AGAIN == 4
+
+/* >>kernel/simd/dmd_loss.inc */
+
+/* Loops of losses over samples. Included with XDI_SAMPLE(name), a name of the level, and XDI_SAMPLE_LOOP, the attributes of its
+ * functions. They are plain loops over lengths that compilers know, which make vectors of them; what is left of a tile is
+ * computed one by one. */
+
+enum { XDI_SAMPLE(block) = 64 };
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(difference)(const float *a, const float *b, float *out, int64_t n) {
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = a[at + i] - b[at + i];
+    for (; at < n; at++) out[at] = a[at] - b[at];
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(residual)(const xd_denoise_term *term, const float *const *in, float *out,
+                                          int64_t n) {
+    const double a = (double)(float)term->prediction, b = (double)(float)term->clean,
+                 c = (double)(float)term->noise;
+    const float *p = in[0], *x = in[1], *e = in[2];
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++)
+            out[at + i] = (float)(a * (double)p[at + i] + b * (double)x[at + i] + c * (double)e[at + i]);
+    for (; at < n; at++) out[at] = xd_denoise_residual(term, p[at], x[at], e[at]);
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(lanes)(const float *x, int64_t n, bool square, double *lanes) {
+    int64_t at = 0;
+    for (; at + XD_SAMPLE_LANES <= n && square; at += XD_SAMPLE_LANES)
+        for (int i = 0; i < XD_SAMPLE_LANES; i++) {
+            const double one = (double)x[at + i];
+            lanes[i] += one * one;
+        }
+    for (; at + XD_SAMPLE_LANES <= n && !square; at += XD_SAMPLE_LANES)
+        for (int i = 0; i < XD_SAMPLE_LANES; i++) lanes[i] += fabs((double)x[at + i]);
+    for (int64_t i = at; i < n; i++) {
+        const double one = fabs((double)x[i]);
+        lanes[i - at] += square ? one * one : one;
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(scaled)(const float *x, double factor, float *out, int64_t n) {
+    int64_t at = 0;
+    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
+        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = (float)(factor * (double)x[at + i]);
+    for (; at < n; at++) out[at] = (float)(factor * (double)x[at]);
+}
+
+static const xdi_sample_loops XDI_SAMPLE(loops) = {
+    XDI_SAMPLE(difference),
+    XDI_SAMPLE(residual),
+    XDI_SAMPLE(lanes),
+    XDI_SAMPLE(scaled),
+};
+
 #endif /* XDI_AGAIN */
 
 /* MIT License
@@ -58070,4 +65691,4 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 53bbab1447b382cad7d82690198a34c7ac13a9adc7173ee5f8a2c5c3de6dffb0 */
+/* xdistill sha256 19998ad93a09da39f5688b6861c25d2ec3e372e994aadeff67f6e7136a10e734 */

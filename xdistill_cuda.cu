@@ -7849,6 +7849,257 @@ static xd_dmd_kernels xdi_cuda_dmd_table() {
     return kernels;
 }
 
+/* >>cuda/dmd_loss.cu */
+
+/* Losses over samples: kernel/cpu/dmd_loss.c is the reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
+ * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
+
+enum { XDI_CUDA_SAMPLE_THREADS = XD_SAMPLE_LANES };
+
+/* ---- terms: what is added for an element, and what a gradient is a multiple of ---- */
+
+struct xdi_cuda_sample_pair {
+    float first, second; /* a magnitude and a square */
+};
+
+static __device__ inline float xdi_cuda_sample_load(const xd_rows &x, int64_t b, int64_t i) {
+    return xdi_cuda_read_float(x.data, (uint8_t)x.dtype, b * (x.stride ? x.stride : x.cols) + i);
+}
+
+struct xdi_cuda_vsd_terms {
+    xd_vsd_args a;
+    bool rounded;
+
+    __device__ const xd_sample_args &base() const {
+        return a.base;
+    }
+    __device__ const xd_rows &out() const {
+        return a.gradient;
+    }
+    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+        const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
+                    f = xdi_cuda_sample_load(a.fake, b, i);
+        if (rounded)
+            return { 0.0f, xd_vsd_step(a.generated.dtype, (float)a.base.sample[b].weight, x, t, f) };
+        return { xd_subf(x, t), xd_subf(f, t) };
+    }
+    /* x may be under the gradient already, and only COMPAT needs it. */
+    __device__ float slope(int64_t b, int64_t i) const {
+        if (rounded) return at(b, i).second;
+        return xd_subf(xdi_cuda_sample_load(a.fake, b, i), xdi_cuda_sample_load(a.teacher, b, i));
+    }
+};
+
+struct xdi_cuda_denoise_terms {
+    xd_denoise_args a;
+
+    __device__ const xd_sample_args &base() const {
+        return a.base;
+    }
+    __device__ const xd_rows &out() const {
+        return a.gradient;
+    }
+    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+        return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
+                                           xdi_cuda_sample_load(a.clean, b, i), xdi_cuda_sample_load(a.noise, b, i)) };
+    }
+    __device__ float slope(int64_t b, int64_t i) const {
+        return at(b, i).second;
+    }
+};
+
+/* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES, one lane a thread; reads every element once. The tree over the
+ * block's threads is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. ---- */
+
+template <bool FIXED, typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+    xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
+    XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    const xd_sample_args &a = terms.base();
+    const int64_t b = (int64_t)blockIdx.x / chunks, begin = ((int64_t)blockIdx.x - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t end = begin + XD_SAMPLE_CHUNK < a.elements ? begin + XD_SAMPLE_CHUNK : a.elements;
+    const int t = (int)threadIdx.x;
+    int64_t *out = a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED);
+    double sums[2] = { 0.0, 0.0 };
+    int64_t counted = 0, finding = XD_SAMPLE_FINE;
+    if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
+    if (FIXED) __syncthreads();
+    for (int64_t tile = begin; tile < end; tile += XD_SAMPLE_TILE) {
+        double lane[2] = { 0.0, 0.0 };
+        for (int64_t i = tile + t; i < end && i < tile + XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+            if (a.mask && !a.mask[b * a.elements + i]) continue;
+            const xdi_cuda_sample_pair pair = terms.at(b, i);
+            counted++;
+            lane[0] = xd_add(lane[0], fabs((double)pair.first));
+            lane[1] = xd_add(lane[1], xd_mul((double)pair.second, (double)pair.second));
+            if (!FIXED || !isfinite(pair.first) || !isfinite(pair.second)) continue;
+            int exponent;
+            uint64_t mantissa = xd_norm_mantissa(pair.first, &exponent);
+            xdi_cuda_limbs_add(limbs, mantissa, exponent + 320);
+            mantissa = xd_norm_mantissa(pair.second, &exponent);
+            xdi_cuda_limbs_add(limbs + XD_NORM_LIMBS, mantissa * mantissa, 2 * exponent + 320);
+        }
+        for (int k = 0; k < 2; k++) {
+            const double sum = xdi_cuda_block_reduce(lane[k], 0.0, xdi_cuda_add());
+            if (xd_sample_finding(sum) > finding) finding = xd_sample_finding(sum);
+            sums[k] = xd_add(sums[k], sum);
+        }
+    }
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    if (t == 0) {
+        out[XD_SAMPLE_COUNTED] = counted;
+        out[XD_SAMPLE_FINDING] = finding;
+        if (!FIXED) memcpy(out + XD_SAMPLE_SUMS, sums, sizeof sums);
+    }
+    if (FIXED && t < 2) xd_norm_carry((int64_t *)limbs + t * XD_NORM_LIMBS);
+    if (FIXED) __syncthreads();
+    if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
+}
+
+/* ---- slope: the same grid; one read of what the term needs, one write. ---- */
+
+template <typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
+    const xd_sample_args &a = terms.base();
+    const xd_rows &out = terms.out();
+    const int64_t b = (int64_t)blockIdx.x / chunks, begin = ((int64_t)blockIdx.x - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t end = begin + XD_SAMPLE_CHUNK < a.elements ? begin + XD_SAMPLE_CHUNK : a.elements;
+    const bool none = a.sample[b].factor == 0.0;
+    const double factor = xd_mul(a.sample[b].factor, *a.factor);
+    for (int64_t i = begin + (int64_t)threadIdx.x; i < end; i += XD_SAMPLE_LANES) {
+        const bool kept = !none && (!a.mask || a.mask[b * a.elements + i]);
+        const double value = kept ? xd_mul(factor, (double)terms.slope(b, i)) : none ? 0.0 : xd_mul(factor, 0.0);
+        xd_sample_store(&out, b, i, value);
+    }
+}
+
+template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_launch *launch, const Terms &terms,
+                                                                   const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const int64_t chunks = xd_sample_chunks(a->elements);
+    if (a->samples * chunks == 0) return XD_OK;
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(a->samples * chunks, XDI_CUDA_SAMPLE_THREADS);
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_measure_kernel<true, Terms>, terms, chunks);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_measure_kernel<false, Terms>, terms, chunks);
+}
+
+template <typename Terms> static xd_result xdi_cuda_sample_slope(const xd_launch *launch, const Terms &terms,
+                                                                 const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const int64_t chunks = xd_sample_chunks(a->elements);
+    if (a->samples * chunks == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->samples * chunks, XDI_CUDA_SAMPLE_THREADS),
+                           xdi_cuda_sample_slope_kernel<Terms>, terms, chunks);
+}
+
+static xd_result xdi_cuda_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_terms{ *args, false }, &args->base);
+}
+
+static xd_result xdi_cuda_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_terms{ *args, true }, &args->base);
+}
+
+static xd_result xdi_cuda_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_cuda_sample_slope(launch, xdi_cuda_vsd_terms{ *args, args->form == XD_VSD_COMPAT }, &args->base);
+}
+
+static xd_result xdi_cuda_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_cuda_sample_measure(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+}
+
+static xd_result xdi_cuda_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+}
+
+/* ---- a thread for each sample ---- */
+
+#define XDI_CUDA_EACH_SAMPLE(name, type, base, call)                                                               \
+    static __global__ void XDI_CUDA_KERNEL xdi_cuda_##name##_kernel(const __grid_constant__ type args) {           \
+        const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;                                          \
+        if (b < args.base samples) call(&args, b);                                                                 \
+    }                                                                                                              \
+    static xd_result xdi_cuda_##name(const xd_launch *launch, const type *args) {                                  \
+        xdi_cuda_scope scope(launch);                                                                              \
+        XD_TRY(scope.result);                                                                                      \
+        if (args->base samples == 0) return XD_OK;                                                                 \
+        const int64_t blocks = (args->base samples + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP;                           \
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_WARP), xdi_cuda_##name##_kernel, *args);  \
+    }
+
+XDI_CUDA_EACH_SAMPLE(vsd_weigh, xd_vsd_args, base., xd_vsd_weigh_sample)
+XDI_CUDA_EACH_SAMPLE(vsd_settle, xd_vsd_args, base., xd_vsd_settle_sample)
+XDI_CUDA_EACH_SAMPLE(denoise_weigh, xd_denoise_args, base., xd_denoise_weigh_sample)
+XDI_CUDA_EACH_SAMPLE(gan_terms, xd_gan_args, base., xd_gan_sample)
+XDI_CUDA_EACH_SAMPLE(gan_slope, xd_gan_args, base., xd_gan_slope_sample)
+XDI_CUDA_EACH_SAMPLE(sample_join, xd_sample_args, , xd_sample_join_chunks)
+
+/* ---- one thread for all, in the order of samples and ranks ---- */
+
+#define XDI_CUDA_ONE_THREAD(name, type, call)                                                                        \
+    static __global__ void xdi_cuda_##name##_kernel(const __grid_constant__ type args, xd_status *status) {          \
+        (void)status;                                                                                                \
+        if (threadIdx.x == 0) call;                                                                                  \
+    }                                                                                                                \
+    static xd_result xdi_cuda_##name(const xd_launch *launch, const type *args) {                                    \
+        xdi_cuda_scope scope(launch);                                                                                \
+        XD_TRY(scope.result);                                                                                        \
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_##name##_kernel, *args,          \
+                               launch->status);                                                                      \
+    }
+
+XDI_CUDA_ONE_THREAD(sample_total, xd_sample_args, xd_sample_total(&args))
+XDI_CUDA_ONE_THREAD(sample_finish, xd_sample_args, xd_sample_finish(&args, status))
+XDI_CUDA_ONE_THREAD(fdistill_ratios, xd_fdistill_args, xd_fdistill_ratios_of(&args))
+XDI_CUDA_ONE_THREAD(fdistill_bins, xd_fdistill_args, xd_fdistill_bins_of(&args, status))
+XDI_CUDA_ONE_THREAD(fdistill_weights, xd_fdistill_args, xd_fdistill_weights_of(&args))
+
+/* ---- the table ---- */
+
+static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_vsd_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_vsd_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_denoise_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_denoise_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_vsd_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_denoise_terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_finish_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_ratios_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
+}
+
+static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
+    xd_dmd_loss_kernels kernels = {};
+    kernels.vsd_measure = xdi_cuda_vsd_measure;
+    kernels.vsd_weigh = xdi_cuda_vsd_weigh;
+    kernels.vsd_rounded = xdi_cuda_vsd_rounded;
+    kernels.vsd_settle = xdi_cuda_vsd_settle;
+    kernels.vsd_slope = xdi_cuda_vsd_slope;
+    kernels.denoise_measure = xdi_cuda_denoise_measure;
+    kernels.denoise_weigh = xdi_cuda_denoise_weigh;
+    kernels.denoise_slope = xdi_cuda_denoise_slope;
+    kernels.gan_terms = xdi_cuda_gan_terms;
+    kernels.gan_slope = xdi_cuda_gan_slope;
+    kernels.join = xdi_cuda_sample_join;
+    kernels.total = xdi_cuda_sample_total;
+    kernels.finish = xdi_cuda_sample_finish;
+    kernels.fdistill_ratios = xdi_cuda_fdistill_ratios;
+    kernels.fdistill_bins = xdi_cuda_fdistill_bins;
+    kernels.fdistill_weights = xdi_cuda_fdistill_weights;
+    return kernels;
+}
+
 /* >>cuda/table.cu */
 
 /* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
@@ -7882,6 +8133,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_chunks_load(ctx));
     XD_TRY(xdi_cuda_uld_load(ctx));
     XD_TRY(xdi_cuda_dmd_load(ctx));
+    XD_TRY(xdi_cuda_dmd_loss_load(ctx));
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -7918,6 +8170,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
     kernels.dmd = xdi_cuda_dmd_table();
+    kernels.dmd_loss = xdi_cuda_dmd_loss_table();
     return kernels;
 }
 
@@ -8006,4 +8259,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 86fca2af4ac7aa225b3f65437dbdf4627b424a1e50064e0d548c546bd51b42f8 */
+/* xdistill sha256 e800683dca974cc806041e709a594b349f985f89cc2c3cb37010f28f59cc2378 */

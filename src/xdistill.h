@@ -150,6 +150,8 @@
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
 #include "dmd/fdistill.h"
+#include "dmd/network.h"
+#include "dmd/dmd.h"
 #endif
 
 /* What reproduces other trainers. */
@@ -465,6 +467,14 @@
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
 #include "dmd/fdistill.c"
+#include "dmd/state.h"
+#include "dmd/dmd.c"
+#include "dmd/tensors.c"
+#include "dmd/input.c"
+#include "dmd/leaf.c"
+#include "dmd/adversary.c"
+#include "dmd/terms.c"
+#include "dmd/step.c"
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */

@@ -54,7 +54,7 @@ XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedu
         target.c0 = -level.sigma;
         target.c1 = level.alpha;
     } else {
-        XD_TRY(xd_target_mix(ctx, schedule, form->space, form->v_is_flow, t, &target));
+        XD_TRY(xd_target_mix(ctx, schedule, &conversion, t, &target));
     }
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, t, &of));
     if (form->weight == XD_DENOISE_EDM || form->weight == XD_DENOISE_SNR_MIN)

@@ -38,6 +38,7 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     out.own = p->leaves.count;
     out.most = p->most;
     out.total = p->total;
+    out.opened = p->sharded ? p->most : p->leaves.count;
     return out;
 }
 

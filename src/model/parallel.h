@@ -129,10 +129,10 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
-/* The leaves of this rank in each step, the most that any rank has, and all. Under FSDP every rank opens blocks for `most`
- * leaves: for those beyond its own it opens and closes them without computing. Local. */
+/* The leaves of this rank in each step, the most that any rank has, all, and those for which this rank opens blocks: under FSDP
+ * `most`, for it opens and closes blocks without computing for those beyond its own; under DDP its own. Local. */
 typedef struct xd_parallel_leaf_count {
-    int64_t own, most, total;
+    int64_t own, most, total, opened;
 } xd_parallel_leaf_count;
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
 

@@ -52,13 +52,9 @@ static const struct {
     { "xtoken", golden_kinds_xtoken },
     { "align", golden_kinds_align },
     { "align", golden_kinds_projection },
+    { "dmd", golden_kinds_dmd_steps },
     { "dmd", golden_kinds_dmd },
     { "dmd", golden_kinds_dmd_losses },
-};
-
-/* Areas of which some kinds belong to later parts of the library. */
-static const char *const golden_areas_not_built[][2] = {
-    { "dmd", "not built: DMD steps" },
 };
 
 /* What has no form on a GPU. Every other case has to run there by kernels: the answer "not supported" fails. A kind of NULL is
@@ -138,11 +134,6 @@ static void golden_run_kinds(golden_case *c, const char *area) {
             return;
         }
     }
-    for (size_t i = 0; i < sizeof golden_areas_not_built / sizeof *golden_areas_not_built; i++)
-        if (strcmp(golden_areas_not_built[i][0], area) == 0) {
-            golden_skip(c, golden_areas_not_built[i][1]);
-            return;
-        }
     if (known)
         golden_fail(c, "no kind of area %s knows origin %s", area, golden_text(c, "origin"));
     else

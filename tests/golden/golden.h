@@ -42,6 +42,7 @@ extern const golden_kind golden_kinds_projection_parts[];
 extern const golden_kind golden_kinds_xtoken[];
 extern const golden_kind golden_kinds_dmd[];
 extern const golden_kind golden_kinds_dmd_losses[];
+extern const golden_kind golden_kinds_dmd_steps[];
 extern const golden_kind golden_kinds_chunks[]; /* in xtoken.c; claimed before golden_kinds_xtoken_parts */
 
 xd_ctx *golden_ctx(const golden_case *c);

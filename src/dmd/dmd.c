@@ -1,0 +1,413 @@
+/* The object of a distillation: settings and memory. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
+    return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
+}
+
+XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
+    return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
+}
+
+/* ---- settings ---- */
+
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
+    xd_dmd_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+    desc.student_times = xd_times_defaults(recipe);
+    if (recipe == XD_DMD_FASTGEN) xd_times_narrow(&desc.student_times, &desc.schedule);
+    desc.fake_times = desc.student_times;
+    if (recipe == XD_DMD_ORIGINAL)
+        desc.fake_times.first = 0, desc.fake_times.last = desc.fake_times.count - 1;
+    desc.sizes.dtype = XD_DTYPE_F32;
+    desc.rungs.steps = 1;
+    desc.rungs.fresh_noise = recipe == XD_DMD_FASTGEN;
+    desc.guidance_scale = 1.0;
+    desc.normaliser = recipe == XD_DMD_ORIGINAL ? XD_VSD_ORIGINAL : XD_VSD_MEAN;
+    desc.fake_loss.space = recipe == XD_DMD_MODELOPT  ? XD_PREDICT_X0
+                           : recipe == XD_DMD_FASTGEN ? XD_PREDICT_FLOW
+                                                      : XD_PREDICT_EPS;
+    desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
+    desc.gan.r1_alpha = 0.1;
+    desc.alternation = recipe;
+    desc.frequency = 5;
+    desc.own_samples = recipe == XD_DMD_ORIGINAL;
+    return desc;
+}
+
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
+    const int64_t f = desc->frequency, first = desc->alternation == XD_DMD_FASTGEN ? f - 1 : 0;
+    const bool student = f > 0 && step >= 0 && step % f == first;
+    if (role == XD_DMD_STUDENT) return student;
+    if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
+    return desc->alternation == XD_DMD_ORIGINAL || !student;
+}
+
+static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
+                                                              "teacher" };
+
+static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
+    const bool adversarial = xdi_dmd_adversarial(desc);
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_network *network = &desc->networks[role];
+        if (role == XD_DMD_DISCRIMINATOR && !adversarial) continue;
+        XD_REQUIRE(ctx, network->forward, XD_ERROR_ARGUMENT, "the %s has no forward",
+                   xdi_dmd_role_names[role]);
+        XD_REQUIRE(ctx, network->backward || (role == XD_DMD_TEACHER && !adversarial), XD_ERROR_ARGUMENT,
+                   "the %s has no backward", xdi_dmd_role_names[role]);
+        if (role == XD_DMD_DISCRIMINATOR) continue;
+        XD_TRY(xd_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
+    }
+    XD_REQUIRE(ctx,
+               fake->user != teacher->user || fake->forward != teacher->forward || !fake->user ||
+                   desc->allow_shared,
+               XD_ERROR_STATE,
+               "teacher and fake score are one network, which trains: say allow_shared if that is meant");
+    if (!adversarial) return XD_OK;
+    XD_REQUIRE(ctx, desc->networks[XD_DMD_DISCRIMINATOR].heads > 0, XD_ERROR_ARGUMENT,
+               "a discriminator of %lld heads", (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
+    XD_REQUIRE(ctx, teacher->feature_count > 0 && teacher->feature_elements, XD_ERROR_ARGUMENT,
+               "a discriminator, and a teacher with %d features", teacher->feature_count);
+    for (int i = 0; i < teacher->feature_count; i++)
+        XD_REQUIRE(ctx, teacher->feature_elements[i] >= 0, XD_ERROR_ARGUMENT, "feature %d has %lld elements",
+                   i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
+    const int64_t whole = xdi_dmd_whole(sizes);
+    XD_REQUIRE(ctx,
+               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+                   sizes->step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
+               (long long)sizes->step_samples);
+    XD_REQUIRE(ctx,
+               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
+                   sizes->first_element <= whole - sizes->elements,
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
+               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+    XD_REQUIRE(ctx, sizes->elements <= INT64_MAX / 64 / sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
+    XD_REQUIRE(ctx,
+               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_gan *gan = &desc->gan;
+    XD_REQUIRE(ctx, gan->r1_weight >= 0.0 && isfinite(gan->r1_weight), XD_ERROR_ARGUMENT, "r1_weight %g",
+               gan->r1_weight);
+    XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "r1_weight %g without a discriminator", gan->r1_weight);
+    if (!xdi_dmd_adversarial(desc)) return XD_OK;
+    XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
+               "a discriminator with weight %g", gan->weight);
+    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+               XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const int64_t least = desc->alternation == XD_DMD_ORIGINAL ? 1 : 2;
+    XD_REQUIRE(ctx, desc->alternation >= XD_DMD_MODELOPT && desc->alternation <= XD_DMD_ORIGINAL,
+               XD_ERROR_ARGUMENT, "alternation %d", (int)desc->alternation);
+    XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
+               "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
+               (long long)least);
+    XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               desc->guidance_scale);
+    XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
+               "times for networks, times %g", desc->network_scale);
+    XD_REQUIRE(ctx,
+               !isnan(xd_noise_network_time(0.5, desc->network_scale,
+                                            desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
+               XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    XD_REQUIRE(ctx, desc->rungs.steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.steps > 1 || !desc->rungs.roll_out, XD_ERROR_ARGUMENT,
+               "roll-outs of a student of %d step", desc->rungs.steps);
+    XD_REQUIRE(ctx, desc->rungs.list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
+               desc->rungs.steps);
+    return xd_noise_steps_check(ctx, &desc->schedule, desc->rungs.steps, desc->rungs.list,
+                                desc->rungs.steps + 1);
+}
+
+static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_parallel *first = desc->trainers[XD_DMD_STUDENT].parallel;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &desc->trainers[role];
+        XD_REQUIRE(ctx, isfinite(trainer->max_norm) && trainer->max_norm >= 0.0, XD_ERROR_ARGUMENT,
+                   "the %s's norm at most %g", xdi_dmd_role_names[role], trainer->max_norm);
+        XD_REQUIRE(ctx, trainer->average_count >= 0 && (trainer->averages || !trainer->average_count),
+                   XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_names[role],
+                   trainer->average_count);
+        if (!first || !trainer->parallel) continue;
+        const xd_parallel_leaf_count a = xd_parallel_leaves(first), b = xd_parallel_leaves(trainer->parallel);
+        XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
+                   "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
+                   (long long)a.total, xdi_dmd_role_names[role], (long long)b.own, (long long)b.total);
+        for (int64_t k = 0; k < a.own; k++)
+            XD_REQUIRE(ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k),
+                       XD_ERROR_ARGUMENT, "leaf %lld here is number %lld for the student and %lld for the %s",
+                       (long long)k, (long long)xd_parallel_leaf(first, k),
+                       (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_names[role]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    XD_TRY(xd_noise_check(ctx, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
+    XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
+    XD_TRY(xdi_dmd_check_networks(ctx, desc));
+    XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
+    XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    return xdi_dmd_check_trainers(ctx, desc);
+}
+
+/* A number of the settings that all ranks must share. */
+static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+    const double numbers[] = { (double)desc->sizes.step_samples,
+                               (double)xdi_dmd_whole(&desc->sizes),
+                               (double)desc->sizes.dtype,
+                               (double)desc->schedule.kind,
+                               desc->schedule.min_t,
+                               desc->schedule.max_t,
+                               (double)desc->student_times.kind,
+                               desc->student_times.shift,
+                               (double)desc->fake_times.kind,
+                               desc->fake_times.shift,
+                               (double)desc->rungs.steps,
+                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.fresh_noise,
+                               (double)desc->guided,
+                               desc->guidance_scale,
+                               (double)desc->normaliser,
+                               (double)desc->fake_loss.space,
+                               (double)desc->fake_loss.weight,
+                               (double)xdi_dmd_adversarial(desc),
+                               desc->gan.weight,
+                               desc->gan.r1_weight,
+                               (double)desc->alternation,
+                               (double)desc->frequency,
+                               (double)desc->own_samples };
+    uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
+    return xd_hash(hash, desc->rungs.list, (size_t)(desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+}
+
+/* ---- memory ---- */
+
+static size_t xdi_dmd_most(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* The most that any of the losses takes for a full batch. */
+static size_t xdi_dmd_workspace(const xd_dmd *d) {
+    const int64_t n = d->desc.sizes.samples;
+    size_t most;
+    xd_vsd_desc vsd = xd_vsd_defaults();
+    xd_denoise_desc denoise = xd_denoise_defaults();
+    xd_gan_desc gan = xd_gan_defaults();
+    vsd.generated = vsd.teacher = vsd.fake = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
+    vsd.gradient = xdi_dmd_slopes(d, NULL, n);
+    vsd.common.split = d->desc.sizes.split;
+    denoise.prediction = denoise.clean = denoise.noise = vsd.generated;
+    denoise.terms = (const xd_denoise_term *)d;
+    denoise.common.split = d->desc.sizes.split;
+    most = xdi_dmd_most(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
+    if (!xdi_dmd_adversarial(&d->desc)) return most;
+    gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    gan.real = gan.fake;
+    gan.role = XD_GAN_DISCRIMINATOR;
+    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+}
+
+static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
+    return (float *)xd_arena_take_pointer(arena, (size_t)count * sizeof(float));
+}
+
+/* What a discriminator needs. */
+static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
+    float **slopes = (float **)xd_arena_take_pointer(host, pointers);
+    for (int slot = 0; slot < slots; slot++) {
+        xdi_dmd_features *f = &d->features[slot];
+        f->values = (float **)xd_arena_take_pointer(host, pointers);
+        f->logits = xdi_dmd_floats(device, logits);
+        f->slopes = xdi_dmd_floats(device, logits);
+        for (int i = 0; i < teacher->feature_count; i++) {
+            float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+            if (f->values) f->values[i] = values;
+        }
+    }
+    d->penalty = xdi_dmd_floats(device, logits);
+    d->feature_slopes = slopes;
+    for (int i = 0; i < teacher->feature_count; i++) {
+        float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
+        if (slopes) slopes[i] = values;
+    }
+}
+
+static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    const int64_t n = sizes->samples, all = n * sizes->elements;
+    const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
+    const bool direct = xd_ctx_kernels(d->ctx)->device == XD_DEVICE_CPU && sizes->dtype == XD_DTYPE_F32;
+    for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
+    if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
+    d->slope = xdi_dmd_floats(device, all);
+    d->raw_slope = xdi_dmd_floats(device, all);
+    if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
+    if (!direct) d->normals = xdi_dmd_floats(device, all);
+    d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
+    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
+    d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
+    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
+    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->workspace_bytes = xdi_dmd_workspace(d);
+    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
+}
+
+static void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
+    times->exact = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+    times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
+}
+
+/* Rows of the table of values: of every leaf that any rank may have, and one for the rank itself. */
+static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return (d->leaves + 1) * (ranks + 1); /* what this rank sends stands last */
+}
+
+static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const size_t n = (size_t)d->desc.sizes.samples;
+    const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+    if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
+    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
+    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->real);
+    d->counts = (int64_t *)xd_arena_take_pointer(
+        host, (size_t)(d->desc.data ? xd_comm_size(d->desc.data) : 1) * sizeof *d->counts);
+    d->kept_samples = (int64_t *)xd_arena_take_pointer(host, (size_t)d->leaves * sizeof *d->kept_samples);
+    d->table = (double *)xd_arena_take_pointer(host, (size_t)xdi_dmd_table_rows(d) * XDI_DMD_COLUMNS *
+                                                         sizeof *d->table);
+}
+
+/* Fills in a model of the object, for sizes alone or over memory. */
+static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_arena *host,
+                            xd_arena *device) {
+    memset(d, 0, sizeof *d);
+    d->ctx = ctx;
+    d->desc = *desc;
+    d->leaves = desc->trainers[XD_DMD_STUDENT].parallel
+                    ? xd_parallel_leaves(desc->trainers[XD_DMD_STUDENT].parallel).most
+                    : 1;
+    d->noised_leaf = d->beyond = -1;
+    d->record.seed = desc->seed;
+    xd_arena_take_pointer(host, sizeof *d);
+    xdi_dmd_lay_out_host(d, host);
+    xdi_dmd_lay_out_device(d, device);
+    if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+}
+
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    xd_dmd plan;
+    XD_TRY(xdi_dmd_check(ctx, desc));
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    out->host = host.peak + (apart ? 0 : device.peak);
+    out->device = apart ? device.peak : 0;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xd_dmd plan, *d;
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    const size_t host_bytes = host.peak, device_bytes = device.peak;
+    d = (xd_dmd *)xd_allocate(ctx, host_bytes);
+    void *memory = d ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
+    if (!memory) {
+        if (d) xd_release(ctx, d);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    host = xd_arena_over(d, host_bytes);
+    device = xd_arena_over(memory, device_bytes);
+    xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
+    *d = plan;
+    d->memory = memory;
+    for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    *out = d;
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    xd_dmd *made = NULL;
+    xd_result result = xdi_dmd_check(ctx, desc);
+    if (desc->data) XD_TRY(xd_agree(desc->data, result));
+    XD_TRY(result);
+    if (desc->data)
+        XD_TRY(xd_agree_same(desc->data, xdi_dmd_settings_hash(desc), "settings of a distillation"));
+    result = xdi_dmd_make(ctx, desc, &made);
+    if (desc->data) {
+        const xd_result all = xd_agree(desc->data, result);
+        if (all != XD_OK) xd_dmd_destroy(made);
+        XD_TRY(all);
+    }
+    XD_TRY(result);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_result cleared =
+        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared != XD_OK) xd_dmd_destroy(made);
+    XD_TRY(cleared);
+    *out = made;
+    return XD_OK;
+}
+
+XD_API void xd_dmd_destroy(xd_dmd *dmd) {
+    if (!dmd) return;
+    xd_ctx_kernels(dmd->ctx)->memory.release(dmd->ctx, dmd->memory);
+    xd_release(dmd->ctx, dmd);
+}
+
+/* ---- state ---- */
+
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd) {
+    return dmd->record;
+}
+
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
+    XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
+               "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
+               (unsigned long long)dmd->desc.seed);
+    XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
+               (long long)record->step);
+    XD_REQUIRE(dmd->ctx, !dmd->desc.own_samples || xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+               XD_ERROR_STATE,
+               "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
+               "of the student",
+               (long long)record->step);
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        XD_REQUIRE(dmd->ctx, record->updates[role] >= 0 && record->updates[role] <= record->step,
+                   XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
+                   (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
+    dmd->record = *record;
+    return XD_OK;
+}

@@ -1,0 +1,206 @@
+#ifndef XDI_DMD_DMD_H
+#define XDI_DMD_DMD_H
+
+#include "dmd/denoise.h"
+#include "dmd/gan.h"
+#include "dmd/network.h"
+#include "dmd/times.h"
+#include "dmd/vsd.h"
+#include "model/parallel.h"
+#include "train/optimizer.h"
+
+/* Distribution-matching distillation (Yin et al., "Improved Distribution Matching Distillation", 2024): a student of few steps
+ * learns from a many-step teacher, with a second diffusion model, the fake score, that follows what the student generates. */
+typedef struct xd_dmd xd_dmd;
+
+typedef enum xd_dmd_role {
+    XD_DMD_STUDENT = 0,
+    XD_DMD_FAKE_SCORE,
+    XD_DMD_DISCRIMINATOR,
+    XD_DMD_TEACHER,
+    XD_DMD_ROLES
+} xd_dmd_role;
+
+/* Samples of one leaf on this rank: of whole samples, or this rank's elements of each. Noise and times depend on where a sample
+ * is in the step, `first` + row, and on nothing else of the layout. */
+typedef struct xd_dmd_batch {
+    int64_t samples; /* at most xd_dmd_sizes.samples; 0 is fine */
+    int64_t first;   /* number, in the whole step, of row 0 */
+    const void
+        *real; /* [samples, elements]; required by the discriminator's term, and by a student of several steps
+                      * without roll-outs; otherwise NULL is fine */
+    const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
+    const void *condition; /* handed to networks */
+    const void *negative;  /* the same for what guidance leads away from; required with guidance */
+} xd_dmd_batch;
+
+/* How much there is. */
+typedef struct xd_dmd_sizes {
+    int64_t samples;        /* most that a leaf has on this rank */
+    int64_t step_samples;   /* of all leaves of all ranks together: losses are means over them */
+    int64_t elements;       /* of a sample on this rank */
+    int64_t whole_elements; /* of a whole sample; 0 -> elements */
+    int64_t first_element;  /* in the whole sample, of this rank's; they follow each other */
+    xd_dtype dtype;         /* of samples: F32, BF16, F16 */
+    xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
+} xd_dmd_sizes;
+
+/* How the student generates. */
+typedef struct xd_dmd_rungs {
+    int steps; /* >= 1 */
+    const double
+        *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
+    bool
+        roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
+                     * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
+    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+} xd_dmd_rungs;
+
+/* The adversarial terms; used with a discriminator only. */
+typedef struct xd_dmd_gan {
+    xd_gan_kind kind;
+    double weight; /* of the generator's term in the student's loss; > 0 */
+    bool
+        same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
+    double r1_weight; /* 0 -> no penalty */
+    double r1_alpha;  /* size of its perturbation */
+    bool
+        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+} xd_dmd_gan;
+
+/* What is drawn, in the order in which xd_dmd asks. */
+typedef struct xd_dmd_draw {
+    xd_philox random; /* seed, stream, micro and step; `sample` is that of row 0 */
+    int64_t rows;
+    int64_t columns; /* 1 -> a number for each row */
+    int64_t first;   /* element of the whole sample that column 0 is */
+} xd_dmd_draw;
+
+/* Draws of the caller's instead of Philox: recorded ones, to compare with another program. */
+typedef struct xd_dmd_draws {
+    void *user;
+    xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
+    xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
+                         double *out); /* [rows] draws of xd_time_of_draw */
+    xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
+                       int64_t *out); /* [rows] in [0, count) */
+} xd_dmd_draws;
+
+/* What trains a role. */
+typedef struct xd_dmd_trainer {
+    xd_parallel *parallel;   /* the model's wrapper */
+    xd_optimizer *optimizer; /* over xd_parallel_params of it */
+    xd_ema *const *averages; /* [average_count] follow each of the role's steps */
+    int average_count;
+    double max_norm; /* of the gradient; 0 -> not clipped */
+    xd_comm *
+        norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
+} xd_dmd_trainer;
+
+/* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
+typedef struct xd_dmd_desc {
+    xd_network networks
+        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
+                                        * are converted, they need not be of one type */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; not read for the teacher */
+    xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
+    xd_dmd_sizes sizes;
+    xd_noise_schedule schedule;
+    bool v_is_flow;                            /* as in xd_conversion */
+    xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
+    double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
+    xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
+    xd_dmd_rungs rungs;
+    bool guided; /* the teacher has guidance, with this scale (d.2: 1 is none) */
+    double guidance_scale;
+    xd_vsd_normaliser normaliser;
+    xd_denoise_form
+        fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
+                                * read */
+    xd_dmd_gan gan;
+    xd_dmd_recipe
+        alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
+                                * 0, f, 2f, and the others in every step */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    bool own_samples;  /* the others train on what the student generated in its last step, instead of anew */
+    bool allow_shared; /* teacher and fake score may be one network */
+    uint64_t seed;
+    const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
+} xd_dmd_desc;
+
+/* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
+ * step, frequency 5, fake score in X0; FASTGEN: in the teacher's own space (here FLOW), new noise between rungs; ORIGINAL: its
+ * alternation, integer times, EPS. Networks, sizes and trainers are still to be given. Pure. */
+XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
+
+/* Terms of a step, means over its samples; 0 where they had no part. */
+typedef struct xd_dmd_values {
+    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
+    double fake_score;        /* the fake score's */
+    double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
+    bool skipped;             /* something was not finite: no role has stepped */
+} xd_dmd_values;
+
+/* What resumes a run. */
+typedef struct xd_dmd_record {
+    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
+    int64_t updates[XD_DMD_ROLES]; /* of each role, without skipped ones */
+    uint64_t seed;
+} xd_dmd_record;
+
+/* Checks everything and takes all memory that later calls need.
+ *
+ * Collective over data when it is given: settings are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * network without functions, without features for a discriminator, a number out of its range, with the number),
+ * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
+ * xd_noise_steps_check. */
+XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
+
+/* What xd_dmd_create takes. Local, allocates nothing. Errors: those of it that one rank can see. */
+XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out);
+
+/* NULL is fine. Local. */
+XD_API void xd_dmd_destroy(xd_dmd *dmd);
+
+/* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
+ * and values are this leaf's part of the step's means.
+ *
+ *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *                   through the teacher too; backward of the student
+ *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
+ *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
+ *                   teacher on them and on noised real ones; logits, loss, backward
+ *
+ *   leaf     this rank's leaf of the step, for networks and own_samples
+ *   values   its fields are added to; NULL -> not read back from a device
+ *
+ * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
+ * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted in
+ * the status that xd_dmd_step reads, and the sample has gradient 0. */
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                   xd_dmd_values *values);
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                      xd_dmd_values *values);
+
+/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
+typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
+
+/* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
+ * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ *
+ *   values   out; the same on every rank, and in INVARIANT mode on every layout
+ *
+ * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
+ * unless a network's own exchange failed; STATE (a role without a trainer). */
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
+
+/* Whether a role has its turn in a step. Pure. */
+XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
+
+/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
+ * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
+XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
+XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
+
+#endif

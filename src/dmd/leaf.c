@@ -1,0 +1,72 @@
+/* What the terms of a leaf have in common. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <string.h>
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
+    xd_sample_values here;
+    if (!value) return XD_OK;
+    XD_TRY(xd_read(d->ctx, &here, d->value, sizeof here));
+    *value += here.loss;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = hidden;
+    call.times = times->network;
+    call.condition = batch->condition;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return call;
+}
+
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    XD_REQUIRE(d->ctx, batch->samples >= 0 && batch->samples <= sizes->samples, XD_ERROR_ARGUMENT,
+               "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
+               (long long)sizes->samples);
+    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= sizes->step_samples - batch->samples,
+               XD_ERROR_ARGUMENT, "samples %lld to %lld of a step of %lld", (long long)batch->first,
+               (long long)(batch->first + batch->samples - 1), (long long)sizes->step_samples);
+    XD_REQUIRE(d->ctx, leaf >= 0 && leaf < d->leaves, XD_ERROR_ARGUMENT, "leaf %lld of %lld", (long long)leaf,
+               (long long)d->leaves);
+    return XD_OK;
+}
+
+/* ---- what the student generated ---- */
+
+XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t size = (size_t)d->desc.sizes.elements * xd_dtype_size(d->desc.sizes.dtype);
+    unsigned char *kept = (unsigned char *)d->kept + (size_t)(leaf * d->desc.sizes.samples) * size;
+    void *here = d->tensors[XDI_DMD_GENERATED];
+    if (keep) d->kept_samples[leaf] = samples;
+    if (samples == 0) return XD_OK;
+    return device->copy(&launch, keep ? kept : here, keep ? here : kept, (size_t)samples * size,
+                        XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch) {
+    if (!d->desc.own_samples || d->kept_samples[leaf] < 0) return xdi_dmd_generate(d, phase, batch, false);
+    XD_REQUIRE(d->ctx, d->kept_samples[leaf] == batch->samples, XD_ERROR_STATE,
+               "the student generated %lld samples for leaf %lld, of which %lld are to be used",
+               (long long)d->kept_samples[leaf], (long long)leaf, (long long)batch->samples);
+    return xdi_dmd_copy_kept(d, leaf, batch->samples, false);
+}

@@ -1,0 +1,52 @@
+#ifndef XDI_DMD_NETWORK_H
+#define XDI_DMD_NETWORK_H
+
+#include "dmd/convert.h"
+
+/* The networks of a distillation, which are the caller's: the library says what to compute and what for, and never looks inside.
+ * A call opens and closes the blocks of its model itself (model/pass.h); leaves, sums, norms and steps are xd_dmd_step's.
+ *
+ * Under FSDP the ranks of a model make the same calls in the same order; a rank that has run out of samples is called with
+ * samples = 0, to open and close blocks without computing. */
+
+/* One forward, or the backward of one. Arrays of samples are [samples, elements] without gaps, in memory of the device; those of
+ * features and logits f32. All of them are valid during the call only, but what a forward writes stays until the slot's next. */
+typedef struct xd_network_call {
+    int slot; /* which open forward: its backward says the same number. One slot is open once */
+    int64_t samples;
+    const void *
+        hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
+    const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
+    const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
+    /* Forward. */
+    bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
+    void
+        *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads], f32 */
+    float *const *
+        features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not wanted. A discriminator's input,
+                   * also in its backward */
+    /* Backward; what is NULL has no gradient. */
+    const float *raw_gradient; /* by raw, or by the logits */
+    const float *const
+        *feature_gradients; /* [feature_count] by the features of a network that is not a discriminator */
+    float *hidden_gradient; /* out, or NULL: by hidden, whole, not added to what is there */
+    float *const *input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
+    bool
+        weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
+                     * inference, so that nothing counts as a leaf's backward */
+    int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
+    bool more;    /* another backward of this leaf follows, as in xd_pass */
+} xd_network_call;
+
+/* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
+typedef struct xd_network {
+    void *user;
+    xd_prediction predicts; /* what raw is */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
+    int64_t heads;                   /* discriminator: logits of a sample */
+    xd_result (*forward)(void *user, const xd_network_call *call);
+    xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+} xd_network;
+
+#endif

@@ -1,0 +1,168 @@
+/* One step of a distillation: all leaves of the roles whose turn it is, and what follows from them on all ranks. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <string.h>
+
+/* ---- leaves ---- */
+
+static double *xdi_dmd_sent(const xd_dmd *d) {
+    const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    return d->table + ranks * (d->leaves + 1) * XDI_DMD_COLUMNS;
+}
+
+static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *values) {
+    row[XDI_DMD_NUMBER] = (double)number;
+    row[XDI_DMD_VSD] = values->vsd;
+    row[XDI_DMD_GENERATOR] = values->generator;
+    row[XDI_DMD_FAKE_SCORE] = values->fake_score;
+    row[XDI_DMD_DISCRIMINATOR] = values->discriminator;
+    row[XDI_DMD_R1] = values->r1;
+}
+
+typedef struct xdi_dmd_source {
+    xd_dmd_batch_function batch;
+    void *user;
+} xdi_dmd_source;
+
+/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    const xd_dmd_desc *desc = &d->desc;
+    const int64_t step = d->record.step;
+    const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
+    xd_dmd_batch batch;
+    memset(&batch, 0, sizeof batch);
+    d->beyond = number < 0 ? k : -1;
+    if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
+    if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
+    if (xd_dmd_has_turn(desc, XD_DMD_DISCRIMINATOR, step)) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
+    double *row = xdi_dmd_sent(d);
+    for (int64_t k = 0; k < d->leaves; k++, row += XDI_DMD_COLUMNS) {
+        xd_dmd_values values;
+        memset(&values, 0, sizeof values);
+        const xd_result result = xdi_dmd_leaf(d, source, k, &values);
+        d->beyond = -1;
+        XD_TRY(result);
+        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
+    }
+    return XD_OK;
+}
+
+/* ---- what all ranks know ---- */
+
+/* Leaves are added in the order of their numbers, so that the sum does not depend on who had them. */
+static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out) {
+    const int64_t total = xd_parallel_leaves(d->desc.trainers[XD_DMD_STUDENT].parallel).total;
+    for (int64_t number = 0; number < total; number++)
+        for (int64_t i = 0; i < rows; i++) {
+            const double *row = d->table + i * XDI_DMD_COLUMNS;
+            if (row[XDI_DMD_NUMBER] != (double)number) continue;
+            out->vsd += row[XDI_DMD_VSD];
+            out->generator += row[XDI_DMD_GENERATOR];
+            out->fake_score += row[XDI_DMD_FAKE_SCORE];
+            out->discriminator += row[XDI_DMD_DISCRIMINATOR];
+            out->r1 += row[XDI_DMD_R1];
+        }
+}
+
+/* Values of all ranks; a finding of any of them is then in everybody's status. */
+static xd_result xdi_dmd_share(xd_dmd *d, xd_dmd_values *out) {
+    const int ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
+    const int64_t rows = d->leaves + 1;
+    double *sent = xdi_dmd_sent(d), *own = sent + d->leaves * XDI_DMD_COLUMNS;
+    xd_status status;
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    memset(own, 0, XDI_DMD_COLUMNS * sizeof *own);
+    own[XDI_DMD_NUMBER] = -1.0;
+    own[XDI_DMD_VSD] = (double)status.not_finite;
+    if (d->desc.data) {
+        for (int r = 0; r < ranks; r++) d->counts[r] = rows * XDI_DMD_COLUMNS;
+        XD_TRY(xd_all_gather(d->desc.data, sent, d->table, d->counts, XD_DTYPE_F64));
+    } else {
+        memcpy(d->table, sent, (size_t)(rows * XDI_DMD_COLUMNS) * sizeof *sent);
+    }
+    memset(out, 0, sizeof *out);
+    xdi_dmd_sum_values(d, rows * ranks, out);
+    for (int r = 0; r < ranks && status.not_finite == 0; r++)
+        status.not_finite = (int64_t)d->table[((r + 1) * rows - 1) * XDI_DMD_COLUMNS + XDI_DMD_VSD];
+    return xdi_dmd_send(d, d->status, &status, sizeof status);
+}
+
+/* ---- steps ---- */
+
+static xd_result xdi_dmd_reduce(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    const xd_optimizer_desc *list = xd_optimizer_settings(trainer->optimizer);
+    xd_gradient_norm_desc norm;
+    memset(&norm, 0, sizeof norm);
+    norm.params = list->params;
+    norm.param_count = list->param_count;
+    norm.max_norm = trainer->max_norm;
+    norm.status = d->status;
+    XD_TRY(xd_parallel_reduce(trainer->parallel));
+    return xd_gradient_norm_compute(d->ctx, trainer->norm ? trainer->norm : d->desc.data, &norm,
+                                    &d->norms[role]);
+}
+
+static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
+    const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+    xd_optimizer_step_desc step;
+    memset(&step, 0, sizeof step);
+    step.gradient_scale = &d->norms[role].coefficient;
+    step.status = d->status;
+    step.averages = trainer->averages;
+    step.average_count = trainer->average_count;
+    XD_TRY(xd_optimizer_step(trainer->optimizer, &step, NULL));
+    return xd_parallel_publish(trainer->parallel);
+}
+
+/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
+static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
+    const int64_t step = d->record.step;
+    xd_status status;
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    *skipped = status.not_finite != 0 || status.overflow != 0;
+    for (int64_t k = 0; k < d->leaves && *skipped; k++)
+        d->kept_samples[k] = -1; /* they may be what was found */
+    for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
+        d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
+    static const char *const names[] = { "student", "fake score", "discriminator" };
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &d->desc.trainers[role];
+        const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
+        XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
+                   "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    const xdi_dmd_source source = { batch, user };
+    const xd_launch launch = xd_ctx_launch(dmd->ctx);
+    xd_dmd_values shared;
+    xd_result result = xdi_dmd_check_turns(dmd);
+    if (result == XD_OK)
+        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
+    if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
+    if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
+    XD_TRY(result);
+    XD_TRY(xdi_dmd_share(dmd, &shared));
+    XD_TRY(xdi_dmd_step_roles(dmd, &shared.skipped));
+    dmd->record.step++;
+    if (values) *values = shared;
+    return XD_OK;
+}

@@ -1,0 +1,113 @@
+/* What distribution matching draws, and sums of two tensors. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <string.h>
+
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples) {
+    return xd_rows_of(data, d->desc.sizes.dtype, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples) {
+    return xd_rows_of(data, XD_DTYPE_F32, samples, d->desc.sizes.elements);
+}
+
+XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    if (bytes == 0) return XD_OK;
+    XD_TRY(device->copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
+    return device->synchronize(&launch); /* the caller's memory is used again */
+}
+
+XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
+    xd_mix_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
+    XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
+    return xd_mix_rows(d->ctx, &desc);
+}
+
+/* ---- draws ---- */
+
+static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t columns) {
+    xd_dmd_draw draw;
+    memset(&draw, 0, sizeof draw);
+    draw.random.seed = d->desc.seed;
+    draw.random.stream = where.stream;
+    draw.random.micro = (uint16_t)where.role;
+    draw.random.sample = (uint32_t)where.first;
+    draw.random.step = (uint32_t)d->record.step;
+    draw.rows = where.samples;
+    draw.columns = columns;
+    draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
+    return draw;
+}
+
+static void xdi_dmd_fill(const xd_dmd_draw *draw, float *out) {
+    xd_philox random = draw->random;
+    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
+        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+}
+
+XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) {
+    const int64_t elements = d->desc.sizes.elements;
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, elements);
+    const xd_dmd_draws *own = d->desc.draws;
+    const bool direct = !d->host_normals && d->desc.sizes.dtype == XD_DTYPE_F32;
+    float *here = d->host_normals ? d->host_normals : d->normals;
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    if (direct) here = (float *)out;
+    if (where.samples == 0) return XD_OK;
+    if (own && own->normals)
+        XD_TRY(own->normals(own->user, &draw, here));
+    else
+        xdi_dmd_fill(&draw, here);
+    if (direct) return XD_OK;
+    if (d->host_normals)
+        XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
+    for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
+    return xdi_dmd_mix(d, xdi_dmd_slopes(d, d->normals, where.samples), none,
+                       xdi_dmd_rows(d, out, where.samples));
+}
+
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t) {
+    const xd_dtype dtype = d->desc.network_dtype;
+    times->exact[row] = t;
+    times->network[row] =
+        xd_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
+                                        const xdi_dmd_times *out) {
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    if (own && own->numbers) {
+        XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
+        for (int64_t i = 0; i < where.samples; i++)
+            XD_TRY(xd_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
+    } else {
+        XD_TRY(xd_times_draw(d->ctx, sampler, &draw.random, where.samples, d->draws));
+    }
+    for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(d, out, i, d->draws[i]);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
+    xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draws *own = d->desc.draws;
+    const int64_t count = d->desc.rungs.steps;
+    draw.rows = rows;
+    if (own && own->rungs) {
+        XD_TRY(own->rungs(own->user, &draw, count, d->rung));
+        for (int64_t i = 0; i < rows; i++)
+            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT, "rung %lld of %lld",
+                       (long long)d->rung[i], (long long)count);
+        return XD_OK;
+    }
+    for (int64_t i = 0; i < rows; i++, draw.random.sample++)
+        d->rung[i] = xd_draw_index(&draw.random, 0, count);
+    return XD_OK;
+}

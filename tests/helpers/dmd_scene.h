@@ -1,0 +1,328 @@
+/* A distillation of small networks on any number of ranks: y = down tanh(up [x, t, 1]); the teacher's feature is what tanh gives,
+ * the discriminator is linear in it. */
+#ifndef DMD_SCENE_H
+#define DMD_SCENE_H
+
+#include "xdistill.h"
+
+#include "xd_test.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DMD_ELEMENTS = 6,
+    DMD_WIDTH = 5,
+    DMD_HEADS = 3,
+    DMD_LEAVES = 8,
+    DMD_IN_LEAF = 2,
+    DMD_STEPS_MAX = 16,
+    DMD_SLOTS = 3
+};
+
+typedef struct dmd_net {
+    xd_model *model;
+    xd_block *block[2];
+    xd_parallel *parallel;
+    xd_optimizer *optimizer;
+    xd_ema *average;
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    int64_t count;
+    int forwards, backwards;
+} dmd_net;
+
+/* What a run is given, and what it leaves. */
+typedef struct dmd_run {
+    xd_dmd_desc desc; /* networks, trainers, data and sizes are filled in here */
+    bool fsdp, gan;
+    int steps, resume_at; /* 0: never */
+    int poisoned;         /* a step whose batch holds a NaN, -1: none */
+    uint64_t hash;        /* of weights, moments and averages of all roles */
+    xd_dmd_values values[DMD_STEPS_MAX];
+    xd_dmd_record record;
+    int step; /* at which the batch function is */
+} dmd_run;
+
+/* ---- networks ---- */
+
+static xd_pass dmd_pass(const xd_network_call *call, bool backward) {
+    xd_pass pass = { .kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD,
+                     .leaf = call->leaf,
+                     .more = call->more };
+    if (backward ? !call->weights : !call->keep) pass = (xd_pass){ .kind = XD_PASS_INFERENCE };
+    return pass;
+}
+
+static void dmd_hidden(const float *up, const float *x, double t, float *h) {
+    for (int j = 0; j < DMD_WIDTH; j++) {
+        const float *row = up + j * (DMD_ELEMENTS + 2);
+        float sum = row[DMD_ELEMENTS] * (float)t + row[DMD_ELEMENTS + 1];
+        for (int i = 0; i < DMD_ELEMENTS; i++) sum += row[i] * x[i];
+        h[j] = tanhf(sum);
+    }
+}
+
+static xd_result dmd_open(dmd_net *net, xd_pass pass, xd_block_view view[2]) {
+    XD_TRY(xd_block_begin(net->block[0], pass, &view[0]));
+    return xd_block_begin(net->block[1], pass, &view[1]);
+}
+
+static xd_result dmd_close(dmd_net *net) {
+    XD_TRY(xd_block_end(net->block[1]));
+    return xd_block_end(net->block[0]);
+}
+
+static xd_result dmd_forward(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    const float *x = (const float *)call->hidden;
+    float *raw = (float *)call->raw, h[DMD_WIDTH];
+    xd_block_view view[2];
+    net->forwards++;
+    XD_TRY(dmd_open(net, dmd_pass(call, false), view));
+    const float *up = (const float *)view[0].values[0], *down = (const float *)view[1].values[0];
+    for (int64_t b = 0; b < call->samples; b++) {
+        dmd_hidden(up, x + b * DMD_ELEMENTS, call->times[b], h);
+        for (int i = 0; i < DMD_ELEMENTS; i++) {
+            float sum = 0.0f;
+            for (int j = 0; j < DMD_WIDTH; j++) sum += down[i * DMD_WIDTH + j] * h[j];
+            raw[b * DMD_ELEMENTS + i] = sum;
+        }
+        if (call->features) memcpy(call->features[0] + b * DMD_WIDTH, h, sizeof h);
+    }
+    return dmd_close(net);
+}
+
+/* One sample: slopes of the hidden layer are those that come from above, through tanh. */
+static void dmd_sample_backward(const xd_network_call *call, const xd_block_view *view, int64_t b) {
+    const float *up = (const float *)view[0].values[0], *down = (const float *)view[1].values[0];
+    float *d_up = (float *)view[0].gradients[0], *d_down = (float *)view[1].gradients[0];
+    const float *x = (const float *)call->hidden + b * DMD_ELEMENTS;
+    const float *g = call->raw_gradient ? call->raw_gradient + b * DMD_ELEMENTS : NULL;
+    float h[DMD_WIDTH], d_x[DMD_ELEMENTS] = { 0 };
+    dmd_hidden(up, x, call->times[b], h);
+    for (int j = 0; j < DMD_WIDTH; j++) {
+        float above = call->feature_gradients ? call->feature_gradients[0][b * DMD_WIDTH + j] : 0.0f;
+        for (int i = 0; g && i < DMD_ELEMENTS; i++) {
+            above += g[i] * down[i * DMD_WIDTH + j];
+            if (d_down) d_down[i * DMD_WIDTH + j] += g[i] * h[j];
+        }
+        above *= 1.0f - h[j] * h[j];
+        const float *row = up + j * (DMD_ELEMENTS + 2);
+        float *d_row = d_up ? d_up + j * (DMD_ELEMENTS + 2) : NULL;
+        for (int i = 0; i < DMD_ELEMENTS; i++) {
+            d_x[i] += above * row[i];
+            if (d_row) d_row[i] += above * x[i];
+        }
+        if (d_row) d_row[DMD_ELEMENTS] += above * (float)call->times[b], d_row[DMD_ELEMENTS + 1] += above;
+    }
+    if (call->hidden_gradient) memcpy(call->hidden_gradient + b * DMD_ELEMENTS, d_x, sizeof d_x);
+}
+
+static xd_result dmd_backward(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    xd_block_view view[2];
+    net->backwards++;
+    XD_TRY(dmd_open(net, dmd_pass(call, true), view));
+    for (int64_t b = 0; b < call->samples; b++) dmd_sample_backward(call, view, b);
+    return dmd_close(net);
+}
+
+static xd_result dmd_judge_forward(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    float *logits = (float *)call->raw;
+    xd_block_view view;
+    net->forwards++;
+    XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, false), &view));
+    const float *v = (const float *)view.values[0];
+    for (int64_t k = 0; k < call->samples * DMD_HEADS; k++) {
+        const float *h = call->features[0] + k / DMD_HEADS * DMD_WIDTH;
+        logits[k] = 0.0f;
+        for (int j = 0; j < DMD_WIDTH; j++) logits[k] += v[k % DMD_HEADS * DMD_WIDTH + j] * h[j];
+    }
+    return xd_block_end(net->block[0]);
+}
+
+static xd_result dmd_judge_backward(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    xd_block_view view;
+    net->backwards++;
+    XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, true), &view));
+    const float *v = (const float *)view.values[0];
+    float *d_v = (float *)view.gradients[0];
+    for (int64_t k = 0; k < call->samples * DMD_WIDTH; k++) {
+        const int64_t b = k / DMD_WIDTH, j = k % DMD_WIDTH;
+        float sum = 0.0f;
+        for (int head = 0; head < DMD_HEADS; head++) {
+            const float g = call->raw_gradient[b * DMD_HEADS + head];
+            sum += g * v[head * DMD_WIDTH + j];
+            if (d_v) d_v[head * DMD_WIDTH + j] += g * call->features[0][k];
+        }
+        if (call->input_gradients) call->input_gradients[0][k] = sum;
+    }
+    return xd_block_end(net->block[0]);
+}
+
+/* ---- making ---- */
+
+static xd_result dmd_add(xd_block *parent, const char *name, int64_t rows, int64_t columns, xd_block **out) {
+    xd_weight_desc w = { .name = "weight", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { rows, columns } };
+    w.init = (xd_init){ XD_INIT_NORMAL, .scale = 0.4f };
+    XD_TRY(xd_block_add(parent, &(xd_block_desc){ .name = name, .unit = XD_UNIT_ALWAYS }, out));
+    return xd_weight_add(*out, &w, NULL);
+}
+
+static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, bool fsdp) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const bool judge = role == XD_DMD_DISCRIMINATOR;
+    XD_TRY(xd_model_create(
+        ctx, &(xd_model_desc){ .seed = (uint64_t)(role == XD_DMD_FAKE_SCORE ? XD_DMD_TEACHER : role) + 1 },
+        &net->model));
+    xd_block *root = xd_model_root(net->model);
+    XD_TRY(dmd_add(root, "up", judge ? DMD_HEADS : DMD_WIDTH, judge ? DMD_WIDTH : DMD_ELEMENTS + 2,
+                   &net->block[0]));
+    if (!judge) XD_TRY(dmd_add(net->block[0], "down", DMD_ELEMENTS, DMD_WIDTH, &net->block[1]));
+    XD_TRY(xd_model_seal(net->model));
+    XD_TRY(fsdp ? xd_fsdp_create(net->model, world, &(xd_fsdp_desc){ .leaves = DMD_LEAVES }, &net->parallel)
+                : xd_ddp_create(net->model, world, &(xd_ddp_desc){ .leaves = DMD_LEAVES }, &net->parallel));
+    XD_TRY(xd_parallel_params(net->parallel, 2, net->params, &net->count));
+    XD_TRY(xd_parallel_parts(net->parallel, 2, net->parts, &net->count));
+    if (role == XD_DMD_TEACHER) return XD_OK;
+    xd_optimizer_desc adamw = xd_adamw_defaults(net->params, net->count);
+    adamw.learning_rate = 0.02;
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &net->optimizer));
+    xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
+    ema.decay = 0.5;
+    return xd_ema_create(ctx, net->params, net->count, &ema, &net->average);
+}
+
+static void dmd_free_net(dmd_net *net) {
+    xd_ema_destroy(net->average);
+    xd_optimizer_destroy(net->optimizer);
+    xd_parallel_destroy(net->parallel);
+    xd_model_destroy(net->model);
+}
+
+static xd_network dmd_network(dmd_net *net, xd_dmd_role role) {
+    static const int64_t feature = DMD_WIDTH;
+    xd_network n = {
+        .user = net, .predicts = XD_PREDICT_FLOW, .forward = dmd_forward, .backward = dmd_backward
+    };
+    if (role == XD_DMD_TEACHER) n.feature_count = 1, n.feature_elements = &feature;
+    if (role == XD_DMD_DISCRIMINATOR)
+        n = (xd_network){
+            .user = net, .heads = DMD_HEADS, .forward = dmd_judge_forward, .backward = dmd_judge_backward
+        };
+    return n;
+}
+
+static const double dmd_rungs_one[] = { 0.999, 0.0 }, dmd_rungs_three[] = { 0.999, 0.7, 0.3, 0.0 };
+
+/* Settings with three rungs, or one; networks are filled in by the run. */
+static xd_dmd_desc dmd_settings(xd_dmd_recipe recipe, int steps) {
+    xd_dmd_desc d = xd_dmd_defaults(recipe);
+    d.frequency = 2;
+    d.rungs.steps = steps;
+    d.rungs.list = steps == 1 ? dmd_rungs_one : dmd_rungs_three;
+    d.sizes.samples = DMD_IN_LEAF;
+    d.sizes.step_samples = DMD_IN_LEAF * DMD_LEAVES;
+    d.sizes.elements = DMD_ELEMENTS;
+    d.seed = 11;
+    return d;
+}
+
+/* ---- running ---- */
+
+typedef struct dmd_rank {
+    dmd_run *run;
+    float real[DMD_IN_LEAF * DMD_ELEMENTS];
+    int step;
+} dmd_rank;
+
+static xd_result dmd_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
+    dmd_rank *rank = (dmd_rank *)user;
+    for (int i = 0; i < DMD_IN_LEAF * DMD_ELEMENTS; i++)
+        rank->real[i] = sinf((float)(leaf * 31 + i * 7 + rank->step));
+    if (rank->step == rank->run->poisoned && leaf == 5) rank->real[3] = NAN;
+    batch->samples = DMD_IN_LEAF;
+    batch->first = leaf * DMD_IN_LEAF;
+    batch->real = rank->real;
+    return XD_OK;
+}
+
+static xd_result dmd_hash(void *user, const xd_state_tensor *tensor, xd_interval elements, const void *data) {
+    uint64_t *hash = (uint64_t *)user;
+    *hash = xd_hash(*hash, data, (size_t)(elements.end - elements.begin) * xd_dtype_size(tensor->dtype));
+    return XD_OK;
+}
+
+static xd_result dmd_hash_all(xd_comm *world, dmd_net *nets, dmd_run *run) {
+    uint64_t hash = 0;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
+        const xd_checkpoint_average average = { "slow", nets[role].average };
+        const xd_checkpoint_network network = { .parts = nets[role].parts,
+                                                .part_count = nets[role].count,
+                                                .optimizer = nets[role].optimizer,
+                                                .averages = &average,
+                                                .average_count = 1 };
+        xd_state_gather_desc d = { .networks = &network, .network_count = 1, .user = &hash };
+        d.take = xd_comm_rank(world) == 0 ? dmd_hash : NULL;
+        XD_TRY(xd_state_gather(world, &d));
+    }
+    if (xd_comm_rank(world) == 0) run->hash = hash;
+    return XD_OK;
+}
+
+static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *desc) {
+    dmd_run *run = rank->run;
+    xd_dmd_record record;
+    xd_dmd_values values;
+    xd_dmd *dmd;
+    XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
+    for (rank->step = 0; rank->step < run->steps; rank->step++) {
+        if (run->resume_at > 0 && rank->step == run->resume_at) {
+            record = xd_dmd_describe(dmd);
+            xd_dmd_destroy(dmd);
+            XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
+            XD_TRY(xd_dmd_resume(dmd, &record));
+        }
+        XD_TRY(xd_dmd_step(dmd, dmd_batch, rank, &values));
+        if (xd_comm_rank(world) == 0) run->values[rank->step] = values;
+    }
+    if (xd_comm_rank(world) == 0) run->record = xd_dmd_describe(dmd);
+    xd_dmd_destroy(dmd);
+    return XD_OK;
+}
+
+static xd_result dmd_run_rank(xd_comm *world, void *argument) {
+    dmd_run *run = (dmd_run *)argument;
+    dmd_net nets[XD_DMD_ROLES];
+    dmd_rank rank = { .run = run };
+    xd_dmd_desc desc = run->desc;
+    xd_result result = XD_OK;
+    memset(nets, 0, sizeof nets);
+    desc.data = world;
+    for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
+        if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
+        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run->fsdp);
+        desc.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
+        desc.trainers[role] =
+            (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
+    }
+    if (result == XD_OK) result = dmd_steps(world, &rank, &desc);
+    if (result == XD_OK) result = dmd_hash_all(world, nets, run);
+    for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
+    return result;
+}
+
+static xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
+    const xd_ctx_desc desc = { .reduction = reduction };
+    xd_error error = { 0 };
+    const xd_result result = xd_run_threads(ranks, &desc, dmd_run_rank, run, &error);
+    if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
+    return result;
+}
+
+#endif

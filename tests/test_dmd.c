@@ -1,0 +1,241 @@
+/* Whole steps of a distillation: turns, the same bits on every layout, findings, resumed runs. */
+#include "xdistill.h"
+
+#include "dmd_scene.h"
+
+static dmd_run *new_run(xd_dmd_recipe recipe, int rungs, bool gan) {
+    dmd_run *run = (dmd_run *)calloc(1, sizeof *run);
+    run->desc = dmd_settings(recipe, rungs);
+    run->gan = gan;
+    run->steps = 6;
+    run->poisoned = -1;
+    if (gan) run->desc.gan.r1_weight = 2.0;
+    return run;
+}
+
+static bool same(const dmd_run *a, const dmd_run *b) {
+    return a->hash == b->hash && memcmp(a->values, b->values, sizeof a->values) == 0 &&
+           memcmp(&a->record, &b->record, sizeof a->record) == 0;
+}
+
+static void check_layouts(const dmd_run *like) {
+    dmd_run *one = (dmd_run *)calloc(1, sizeof *one), *other = (dmd_run *)calloc(1, sizeof *other);
+    *one = *like;
+    CHECK_EQ_INT(dmd_execute(one, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK(one->hash != 0);
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int fsdp = 0; fsdp < 2; fsdp++) {
+            *other = *like;
+            other->fsdp = fsdp != 0;
+            CHECK_EQ_INT(dmd_execute(other, ranks, XD_REDUCTION_INVARIANT), XD_OK);
+            CHECK(same(one, other));
+            if (!same(one, other)) printf("%d ranks, %s\n", ranks, fsdp ? "FSDP" : "DDP");
+        }
+    free(one);
+    free(other);
+}
+
+XD_TEST(a_student_of_one_step_has_the_bits_of_one_rank_on_every_layout) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 1, false);
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(a_discriminator_with_its_penalty_keeps_the_bits) {
+    dmd_run *run = new_run(XD_DMD_FASTGEN, 3, true);
+    check_layouts(run);
+    run->desc.gan.same_noise = true;
+    run->desc.gan.r1_on_clean = true;
+    run->desc.gan.kind = XD_GAN_HINGE;
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
+    run->desc.rungs.roll_out = true;
+    check_layouts(run);
+    run->desc.rungs.fresh_noise = true;
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(critics_on_the_students_own_samples_keep_the_bits) {
+    dmd_run *run = new_run(XD_DMD_ORIGINAL, 1, true);
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(turns_are_those_of_the_three_references) {
+    static const char *const students[] = { "S..S..S", "..S..S.", "S..S..S" };
+    static const char *const others[] = { ".FF.FF.", "FF.FF.F", "FFFFFFF" };
+    for (int recipe = 0; recipe < 3; recipe++) {
+        xd_dmd_desc d = dmd_settings((xd_dmd_recipe)recipe, 1);
+        d.frequency = 3;
+        for (int step = 0; step < 7; step++) {
+            CHECK_EQ_INT(xd_dmd_has_turn(&d, XD_DMD_STUDENT, step), students[recipe][step] == 'S');
+            CHECK_EQ_INT(xd_dmd_has_turn(&d, XD_DMD_FAKE_SCORE, step), others[recipe][step] == 'F');
+            CHECK(!xd_dmd_has_turn(&d, XD_DMD_DISCRIMINATOR, step)); /* there is none */
+            CHECK(!xd_dmd_has_turn(&d, XD_DMD_TEACHER, step));
+        }
+    }
+}
+
+XD_TEST(values_are_there_for_the_terms_of_a_step_and_not_for_others) {
+    dmd_run *run = new_run(XD_DMD_FASTGEN, 3, true);
+    CHECK_EQ_INT(dmd_execute(run, 2, XD_REDUCTION_DETERMINISTIC), XD_OK);
+    for (int step = 0; step < run->steps; step++) {
+        const xd_dmd_values *v = &run->values[step];
+        const bool student = step % 2 == 1;
+        CHECK(student ? v->vsd > 0.0 && v->generator > 0.0 : v->vsd == 0.0 && v->generator == 0.0);
+        CHECK(student ? v->fake_score == 0.0 : v->fake_score > 0.0);
+        CHECK(student ? v->discriminator == 0.0 && v->r1 == 0.0 : v->discriminator > 0.0 && v->r1 > 0.0);
+        CHECK(!v->skipped);
+    }
+    CHECK_EQ_INT(run->record.step, 6);
+    CHECK_EQ_INT(run->record.updates[XD_DMD_STUDENT], 3);
+    CHECK_EQ_INT(run->record.updates[XD_DMD_DISCRIMINATOR], 3);
+    free(run);
+}
+
+XD_TEST(a_run_goes_on_from_its_record_to_the_same_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true), *resumed = new_run(XD_DMD_MODELOPT, 3, true);
+    resumed->resume_at = 3;
+    CHECK_EQ_INT(dmd_execute(run, 3, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(resumed, 2, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK(same(run, resumed));
+    free(run);
+    free(resumed);
+}
+
+/* A NaN in one sample of one rank: no role steps, everywhere, and the next step is as good as any. */
+XD_TEST(what_is_not_finite_keeps_every_role_from_stepping_on_every_rank) {
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        dmd_run *run = new_run(XD_DMD_ORIGINAL, 3, true);
+        run->poisoned = 2;
+        CHECK_EQ_INT(dmd_execute(run, ranks, XD_REDUCTION_INVARIANT), XD_OK);
+        for (int step = 0; step < run->steps; step++) CHECK_EQ_INT(run->values[step].skipped, step == 2);
+        CHECK_EQ_INT(run->record.step, 6);
+        CHECK_EQ_INT(run->record.updates[XD_DMD_STUDENT], 2); /* of steps 0, 2, 4 */
+        CHECK_EQ_INT(run->record.updates[XD_DMD_FAKE_SCORE], 5);
+        CHECK(isfinite(run->values[5].fake_score));
+        free(run);
+    }
+}
+
+/* ---- what is refused ---- */
+
+static xd_result refuse_one(xd_ctx *ctx, const xd_dmd_desc *desc, const char *text) {
+    xd_dmd *dmd = NULL;
+    xd_memory_bytes bytes;
+    const xd_result result = xd_dmd_create(ctx, desc, &dmd);
+    const xd_error *error = xd_last_error(ctx);
+    if (!error || !strstr(error->message, text))
+        printf("\"%s\" is not in: %s\n", text, error ? error->message : "nothing");
+    CHECK(error && strstr(error->message, text));
+    CHECK(dmd == NULL);
+    CHECK_EQ_INT(xd_dmd_bytes(ctx, desc, &bytes), result);
+    return result;
+}
+
+static xd_dmd_desc whole_desc(dmd_net *nets) {
+    xd_dmd_desc d = dmd_settings(XD_DMD_MODELOPT, 3);
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        d.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
+    return d;
+}
+
+#define REFUSES(code, change, text)                    \
+    do {                                               \
+        xd_dmd_desc d = whole_desc(nets);              \
+        change;                                        \
+        CHECK_EQ_INT(refuse_one(ctx, &d, text), code); \
+    } while (0)
+
+XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
+    static const double rising[] = { 0.5, 0.7, 0.3, 0.0 };
+    dmd_net nets[XD_DMD_ROLES];
+    xd_ctx *ctx;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    memset(nets, 0, sizeof nets);
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_STUDENT].forward = NULL, "the student has no forward");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_FAKE_SCORE].backward = NULL,
+            "the fake score has no backward");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_TEACHER].backward = NULL, "the teacher has no backward");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_TEACHER].feature_count = 0, "a teacher with 0 features");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].heads = 0, "a discriminator of 0 heads");
+    REFUSES(XD_ERROR_STATE, d.networks[XD_DMD_FAKE_SCORE].user = d.networks[XD_DMD_TEACHER].user,
+            "allow_shared");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_STUDENT].predicts = XD_PREDICT_V, "v");
+    REFUSES(XD_ERROR_ARGUMENT, d.frequency = 1, "frequency 1, at least 2");
+    REFUSES(XD_ERROR_ARGUMENT, d.frequency = 0, "frequency 0");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.steps = 0, "a student of 0 steps");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = NULL, "without a list");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = rising, "0.7");
+    REFUSES(XD_ERROR_ARGUMENT, (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.roll_out = true),
+            "roll-outs of a student of 1 step");
+    REFUSES(XD_ERROR_ARGUMENT, d.gan.weight = 0.0, "weight 0");
+    REFUSES(XD_ERROR_ARGUMENT, d.gan.r1_weight = -1.0, "r1_weight -1");
+    REFUSES(XD_ERROR_ARGUMENT, (d.gan.r1_weight = 2.0, d.gan.r1_alpha = 0.0), "r1_alpha 0");
+    REFUSES(XD_ERROR_ARGUMENT, (d.networks[XD_DMD_DISCRIMINATOR].forward = NULL, d.gan.r1_weight = 2.0),
+            "without a discriminator");
+    REFUSES(XD_ERROR_ARGUMENT, (d.guided = true, d.guidance_scale = NAN), "guidance by nan");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = 0, "leaves of 0 samples");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.first_element = 3, "elements 3 to 8 of samples of 6");
+    REFUSES(XD_ERROR_DTYPE, d.sizes.dtype = XD_DTYPE_F64, "samples of");
+    REFUSES(XD_ERROR_DTYPE, d.network_dtype = XD_DTYPE_I64, "times for networks");
+    REFUSES(XD_ERROR_ARGUMENT, d.network_scale = -1.0, "-1");
+    REFUSES(XD_ERROR_ARGUMENT, d.student_times.shift = 0.5, "0.5");
+    REFUSES(XD_ERROR_ARGUMENT, d.trainers[XD_DMD_STUDENT].max_norm = -2.0, "-2");
+    xd_ctx_destroy(ctx);
+}
+
+static xd_result never(void *user, int64_t leaf, xd_dmd_batch *batch) {
+    (void)user, (void)leaf, (void)batch;
+    CHECK(!"no batch was to be asked for");
+    return XD_OK;
+}
+
+XD_TEST(batches_and_calls_that_do_not_fit_are_refused) {
+    dmd_net nets[XD_DMD_ROLES];
+    xd_dmd_values values = { .vsd = 7.0 };
+    xd_dmd *dmd;
+    xd_ctx *ctx;
+    float real[DMD_IN_LEAF * DMD_ELEMENTS] = { 0 };
+    memset(nets, 0, sizeof nets);
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    xd_dmd_desc d = whole_desc(nets);
+    d.guided = true;
+    d.own_samples = true;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
+    xd_dmd_batch batch = { .samples = DMD_IN_LEAF + 1, .real = real };
+    CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, &values), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "3 samples in a batch; there is room for 2"));
+    batch.samples = DMD_IN_LEAF;
+    CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, &values), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "no negative condition"));
+    batch.first = 15;
+    CHECK_EQ_INT(xd_dmd_fake_score(dmd, 0, &batch, &values), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "samples 15 to 16 of a step of 16"));
+    batch.first = 0;
+    CHECK_EQ_INT(xd_dmd_fake_score(dmd, 1, &batch, &values), XD_ERROR_ARGUMENT);
+    batch.real = NULL;
+    CHECK_EQ_INT(xd_dmd_discriminator(dmd, 0, &batch, &values), XD_ERROR_ARGUMENT);
+    batch.negative = real;
+    CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, &values), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "needs real samples"));
+    CHECK_EQ_INT(xd_dmd_step(dmd, never, NULL, &values), XD_ERROR_STATE);
+    CHECK(strstr(xd_last_error(ctx)->message, "the student has no wrapper"));
+    const xd_dmd_record other = { .seed = 12 }, negative = { .step = -1, .seed = 11 },
+                        between = { .step = 3, .seed = 11 };
+    CHECK_EQ_INT(xd_dmd_resume(dmd, &other), XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(xd_dmd_resume(dmd, &negative), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_dmd_resume(dmd, &between), XD_ERROR_STATE);
+    CHECK(values.vsd == 7.0);
+    for (int role = 0; role < XD_DMD_ROLES; role++) CHECK_EQ_INT(nets[role].forwards, 0);
+    xd_dmd_destroy(dmd);
+    xd_dmd_destroy(NULL);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST_MAIN()

@@ -807,7 +807,10 @@ XD_TEST(a_perfect_prediction_leaves_no_residual_in_any_space) {
                 xd_denoise_form form;
                 xd_denoise_term term;
                 xd_mix target;
+                xd_conversion predicted;
                 memset(&form, 0, sizeof form);
+                memset(&predicted, 0, sizeof predicted);
+                predicted.to = (xd_prediction)native;
                 form.native = (xd_prediction)native;
                 form.space = (xd_prediction)space;
                 const bool has_v = kinds[k] == XD_NOISE_TRIG;
@@ -816,7 +819,7 @@ XD_TEST(a_perfect_prediction_leaves_no_residual_in_any_space) {
                     continue;
                 }
                 CHECK_EQ_INT(xd_denoise_term_at(ctx, &schedule, &form, 0.7, &term), XD_OK);
-                CHECK_EQ_INT(xd_target_mix(ctx, &schedule, form.native, false, 0.7, &target), XD_OK);
+                CHECK_EQ_INT(xd_target_mix(ctx, &schedule, &predicted, 0.7, &target), XD_OK);
                 CHECK_NEAR(term.prediction * target.c0 + term.clean, 0.0, 1e-12);
                 CHECK_NEAR(term.prediction * target.c1 + term.noise, 0.0, 1e-12);
             }

@@ -5998,6 +5998,7 @@ XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *d
  * is required, and all arrays are its memory. */
 XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
 
+#ifndef XDISTILL_NO_MODELS
 /* >>dmd/network */
 
 /* The networks of a distillation, which are the caller's: the library says what to compute and what for, and never looks inside.
@@ -6052,6 +6053,7 @@ typedef struct xd_network {
  * learns from a many-step teacher, with a second diffusion model, the fake score, that follows what the student generates. */
 typedef struct xd_dmd xd_dmd;
 
+/* The networks of a distillation. The first three train. */
 typedef enum xd_dmd_role {
     XD_DMD_STUDENT = 0,
     XD_DMD_FAKE_SCORE,
@@ -6242,6 +6244,7 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
+#endif
 #endif
 
 /* What reproduces other trainers. */
@@ -10079,20 +10082,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_denoise_desc XDISTILL_NO_DMD_leaves_out_xd_denoise_desc
 #    define xd_gan_desc XDISTILL_NO_DMD_leaves_out_xd_gan_desc
 #    define xd_fdistill_desc XDISTILL_NO_DMD_leaves_out_xd_fdistill_desc
-#    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
-#    define xd_network XDISTILL_NO_DMD_leaves_out_xd_network
-#    define xd_dmd XDISTILL_NO_DMD_leaves_out_xd_dmd
-#    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
-#    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
-#    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
-#    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
-#    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
-#    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
-#    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
-#    define xd_dmd_trainer XDISTILL_NO_DMD_leaves_out_xd_dmd_trainer
-#    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
-#    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
-#    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
 #    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
 #    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
 #    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
@@ -10132,6 +10121,22 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_f_weight (XDISTILL_NO_DMD_leaves_out_xd_f_weight)
 #    define xd_fdistill_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_fdistill_workspace_bytes)
 #    define xd_fdistill_weights (XDISTILL_NO_DMD_leaves_out_xd_fdistill_weights)
+#endif
+#if defined(XDISTILL_NO_DMD)
+#    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
+#    define xd_network XDISTILL_NO_DMD_leaves_out_xd_network
+#    define xd_dmd XDISTILL_NO_DMD_leaves_out_xd_dmd
+#    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
+#    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
+#    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
+#    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
+#    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
+#    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
+#    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
+#    define xd_dmd_trainer XDISTILL_NO_DMD_leaves_out_xd_dmd_trainer
+#    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
+#    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
+#    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
 #    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
@@ -10143,6 +10148,32 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
+#elif defined(XDISTILL_NO_MODELS)
+#    define xd_network_call XDISTILL_NO_MODELS_leaves_out_xd_network_call
+#    define xd_network XDISTILL_NO_MODELS_leaves_out_xd_network
+#    define xd_dmd XDISTILL_NO_MODELS_leaves_out_xd_dmd
+#    define xd_dmd_role XDISTILL_NO_MODELS_leaves_out_xd_dmd_role
+#    define xd_dmd_batch XDISTILL_NO_MODELS_leaves_out_xd_dmd_batch
+#    define xd_dmd_sizes XDISTILL_NO_MODELS_leaves_out_xd_dmd_sizes
+#    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
+#    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
+#    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
+#    define xd_dmd_draws XDISTILL_NO_MODELS_leaves_out_xd_dmd_draws
+#    define xd_dmd_trainer XDISTILL_NO_MODELS_leaves_out_xd_dmd_trainer
+#    define xd_dmd_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_desc
+#    define xd_dmd_values XDISTILL_NO_MODELS_leaves_out_xd_dmd_values
+#    define xd_dmd_record XDISTILL_NO_MODELS_leaves_out_xd_dmd_record
+#    define xd_dmd_defaults (XDISTILL_NO_MODELS_leaves_out_xd_dmd_defaults)
+#    define xd_dmd_create (XDISTILL_NO_MODELS_leaves_out_xd_dmd_create)
+#    define xd_dmd_bytes (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bytes)
+#    define xd_dmd_destroy (XDISTILL_NO_MODELS_leaves_out_xd_dmd_destroy)
+#    define xd_dmd_student (XDISTILL_NO_MODELS_leaves_out_xd_dmd_student)
+#    define xd_dmd_fake_score (XDISTILL_NO_MODELS_leaves_out_xd_dmd_fake_score)
+#    define xd_dmd_discriminator (XDISTILL_NO_MODELS_leaves_out_xd_dmd_discriminator)
+#    define xd_dmd_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_step)
+#    define xd_dmd_has_turn (XDISTILL_NO_MODELS_leaves_out_xd_dmd_has_turn)
+#    define xd_dmd_describe (XDISTILL_NO_MODELS_leaves_out_xd_dmd_describe)
+#    define xd_dmd_resume (XDISTILL_NO_MODELS_leaves_out_xd_dmd_resume)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -62285,6 +62316,7 @@ XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, 
     return result;
 }
 
+#ifndef XDISTILL_NO_MODELS
 /* >>dmd/state */
 
 /* Arrays of one leaf's samples, [samples, elements] of their dtype. */
@@ -62489,6 +62521,31 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
                                                               "teacher" };
 
+/* Whether arrays of so many numbers for each sample, and sums of several such arrays, have sizes. */
+static bool xdi_dmd_fits(int64_t samples, int64_t numbers) {
+    return numbers >= 0 && numbers <= INT64_MAX / 4096 / samples;
+}
+
+static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
+    const int64_t whole = xdi_dmd_whole(sizes);
+    XD_REQUIRE(ctx,
+               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+                   sizes->step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
+               (long long)sizes->step_samples);
+    XD_REQUIRE(ctx,
+               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
+                   sizes->first_element <= whole - sizes->elements,
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
+               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+    XD_REQUIRE(ctx, xdi_dmd_fits(sizes->samples, sizes->elements), XD_ERROR_ARGUMENT,
+               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
+    XD_REQUIRE(ctx,
+               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -62508,33 +62565,16 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
                XD_ERROR_STATE,
                "teacher and fake score are one network, which trains: say allow_shared if that is meant");
     if (!adversarial) return XD_OK;
-    XD_REQUIRE(ctx, desc->networks[XD_DMD_DISCRIMINATOR].heads > 0, XD_ERROR_ARGUMENT,
-               "a discriminator of %lld heads", (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
+    XD_REQUIRE(ctx,
+               desc->networks[XD_DMD_DISCRIMINATOR].heads > 0 &&
+                   xdi_dmd_fits(desc->sizes.samples, desc->networks[XD_DMD_DISCRIMINATOR].heads),
+               XD_ERROR_ARGUMENT, "a discriminator of %lld heads",
+               (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
     XD_REQUIRE(ctx, teacher->feature_count > 0 && teacher->feature_elements, XD_ERROR_ARGUMENT,
                "a discriminator, and a teacher with %d features", teacher->feature_count);
     for (int i = 0; i < teacher->feature_count; i++)
-        XD_REQUIRE(ctx, teacher->feature_elements[i] >= 0, XD_ERROR_ARGUMENT, "feature %d has %lld elements",
-                   i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
-}
-
-static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
-    const int64_t whole = xdi_dmd_whole(sizes);
-    XD_REQUIRE(ctx,
-               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
-                   sizes->step_samples <= UINT32_MAX,
-               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
-               (long long)sizes->step_samples);
-    XD_REQUIRE(ctx,
-               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
-                   sizes->first_element <= whole - sizes->elements,
-               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
-               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
-    XD_REQUIRE(ctx, sizes->elements <= INT64_MAX / 64 / sizes->samples, XD_ERROR_ARGUMENT,
-               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
-    XD_REQUIRE(ctx,
-               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
-               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+        XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
+                   "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
     return XD_OK;
 }
 
@@ -62603,8 +62643,8 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xd_noise_check(ctx, &desc->schedule));
     XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
     XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
-    XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
+    XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
@@ -62637,7 +62677,7 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
                                (double)desc->frequency,
                                (double)desc->own_samples };
     uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
-    return xd_hash(hash, desc->rungs.list, (size_t)(desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+    return xd_hash(hash, desc->rungs.list, ((size_t)desc->rungs.steps + 1) * sizeof *desc->rungs.list);
 }
 
 /* ---- memory ---- */
@@ -63693,6 +63733,7 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     return XD_OK;
 }
 
+#endif
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */
@@ -65691,4 +65732,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 19998ad93a09da39f5688b6861c25d2ec3e372e994aadeff67f6e7136a10e734 */
+/* xdistill sha256 02794ec7a4105566e338cb959e8cc35cea2f8d5cc5c4b6f868860edb4ecf9f48 */

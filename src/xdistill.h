@@ -150,8 +150,10 @@
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
 #include "dmd/fdistill.h"
+#ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
+#endif
 #endif
 
 /* What reproduces other trainers. */
@@ -467,6 +469,7 @@
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
 #include "dmd/fdistill.c"
+#ifndef XDISTILL_NO_MODELS
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
@@ -475,6 +478,7 @@
 #include "dmd/adversary.c"
 #include "dmd/terms.c"
 #include "dmd/step.c"
+#endif
 #endif
 
 #endif /* XDISTILL_IMPLEMENTED */

@@ -52,6 +52,29 @@ static xd_result untouched(xd_result result, const void *out) {
 
 /* ---- contexts, worlds, layouts, training ---- */
 
+static xd_result no_pass(void *user, const xd_network_call *call) {
+    (void)user, (void)call;
+    return XD_OK;
+}
+
+static xd_result run_dmd(place *p) {
+    static const double rungs[] = { 0.999, 0.0 };
+    static const int64_t feature = 3;
+    const xd_network network = { .predicts = XD_PREDICT_FLOW, .forward = no_pass, .backward = no_pass };
+    xd_dmd_desc d = xd_dmd_defaults(XD_DMD_MODELOPT);
+    xd_dmd *dmd = NULL;
+    for (int role = 0; role < XD_DMD_ROLES; role++) d.networks[role] = network;
+    d.networks[XD_DMD_TEACHER].feature_count = 1;
+    d.networks[XD_DMD_TEACHER].feature_elements = &feature;
+    d.networks[XD_DMD_DISCRIMINATOR].heads = 2;
+    d.rungs.list = rungs;
+    d.sizes.samples = d.sizes.step_samples = 4;
+    d.sizes.elements = 5;
+    XD_TRY(untouched(xd_dmd_create(p->ctx, &d, &dmd), dmd));
+    xd_dmd_destroy(dmd);
+    return XD_OK;
+}
+
 static xd_result run_ctx(place *p) {
     xd_ctx *ctx = NULL;
     XD_TRY(untouched(xd_ctx_create(p->desc, &ctx), ctx));
@@ -530,6 +553,7 @@ static xd_result run_weight_map(place *p) {
 
 static const call calls[] = {
     { "xd_weight_map_check", run_weight_map, false },
+    { "xd_dmd_create", run_dmd, false },
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },

@@ -81,6 +81,17 @@ XD_TEST(turns_are_those_of_the_three_references) {
     }
 }
 
+XD_TEST(a_step_allocates_nothing) {
+    for (int recipe = 0; recipe < 3; recipe++) {
+        dmd_run *run = new_run((xd_dmd_recipe)recipe, 3, true);
+        run->fsdp = true;
+        CHECK_EQ_INT(dmd_execute(run, 1, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK(run->allocated > 0);
+        CHECK_EQ_INT(run->taken_by_steps, 0);
+        free(run);
+    }
+}
+
 XD_TEST(values_are_there_for_the_terms_of_a_step_and_not_for_others) {
     dmd_run *run = new_run(XD_DMD_FASTGEN, 3, true);
     CHECK_EQ_INT(dmd_execute(run, 2, XD_REDUCTION_DETERMINISTIC), XD_OK);
@@ -154,6 +165,7 @@ static xd_dmd_desc whole_desc(dmd_net *nets) {
 
 XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     static const double rising[] = { 0.5, 0.7, 0.3, 0.0 };
+    static const int64_t huge = INT64_MAX;
     dmd_net nets[XD_DMD_ROLES];
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
@@ -182,6 +194,17 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, (d.guided = true, d.guidance_scale = NAN), "guidance by nan");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = 0, "leaves of 0 samples");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.first_element = 3, "elements 3 to 8 of samples of 6");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.elements = d.sizes.whole_elements = INT64_MAX,
+            "samples of 9223372036854775807");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = INT64_MAX, "leaves of 9223372036854775807 samples");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.step_samples = INT64_MAX, "steps of 9223372036854775807");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].heads = INT64_MAX,
+            "9223372036854775807 heads");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_TEACHER].feature_elements = &huge,
+            "9223372036854775807 elements");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_TEACHER].feature_count = -1, "-1 features");
+    REFUSES(XD_ERROR_ARGUMENT, d.frequency = INT64_MIN, "frequency -9223372036854775808");
+    REFUSES(XD_ERROR_ARGUMENT, d.trainers[XD_DMD_STUDENT].average_count = -1, "-1 averages");
     REFUSES(XD_ERROR_DTYPE, d.sizes.dtype = XD_DTYPE_F64, "samples of");
     REFUSES(XD_ERROR_DTYPE, d.network_dtype = XD_DTYPE_I64, "times for networks");
     REFUSES(XD_ERROR_ARGUMENT, d.network_scale = -1.0, "-1");

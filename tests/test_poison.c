@@ -37,6 +37,8 @@
  *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_noise_network_time, xd_noise_network_scale, xd_guidance_mix: arithmetic on numbers alone, NaN in, NaN out
  *   xd_prediction_mix, xd_prediction_check, xd_noise_mix, xd_target_mix: the same as xd_noise_level_at, tested in test_convert.c
+ *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
+ *   xd_dmd_has_turn: reads two whole numbers
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
  *   xd_times_check, xd_time_of_draw, xd_times_draw, xd_times_draw_frames: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c

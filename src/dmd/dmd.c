@@ -52,6 +52,31 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
                                                               "teacher" };
 
+/* Whether arrays of so many numbers for each sample, and sums of several such arrays, have sizes. */
+static bool xdi_dmd_fits(int64_t samples, int64_t numbers) {
+    return numbers >= 0 && numbers <= INT64_MAX / 4096 / samples;
+}
+
+static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
+    const int64_t whole = xdi_dmd_whole(sizes);
+    XD_REQUIRE(ctx,
+               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+                   sizes->step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
+               (long long)sizes->step_samples);
+    XD_REQUIRE(ctx,
+               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
+                   sizes->first_element <= whole - sizes->elements,
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
+               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+    XD_REQUIRE(ctx, xdi_dmd_fits(sizes->samples, sizes->elements), XD_ERROR_ARGUMENT,
+               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
+    XD_REQUIRE(ctx,
+               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -71,33 +96,16 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
                XD_ERROR_STATE,
                "teacher and fake score are one network, which trains: say allow_shared if that is meant");
     if (!adversarial) return XD_OK;
-    XD_REQUIRE(ctx, desc->networks[XD_DMD_DISCRIMINATOR].heads > 0, XD_ERROR_ARGUMENT,
-               "a discriminator of %lld heads", (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
+    XD_REQUIRE(ctx,
+               desc->networks[XD_DMD_DISCRIMINATOR].heads > 0 &&
+                   xdi_dmd_fits(desc->sizes.samples, desc->networks[XD_DMD_DISCRIMINATOR].heads),
+               XD_ERROR_ARGUMENT, "a discriminator of %lld heads",
+               (long long)desc->networks[XD_DMD_DISCRIMINATOR].heads);
     XD_REQUIRE(ctx, teacher->feature_count > 0 && teacher->feature_elements, XD_ERROR_ARGUMENT,
                "a discriminator, and a teacher with %d features", teacher->feature_count);
     for (int i = 0; i < teacher->feature_count; i++)
-        XD_REQUIRE(ctx, teacher->feature_elements[i] >= 0, XD_ERROR_ARGUMENT, "feature %d has %lld elements",
-                   i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
-}
-
-static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
-    const int64_t whole = xdi_dmd_whole(sizes);
-    XD_REQUIRE(ctx,
-               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
-                   sizes->step_samples <= UINT32_MAX,
-               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
-               (long long)sizes->step_samples);
-    XD_REQUIRE(ctx,
-               sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
-                   sizes->first_element <= whole - sizes->elements,
-               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
-               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
-    XD_REQUIRE(ctx, sizes->elements <= INT64_MAX / 64 / sizes->samples, XD_ERROR_ARGUMENT,
-               "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
-    XD_REQUIRE(ctx,
-               sizes->dtype == XD_DTYPE_F32 || sizes->dtype == XD_DTYPE_BF16 || sizes->dtype == XD_DTYPE_F16,
-               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(sizes->dtype));
+        XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
+                   "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
     return XD_OK;
 }
 
@@ -166,8 +174,8 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xd_noise_check(ctx, &desc->schedule));
     XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
     XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
-    XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
+    XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
@@ -200,7 +208,7 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
                                (double)desc->frequency,
                                (double)desc->own_samples };
     uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
-    return xd_hash(hash, desc->rungs.list, (size_t)(desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+    return xd_hash(hash, desc->rungs.list, ((size_t)desc->rungs.steps + 1) * sizeof *desc->rungs.list);
 }
 
 /* ---- memory ---- */

@@ -13,6 +13,7 @@
  * learns from a many-step teacher, with a second diffusion model, the fake score, that follows what the student generates. */
 typedef struct xd_dmd xd_dmd;
 
+/* The networks of a distillation. The first three train. */
 typedef enum xd_dmd_role {
     XD_DMD_STUDENT = 0,
     XD_DMD_FAKE_SCORE,

@@ -42,7 +42,8 @@ typedef struct dmd_run {
     uint64_t hash;        /* of weights, moments and averages of all roles */
     xd_dmd_values values[DMD_STEPS_MAX];
     xd_dmd_record record;
-    int step; /* at which the batch function is */
+    int64_t allocated,
+        taken_by_steps; /* calls of the allocator, when the run counts them; those of xd_dmd_step on one rank */
 } dmd_run;
 
 /* ---- networks ---- */
@@ -288,7 +289,9 @@ static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *de
             XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
             XD_TRY(xd_dmd_resume(dmd, &record));
         }
+        const int64_t before = run->allocated;
         XD_TRY(xd_dmd_step(dmd, dmd_batch, rank, &values));
+        run->taken_by_steps += run->allocated - before;
         if (xd_comm_rank(world) == 0) run->values[rank->step] = values;
     }
     if (xd_comm_rank(world) == 0) run->record = xd_dmd_describe(dmd);
@@ -317,8 +320,20 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
     return result;
 }
 
+static void *dmd_allocate(void *user, size_t bytes) {
+    dmd_run *run = (dmd_run *)user;
+    __atomic_add_fetch(&run->allocated, 1, __ATOMIC_RELAXED);
+    return malloc(bytes ? bytes : 1);
+}
+
+static void dmd_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
 static xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
-    const xd_ctx_desc desc = { .reduction = reduction };
+    xd_ctx_desc desc = { .reduction = reduction };
+    if (ranks == 1) desc.allocator = (xd_allocator){ dmd_allocate, dmd_release, run };
     xd_error error = { 0 };
     const xd_result result = xd_run_threads(ranks, &desc, dmd_run_rank, run, &error);
     if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);

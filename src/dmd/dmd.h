@@ -7,6 +7,7 @@
 #include "dmd/times.h"
 #include "dmd/vsd.h"
 #include "model/parallel.h"
+#include "train/ema.h"
 #include "train/optimizer.h"
 
 /* Distribution-matching distillation (Yin et al., "Improved Distribution Matching Distillation", 2024): a student of few steps

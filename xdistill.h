@@ -60845,7 +60845,8 @@ XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_
 #define XDI_HALF_PI 1.5707963267948966
 
 /* EDM's grid has equal steps of t^(1/7). The few steps of a student are between two of its 1000 times. */
-enum { XDI_EDM_POWER = 7, XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
+static const double xdi_edm_power = 7.0;
+enum { XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
 
 XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
     xd_noise_schedule schedule;
@@ -61013,9 +61014,9 @@ XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i) {
 }
 
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index) {
-    const double a = pow(min_t, 1.0 / XDI_EDM_POWER), b = pow(max_t, 1.0 / XDI_EDM_POWER);
+    const double a = pow(min_t, 1.0 / xdi_edm_power), b = pow(max_t, 1.0 / xdi_edm_power);
     const double share = (double)(count - 1 - index) / (double)(count - 1);
-    return pow(b + share * (a - b), XDI_EDM_POWER);
+    return pow(b + share * (a - b), xdi_edm_power);
 }
 
 XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
@@ -65732,4 +65733,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 02794ec7a4105566e338cb959e8cc35cea2f8d5cc5c4b6f868860edb4ecf9f48 */
+/* xdistill sha256 0cf162e3073a178864adede6e789f2a5268668c0e8c220d5c249c1ae609dd220 */

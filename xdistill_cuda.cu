@@ -7912,7 +7912,7 @@ struct xdi_cuda_denoise_terms {
  * block's threads is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     const xd_sample_args &a = terms.base();
@@ -7959,7 +7959,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
 template <typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
     const xd_sample_args &a = terms.base();
     const xd_rows &out = terms.out();
@@ -8259,4 +8259,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 e800683dca974cc806041e709a594b349f985f89cc2c3cb37010f28f59cc2378 */
+/* xdistill sha256 de479d0393e032e110f0de4de4bb0d51151a586071767a8860cd3e34b6ee9442 */

@@ -59,7 +59,7 @@ struct xdi_cuda_denoise_terms {
  * block's threads is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     const xd_sample_args &a = terms.base();
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
 template <typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
     const xd_sample_args &a = terms.base();
     const xd_rows &out = terms.out();

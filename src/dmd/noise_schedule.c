@@ -8,7 +8,8 @@
 #define XDI_HALF_PI 1.5707963267948966
 
 /* EDM's grid has equal steps of t^(1/7). The few steps of a student are between two of its 1000 times. */
-enum { XDI_EDM_POWER = 7, XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
+static const double xdi_edm_power = 7.0;
+enum { XDI_EDM_TIMES = 1000, XDI_EDM_FIRST = 2, XDI_EDM_LAST = 998 };
 
 XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
     xd_noise_schedule schedule;
@@ -176,9 +177,9 @@ XD_PRIVATE double xdi_even_step(double a, double b, int64_t count, int64_t i) {
 }
 
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index) {
-    const double a = pow(min_t, 1.0 / XDI_EDM_POWER), b = pow(max_t, 1.0 / XDI_EDM_POWER);
+    const double a = pow(min_t, 1.0 / xdi_edm_power), b = pow(max_t, 1.0 / xdi_edm_power);
     const double share = (double)(count - 1 - index) / (double)(count - 1);
-    return pow(b + share * (a - b), XDI_EDM_POWER);
+    return pow(b + share * (a - b), xdi_edm_power);
 }
 
 XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {

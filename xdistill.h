@@ -60963,7 +60963,7 @@ static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level leve
 }
 
 XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     *out = xdi_noise_ratio_of(schedule, level);
     return XD_OK;
@@ -61054,7 +61054,7 @@ XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedu
 /* A step of the table is looked up by its number: its time times table_count may be a little less. */
 static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count, int64_t index,
                                       double *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     if (s->kind == XD_NOISE_VP) {
         *out = xdi_noise_of_step(s, index).sigma;
         return XD_OK;
@@ -61236,7 +61236,7 @@ static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_predict
 static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction from,
                                        xd_prediction to, const xd_noise_level *level, xd_mix *out) {
     const double sigma = xdi_noise_divisor(s, level->sigma);
-    xdi_type p, q;
+    xdi_type p = { 0.0, 0.0, 0.0 }, q = { 0.0, 0.0, 0.0 };
     XD_TRY(xdi_type_of(ctx, s, from, level, &p));
     XD_TRY(xdi_type_of(ctx, s, to, level, &q));
     /* Where it is 0, it has the sign that it has at other times: that of sigma, or of -alpha. */
@@ -61254,7 +61254,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
     xd_prediction from = conversion->from, to = conversion->to;
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     if (from != to) {
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
@@ -61277,8 +61277,8 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
 XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
                                      bool v_is_flow) {
     xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
-    xd_noise_level level;
-    xd_mix mix;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xd_mix mix = { 0.0, 0.0 };
     XD_TRY(xd_noise_check(ctx, schedule));
     XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
@@ -61290,7 +61290,7 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 }
 
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;
     out->c1 = level.sigma;
@@ -61300,8 +61300,8 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
 XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                const xd_conversion *conversion, double t, xd_mix *out) {
     xd_prediction type = conversion->to;
-    xd_noise_level level;
-    xdi_type target;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xdi_type target = { 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
     XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
@@ -62015,8 +62015,8 @@ static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term) {
     xd_conversion conversion;
-    xd_noise_level level;
-    xd_mix of, target;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xd_mix of = { 0.0, 0.0 }, target = { 0.0, 0.0 };
     double root = 0.0;
     memset(&conversion, 0, sizeof conversion);
     conversion.from = form->native;
@@ -63067,7 +63067,7 @@ static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
 
 /* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
 static xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_rows none;
     memset(&none, 0, sizeof none);
     XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
@@ -65733,4 +65733,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0cf162e3073a178864adede6e789f2a5268668c0e8c220d5c249c1ae609dd220 */
+/* xdistill sha256 be1562abe1b4ac6b16410eb387e0359b4f89732b773bae0a888ddccd062bab67 */

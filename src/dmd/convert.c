@@ -79,7 +79,7 @@ static xd_result xdi_type_of(xd_ctx *ctx, const xd_noise_schedule *s, xd_predict
 static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, xd_prediction from,
                                        xd_prediction to, const xd_noise_level *level, xd_mix *out) {
     const double sigma = xdi_noise_divisor(s, level->sigma);
-    xdi_type p, q;
+    xdi_type p = { 0.0, 0.0, 0.0 }, q = { 0.0, 0.0, 0.0 };
     XD_TRY(xdi_type_of(ctx, s, from, level, &p));
     XD_TRY(xdi_type_of(ctx, s, to, level, &q));
     /* Where it is 0, it has the sign that it has at other times: that of sigma, or of -alpha. */
@@ -97,7 +97,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
     xd_prediction from = conversion->from, to = conversion->to;
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     if (from != to) {
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
@@ -120,8 +120,8 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
 XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
                                      bool v_is_flow) {
     xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
-    xd_noise_level level;
-    xd_mix mix;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xd_mix mix = { 0.0, 0.0 };
     XD_TRY(xd_noise_check(ctx, schedule));
     XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
@@ -133,7 +133,7 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 }
 
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;
     out->c1 = level.sigma;
@@ -143,8 +143,8 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
 XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                const xd_conversion *conversion, double t, xd_mix *out) {
     xd_prediction type = conversion->to;
-    xd_noise_level level;
-    xdi_type target;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xdi_type target = { 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
     XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));

@@ -41,8 +41,8 @@ static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term) {
     xd_conversion conversion;
-    xd_noise_level level;
-    xd_mix of, target;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xd_mix of = { 0.0, 0.0 }, target = { 0.0, 0.0 };
     double root = 0.0;
     memset(&conversion, 0, sizeof conversion);
     conversion.from = form->native;

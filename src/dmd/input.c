@@ -63,7 +63,7 @@ static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
 
 /* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
 static xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_rows none;
     memset(&none, 0, sizeof none);
     XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));

@@ -126,7 +126,7 @@ static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level leve
 }
 
 XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     *out = xdi_noise_ratio_of(schedule, level);
     return XD_OK;
@@ -217,7 +217,7 @@ XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedu
 /* A step of the table is looked up by its number: its time times table_count may be a little less. */
 static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count, int64_t index,
                                       double *out) {
-    xd_noise_level level;
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     if (s->kind == XD_NOISE_VP) {
         *out = xdi_noise_of_step(s, index).sigma;
         return XD_OK;

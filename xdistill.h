@@ -6129,7 +6129,7 @@ typedef struct xd_dmd_draws {
 
 /* What trains a role. */
 typedef struct xd_dmd_trainer {
-    xd_parallel *parallel;   /* the model's wrapper */
+    xd_parallel *parallel;   /* the model's wrapper; of a teacher too, when FSDP has sharded it */
     xd_optimizer *optimizer; /* over xd_parallel_params of it */
     xd_ema *const *averages; /* [average_count] follow each of the role's steps */
     int average_count;
@@ -6143,7 +6143,7 @@ typedef struct xd_dmd_desc {
     xd_network networks
         [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
                                         * are converted, they need not be of one type */
-    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; not read for the teacher */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; of the teacher `parallel` alone is read */
     xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
@@ -6152,7 +6152,7 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (d.2: 1 is none) */
+    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -6163,7 +6163,8 @@ typedef struct xd_dmd_desc {
         alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
     int64_t frequency; /* f; at least 2, ORIGINAL 1 */
-    bool own_samples;  /* the others train on what the student generated in its last step, instead of anew */
+    bool
+        own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
@@ -6171,7 +6172,7 @@ typedef struct xd_dmd_desc {
 
 /* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
  * step, frequency 5, fake score in X0; FASTGEN: in the teacher's own space (here FLOW), new noise between rungs; ORIGINAL: its
- * alternation, integer times, EPS. Networks, sizes and trainers are still to be given. Pure. */
+ * alternation, integer times, EPS. Networks, sizes, trainers and rungs.list are still to be given. Pure. */
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 where they had no part. */
@@ -6191,7 +6192,7 @@ typedef struct xd_dmd_record {
 
 /* Checks everything and takes all memory that later calls need.
  *
- * Collective over data when it is given: settings are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * Collective over data when it is given: the settings that decide about terms and turns are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number),
  * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
  * xd_noise_steps_check. */
@@ -65733,4 +65734,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 be1562abe1b4ac6b16410eb387e0359b4f89732b773bae0a888ddccd062bab67 */
+/* xdistill sha256 d140ad51389b20601c2431d6f1648da2017de5a1b419e1c965c7c386d381b769 */

@@ -99,7 +99,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
 
 /* A leaf is a sequence. The gradient of the loss is a thousandth of the logits. */
 static void toy_leaf(toy *t, int64_t k) {
-    const nn_source source = { t, toy_begin, toy_end };
+    const nn_source source = { t, toy_begin, toy_end, NULL, NULL };
     const int64_t leaf = xd_parallel_leaf(t->parallel, k);
     t->blocks.leaf = k;
     for (int i = 0; i < TOY_POSITIONS; i++) t->ids[i] = (int32_t)((leaf * 131 + i * 7) % TOY_VOCABULARY);

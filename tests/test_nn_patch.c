@@ -129,7 +129,7 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_parallel_reduce(a.parallel));
     for (int64_t i = 0; i < a.count; i++)
         check_place(&a, &b, (float *)a.params[i].value, (const float *)a.params[i].gradient,
-                    a.params[i].count, a.params[i].name);
+                    a.params[i].count);
     check_place(&a, &b, b.x, b.d_x, SAMPLES * PIXELS);
     alone_end(&a);
     return XD_OK;

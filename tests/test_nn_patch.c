@@ -12,6 +12,7 @@
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_rows.c"
+#include "../examples/nn/nn_small.c"
 
 enum { SIDE = 8, PIXELS = SIDE * SIDE, SAMPLES = 5, LABELS = 3 };
 

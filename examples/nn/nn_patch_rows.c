@@ -2,6 +2,7 @@
 #include "nn_patch_rows.h"
 
 #include "nn_exp.h"
+#include "nn_small.h"
 
 #include <math.h>
 #include <string.h>
@@ -128,24 +129,6 @@ void nn_sum_rows(int64_t rows, int64_t width, const float *x, float *sum) {
 }
 
 /* ---- attention ---- */
-
-/* out[i][j] = the sum of a[i * row + p * term] b[p][j]: a product too small to be packed. rows a multiple of 4, cols of 8. */
-typedef struct nn_small {
-    int64_t rows, cols, terms;
-    int64_t row, term, b_row, out_row;
-} nn_small;
-
-static void nn_small_product(const nn_small *s, const float *a, const float *b, float *out) {
-    for (int64_t i = 0; i < s->rows; i += 4)
-        for (int64_t j = 0; j < s->cols; j += NN_LANE) {
-            float sum[4][NN_LANE] = { { 0 } };
-            const float *row = a + i * s->row, *col = b + j;
-            for (int64_t p = 0; p < s->terms; p++, row += s->term, col += s->b_row)
-                for (int r = 0; r < 4; r++)
-                    for (int c = 0; c < NN_LANE; c++) sum[r][c] += row[r * s->row] * col[c];
-            for (int r = 0; r < 4; r++) memcpy(out + (i + r) * s->out_row + j, sum[r], sizeof sum[r]);
-        }
-}
 
 /* out [cols, rows] of x [rows, cols] with a stride */
 static void nn_turn(int64_t rows, int64_t cols, const float *x, int64_t stride, float *out) {

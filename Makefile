@@ -153,6 +153,11 @@ build/projection: tools/projection.c $(library)
 build/xdistill: tools/xdistill.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 
+images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c) examples/nn/nn_exp.c examples/nn/nn_matmul.c
+
+build/images_data: tools/images_data.c $(images_sources) $(wildcard examples/images/*.h examples/nn/*.h) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $< $(images_sources) $(library) -o $@ $(LIBS)
+
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh
 

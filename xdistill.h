@@ -5825,6 +5825,7 @@ typedef struct xd_vsd_desc {
     const double *
         chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
                           * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
+    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     xd_sample_common common; /* N: elements; weight 0 is an error */
@@ -5851,7 +5852,7 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
  * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
  * returns DATA on every rank; the gradient is still written.
  *
- * With a GPU every array, scale, denominator, status and out are device memory; the host reads nothing and does not wait, so a
+ * With a GPU every array, scale, distance, denominator, status and out are device memory; the host reads nothing and does not wait, so a
  * status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);
 
@@ -6086,16 +6087,30 @@ typedef struct xd_dmd_sizes {
     xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
 } xd_dmd_sizes;
 
+/* What a student of several steps is trained on: where its input x_t comes from. */
+typedef enum xd_dmd_inputs {
+    XD_DMD_NOISED_REAL = 0, /* real samples, noised to a rung that is drawn for each */
+    XD_DMD_ROLL_OUT, /* the student's own (backward simulation), at one drawn rung for all samples of the step; the
+                             * last noise on the way there is the batch's */
+    XD_DMD_ROLL_OUTS /* the student's own, sample number k of the step at rung k mod steps: exactly what xd_sampler_run
+                             * hands to it there, from the batch's noise on */
+} xd_dmd_inputs;
+
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps; /* >= 1 */
     const double
         *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
-    bool
-        roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
-                     * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
-    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    xd_dmd_inputs from; /* steps > 1; roll-outs take steps - 1 forwards of the student without gradient */
+    bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
 } xd_dmd_rungs;
+
+/* Warm-up of the student by regression (xd_dmd_warm_up). */
+typedef struct xd_dmd_regression {
+    int substeps; /* of Euler that the teacher takes from rung to rung; 0 -> there is no warm-up */
+    int64_t
+        step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
+} xd_dmd_regression;
 
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
@@ -6152,6 +6167,7 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
+    xd_dmd_regression regression;
     bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
@@ -6163,6 +6179,8 @@ typedef struct xd_dmd_desc {
         alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
     int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    int64_t
+        lead; /* steps of the others alone, before step 0 of the alternation; the samples of these are generated anew */
     bool
         own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
@@ -6177,16 +6195,23 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 where they had no part. */
 typedef struct xd_dmd_values {
-    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
+    double vsd, generator; /* the student's loss is vsd + gan.weight generator */
+    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
     double fake_score;        /* the fake score's */
     double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
-    bool skipped;             /* something was not finite: no role has stepped */
+    double regression;        /* of xd_dmd_warm_up */
+    double norms
+        [XD_DMD_ROLES]; /* of the gradient, before clipping, of each role that had its turn; not finite when that was
+                                 * what was found */
+    bool skipped; /* something was not finite: no role has stepped */
 } xd_dmd_values;
 
 /* What resumes a run. */
 typedef struct xd_dmd_record {
     int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
-    int64_t updates[XD_DMD_ROLES]; /* of each role, without skipped ones */
+    int64_t updates[XD_DMD_ROLES]; /* of each role by xd_dmd_step, without skipped ones */
+    int64_t
+        warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of warm-up's random numbers */
     uint64_t seed;
 } xd_dmd_record;
 
@@ -6217,13 +6242,32 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
  *   values   its fields are added to; NULL -> not read back from a device
  *
  * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
- * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted in
- * the status that xd_dmd_step reads, and the sample has gradient 0. */
+ * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted for
+ * xd_dmd_step or xd_dmd_findings, and the sample has gradient 0. */
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values);
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
+
+/* Warm-up, for a loop of one's own: the teacher goes down from noise, by xd_dmd_regression.substeps steps of Euler from rung to
+ * rung, guided as desc says; at each rung x_r it passes the student learns its mean velocity to the next, in the space FLOW:
+ *
+ *   loss = mean over noises, rungs and elements of (student(x_r, t_r) - (x_{r+1} - x_r) / (t_{r+1} - t_r))^2
+ *
+ * Forwards of a leaf: steps * substeps of the teacher, twice that with guidance, and steps of the student, each followed by
+ * its backward (`more` but for the last). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
+ * the velocity is that of rounded ends.
+ *
+ *   values   regression is added to; NULL -> not read back from a device
+ *
+ * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
+XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
+
+/* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
+ * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
+ * GPU. Local. Errors: those of the device. */
+XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
 /* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
@@ -6237,6 +6281,12 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  * unless a network's own exchange failed; STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
+/* One step of warm-up: every leaf's xd_dmd_warm_up, then the student alone is summed, clipped, stepped and published, as by
+ * xd_dmd_step. Learning rates and averages of its own are the caller's to set before and after. Steps of warm-up have a counter of their own, so a
+ * run has as many as it likes before its first xd_dmd_step. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
+XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
+                                     xd_dmd_values *values);
+
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
@@ -6244,6 +6294,76 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
  * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
+
+/* >>dmd/sampler */
+
+/* Samples from noise, with a network of few or of many steps. x starts as sigma(list[0]) noise. */
+typedef enum xd_sampler_kind {
+    /* A student's: at each time the clean sample is read off the prediction, and noised to the next time; schedules of any kind: */
+    XD_SAMPLER_ODE = 0, /* with the noise that the prediction implies */
+    XD_SAMPLER_SDE,     /* with new noise */
+    /* Along dx/dt = alpha' x0 + sigma' eps, for schedules with rates (not VP): */
+    XD_SAMPLER_EULER, /* one forward a step */
+    XD_SAMPLER_HEUN   /* two, of the mean slope; but one in a step to t = 0, where a slope need not exist */
+} xd_sampler_kind;
+
+/* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
+ * xd_sampler_of_student. */
+typedef struct xd_sampler_desc {
+    xd_network network; /* its forward is called without `keep` */
+    xd_noise_schedule schedule;
+    bool v_is_flow;         /* as in xd_conversion */
+    double network_scale;   /* as in xd_dmd_desc */
+    xd_dtype network_dtype; /* as in xd_dmd_desc */
+    xd_dtype list_dtype;    /* F32: times of the list are rounded to it; NONE -> they are as they are */
+    xd_sampler_kind kind;
+    int steps; /* >= 1 */
+    const double
+        *list;   /* [steps + 1] descending, the last 0 (xd_noise_steps, or xd_noise_grid_time backwards) */
+    bool guided; /* away from the negative condition, with this scale (xd_guidance_mix) */
+    double guidance_scale;
+    int64_t samples;       /* most of a call */
+    int64_t elements;      /* of a sample on this rank */
+    int64_t first_element; /* in the whole sample, of this rank's */
+    xd_dtype dtype;        /* of samples: F32, BF16, F16 */
+    uint64_t
+        seed; /* of drawn noise, with `step` and the sample's number: that of xd_dmd's student in that step */
+    int64_t step; /* 0 to 2^32 - 1 */
+} xd_sampler_desc;
+
+/* ODE, F32, guidance scale 1, everything else zero; times as networks see them in f32. Pure. */
+XD_API xd_sampler_desc xd_sampler_defaults(void);
+
+/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided. Pure. */
+XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
+
+typedef struct xd_sampler xd_sampler;
+
+/* Checks everything and takes all memory. Local. Errors, nothing kept: ARGUMENT (a network without forward, steps, samples, a list
+ * that does not descend or has times outside the schedule's range, EULER or HEUN under a schedule without rates, with the
+ * number or name), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
+XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
+
+/* What xd_sampler_create takes. Local, allocates nothing. Errors: those of it, but MEMORY. */
+XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out);
+
+/* NULL is fine. Local. */
+XD_API void xd_sampler_destroy(xd_sampler *sampler);
+
+/* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
+ * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of xd_dmd's
+ * roll-out (XD_DMD_ROLL_OUTS), and a sample is the x that its last rung trains on.
+ *
+ * Collective over what the network's own calls are collective over; the number of those calls depends on desc alone, so ranks without
+ * samples say samples = 0. Allocates nothing. Deterministic: a sample depends on its number, not on the batch, where the
+ * network's does not. Errors, with `out` undefined once the network was called: ARGUMENT (samples, missing arrays), those of the
+ * network. What is not finite goes through. */
+XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
+
+/* out [samples, elements] = pure noise of samples `first` to `first + samples - 1`, before it is multiplied by sigma: that of
+ * xd_dmd's student (XD_STREAM_STUDENT_NOISE), by seed, step and number. Fields of batch but `samples` and `first` are not read. Local.
+ * Errors: ARGUMENT (samples). */
+XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 #endif
 #endif
@@ -9187,6 +9307,7 @@ typedef struct xd_vsd_args {
     xd_sample_args base;
     xd_rows generated, teacher, fake, gradient;
     const double *sample_scale, *chain;
+    double *distance; /* [samples] out: mean |x - T|, or NULL */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
 } xd_vsd_args;
@@ -9428,6 +9549,7 @@ XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
     const double scale = a->sample_scale ? a->sample_scale[b] : 1.0, chain = a->chain ? a->chain[b] : 1.0;
     const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
     const double square = xd_sample_sum(sums, a->base.fixed, 1);
+    if (a->distance) a->distance[b] = mean;
     xd_sample_expect(s, scale >= 0.0 && isfinite(scale), scale);
     xd_sample_expect(s, isfinite(chain), chain);
     s->weight =
@@ -10130,7 +10252,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
 #    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
 #    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
+#    define xd_dmd_inputs XDISTILL_NO_DMD_leaves_out_xd_dmd_inputs
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
+#    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
@@ -10138,6 +10262,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
+#    define xd_sampler_kind XDISTILL_NO_DMD_leaves_out_xd_sampler_kind
+#    define xd_sampler_desc XDISTILL_NO_DMD_leaves_out_xd_sampler_desc
+#    define xd_sampler XDISTILL_NO_DMD_leaves_out_xd_sampler
 #    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
@@ -10145,10 +10272,20 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_student (XDISTILL_NO_DMD_leaves_out_xd_dmd_student)
 #    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
+#    define xd_dmd_warm_up (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_findings (XDISTILL_NO_DMD_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
+#    define xd_dmd_warm_up_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
+#    define xd_sampler_defaults (XDISTILL_NO_DMD_leaves_out_xd_sampler_defaults)
+#    define xd_sampler_of_student (XDISTILL_NO_DMD_leaves_out_xd_sampler_of_student)
+#    define xd_sampler_create (XDISTILL_NO_DMD_leaves_out_xd_sampler_create)
+#    define xd_sampler_bytes (XDISTILL_NO_DMD_leaves_out_xd_sampler_bytes)
+#    define xd_sampler_destroy (XDISTILL_NO_DMD_leaves_out_xd_sampler_destroy)
+#    define xd_sampler_run (XDISTILL_NO_DMD_leaves_out_xd_sampler_run)
+#    define xd_sampler_noise (XDISTILL_NO_DMD_leaves_out_xd_sampler_noise)
 #elif defined(XDISTILL_NO_MODELS)
 #    define xd_network_call XDISTILL_NO_MODELS_leaves_out_xd_network_call
 #    define xd_network XDISTILL_NO_MODELS_leaves_out_xd_network
@@ -10156,7 +10293,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_role XDISTILL_NO_MODELS_leaves_out_xd_dmd_role
 #    define xd_dmd_batch XDISTILL_NO_MODELS_leaves_out_xd_dmd_batch
 #    define xd_dmd_sizes XDISTILL_NO_MODELS_leaves_out_xd_dmd_sizes
+#    define xd_dmd_inputs XDISTILL_NO_MODELS_leaves_out_xd_dmd_inputs
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
+#    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_MODELS_leaves_out_xd_dmd_draws
@@ -10164,6 +10303,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_MODELS_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_MODELS_leaves_out_xd_dmd_record
+#    define xd_sampler_kind XDISTILL_NO_MODELS_leaves_out_xd_sampler_kind
+#    define xd_sampler_desc XDISTILL_NO_MODELS_leaves_out_xd_sampler_desc
+#    define xd_sampler XDISTILL_NO_MODELS_leaves_out_xd_sampler
 #    define xd_dmd_defaults (XDISTILL_NO_MODELS_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_MODELS_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bytes)
@@ -10171,10 +10313,20 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_student (XDISTILL_NO_MODELS_leaves_out_xd_dmd_student)
 #    define xd_dmd_fake_score (XDISTILL_NO_MODELS_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_MODELS_leaves_out_xd_dmd_discriminator)
+#    define xd_dmd_warm_up (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_findings (XDISTILL_NO_MODELS_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_step)
+#    define xd_dmd_warm_up_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_MODELS_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_MODELS_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_MODELS_leaves_out_xd_dmd_resume)
+#    define xd_sampler_defaults (XDISTILL_NO_MODELS_leaves_out_xd_sampler_defaults)
+#    define xd_sampler_of_student (XDISTILL_NO_MODELS_leaves_out_xd_sampler_of_student)
+#    define xd_sampler_create (XDISTILL_NO_MODELS_leaves_out_xd_sampler_create)
+#    define xd_sampler_bytes (XDISTILL_NO_MODELS_leaves_out_xd_sampler_bytes)
+#    define xd_sampler_destroy (XDISTILL_NO_MODELS_leaves_out_xd_sampler_destroy)
+#    define xd_sampler_run (XDISTILL_NO_MODELS_leaves_out_xd_sampler_run)
+#    define xd_sampler_noise (XDISTILL_NO_MODELS_leaves_out_xd_sampler_noise)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -61919,6 +62071,7 @@ static xdi_sample_call xdi_vsd_call_of(xd_ctx *ctx, const xd_vsd_desc *d, xd_vsd
     a->gradient = d->gradient;
     a->sample_scale = d->sample_scale;
     a->chain = d->chain;
+    a->distance = d->distance;
     a->normaliser = d->normaliser;
     a->form = d->form;
     call.ctx = ctx;
@@ -62338,6 +62491,9 @@ typedef enum xdi_dmd_tensor {
 /* Discriminator's slots, and the teacher's while their features are used. */
 enum { XDI_DMD_SLOT_FAKE = 0, XDI_DMD_SLOT_REAL, XDI_DMD_SLOT_PERTURBED, XDI_DMD_SLOTS };
 
+/* Each transition between rungs with new noise has a stream. */
+enum { XDI_DMD_FRESH_STEPS = XD_STREAM_EMA - XD_STREAM_ROLLOUT };
+
 /* A row of the table of values. A rank's own row has number -1 and the count of its findings. */
 enum {
     XDI_DMD_NUMBER = 0,
@@ -62346,6 +62502,8 @@ enum {
     XDI_DMD_FAKE_SCORE,
     XDI_DMD_DISCRIMINATOR,
     XDI_DMD_R1,
+    XDI_DMD_DISTANCE,
+    XDI_DMD_REGRESSION,
     XDI_DMD_COLUMNS
 };
 
@@ -62380,6 +62538,7 @@ struct xd_dmd {
     xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
     xd_status *status;
     xd_sample_values *value;
+    double *distances; /* [samples] mean |x - T| */
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
@@ -62387,7 +62546,7 @@ struct xd_dmd {
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws;
+    double *draws; /* also numbers on their way from the device */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -62413,7 +62572,8 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
 /* tensors.c: to memory of the device, at once. */
 XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
 
-/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's two phases apart. */
+/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's phases apart; the
+ * teacher's are those of warm-up, whose steps are counted apart. */
 typedef struct xdi_dmd_where {
     xd_dmd_role role;
     uint8_t stream;
@@ -62427,11 +62587,11 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
 /* tensors.c: sets the time of a row, exact and as networks see it. */
 XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t);
 
-/* input.c: x_t = alpha x + sigma eps at these times. */
+/* walk.c: x_t = alpha x + sigma eps at these times. */
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
                                        xd_rows out);
 
-/* input.c: a network's prediction at x_t converted to another type. */
+/* walk.c: a network's prediction at x_t converted to another type. */
 typedef struct xdi_dmd_reading {
     xd_dmd_role role;
     xd_prediction to;
@@ -62440,14 +62600,38 @@ typedef struct xdi_dmd_reading {
 } xdi_dmd_reading;
 XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out);
 
-/* input.c: the student's input and its times; GENERATED from a forward of it, kept for a backward or not. */
-XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+/* walk.c: a time of the list as the samplers round theirs; where the draws of a batch are. */
+XD_PRIVATE double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung);
+XD_PRIVATE xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch);
+
+/* walk.c: one time for all rows. */
+XD_PRIVATE void xdi_dmd_set_times(const xd_dmd *d, const xdi_dmd_times *times, int64_t samples, double t);
+
+/* walk.c: INPUT at the first rung = sigma of it, as a double, times noise; a role's prediction there converted; from what was
+ * predicted at INPUT, rung `rung`, to the next, through GENERATED, with this noise. */
+XD_PRIVATE xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples);
+XD_PRIVATE xd_result xdi_dmd_read_input(xd_dmd *d, xd_dmd_role role, xd_prediction to, int64_t samples,
+                                        xdi_dmd_tensor out);
+XD_PRIVATE xd_result xdi_dmd_descend(xd_dmd *d, xd_dmd_role role, int64_t samples, int64_t rung,
+                                     xdi_dmd_tensor noise);
+
+/* walk.c: RAW = the teacher's prediction at x_t, guided if it is (through REAL); the slope dx/dt of the last of these; x_t +
+ * width times that of it, which may lie over x_t. */
+typedef struct xdi_dmd_point {
+    xdi_dmd_tensor tensor; /* x_t */
+    const xdi_dmd_times *times;
+} xdi_dmd_point;
+XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at);
+XD_PRIVATE xd_result xdi_dmd_slope(xd_dmd *d, int64_t samples, xdi_dmd_point at, xdi_dmd_tensor out);
+XD_PRIVATE xd_result xdi_dmd_euler(xd_dmd *d, int64_t samples, xdi_dmd_point at, double width, void *out);
+
+/* input.c: GENERATED from a forward of the student at its input, kept for a backward or not. */
 XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep);
 
 /* input.c: time and noise of x for a phase, and x_t. */
 XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
 
-/* input.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
+/* walk.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 
@@ -62458,15 +62642,27 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 
-/* leaf.c: a leaf and its batch fit. */
-XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch);
+/* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
+                                         int64_t step_samples);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+
+/* dmd.c: arrays of times from memory of the host. */
+XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);
+
+/* dmd.c: the agreement of all ranks that make a call together. */
+XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result);
+
+/* input.c: NOISE: the batch's own or drawn. */
+XD_PRIVATE xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
 
 /* leaf.c: GENERATED into what is kept of a leaf, or from it. */
 XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep);
 
-/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
- * times, with what it wants filled in by the caller. */
+/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student. */
 XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch);
+
+/* walk.c: a call of a network at times, with what it wants filled in by the caller. */
 XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
                                         const xdi_dmd_times *times);
 
@@ -62512,12 +62708,17 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
     return desc;
 }
 
+/* The student's first step. */
+static int64_t xdi_dmd_first_turn(const xd_dmd_desc *desc) {
+    return desc->lead + (desc->alternation == XD_DMD_FASTGEN ? desc->frequency - 1 : 0);
+}
+
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
-    const int64_t f = desc->frequency, first = desc->alternation == XD_DMD_FASTGEN ? f - 1 : 0;
-    const bool student = f > 0 && step >= 0 && step % f == first;
+    const int64_t f = desc->frequency, first = xdi_dmd_first_turn(desc);
+    const bool student = f > 0 && step >= first && (step - first) % f == 0;
     if (role == XD_DMD_STUDENT) return student;
     if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
-    return desc->alternation == XD_DMD_ORIGINAL || !student;
+    return step >= 0 && (desc->alternation == XD_DMD_ORIGINAL || !student);
 }
 
 static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
@@ -62601,6 +62802,9 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
                "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
                (long long)least);
+    XD_REQUIRE(ctx, desc->lead >= 0 && desc->lead <= UINT32_MAX && desc->frequency <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "%lld steps before the student's first, and then every %lld",
+               (long long)desc->lead, (long long)desc->frequency);
     XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                desc->guidance_scale);
     XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
@@ -62609,13 +62813,29 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                !isnan(xd_noise_network_time(0.5, desc->network_scale,
                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
-    XD_REQUIRE(ctx, desc->rungs.steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", desc->rungs.steps);
-    XD_REQUIRE(ctx, desc->rungs.steps > 1 || !desc->rungs.roll_out, XD_ERROR_ARGUMENT,
-               "roll-outs of a student of %d step", desc->rungs.steps);
-    XD_REQUIRE(ctx, desc->rungs.list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
-               desc->rungs.steps);
-    return xd_noise_steps_check(ctx, &desc->schedule, desc->rungs.steps, desc->rungs.list,
-                                desc->rungs.steps + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_rungs *rungs = &desc->rungs;
+    const int substeps = desc->regression.substeps;
+    XD_REQUIRE(ctx, rungs->steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", rungs->steps);
+    XD_REQUIRE(ctx, rungs->from >= XD_DMD_NOISED_REAL && rungs->from <= XD_DMD_ROLL_OUTS, XD_ERROR_ARGUMENT,
+               "inputs of kind %d", (int)rungs->from);
+    XD_REQUIRE(ctx, rungs->steps > 1 || rungs->from == XD_DMD_NOISED_REAL, XD_ERROR_ARGUMENT,
+               "roll-outs of a student of %d step", rungs->steps);
+    XD_REQUIRE(
+        ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || rungs->from == XD_DMD_NOISED_REAL,
+        XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
+        XDI_DMD_FRESH_STEPS);
+    XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
+               rungs->steps);
+    XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
+    XD_REQUIRE(ctx, substeps >= 0 && substeps < INT32_MAX, XD_ERROR_ARGUMENT, "warm-up by %d steps a rung",
+               substeps);
+    XD_REQUIRE(ctx, desc->regression.step_samples >= 0 && desc->regression.step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "warm-up by %lld noises a step", (long long)desc->regression.step_samples);
+    return XD_OK;
 }
 
 static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
@@ -62648,8 +62868,61 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
+}
+
+static uint64_t xdi_dmd_hash_numbers(uint64_t hash, const double *numbers, int64_t count) {
+    return count > 0 ? xd_hash(hash, numbers, (size_t)count * sizeof *numbers) : hash;
+}
+
+static uint64_t xdi_dmd_hash_times(uint64_t hash, const xd_time_sampler *s) {
+    const double numbers[] = { (double)s->kind,  s->min_t,
+                               s->max_t,         s->shift,
+                               s->mean,          s->deviation,
+                               s->freedom,       (double)s->list_count,
+                               (double)s->first, (double)s->last,
+                               (double)s->count, (double)s->grid,
+                               (double)s->dtype, (double)s->list_to_end };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    return s->kind == XD_TIME_LIST ? xdi_dmd_hash_numbers(hash, s->list, s->list_count) : hash;
+}
+
+static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s) {
+    const double numbers[] = { (double)s->kind, s->min_t, s->max_t, s->least, (double)s->table_count };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    return s->kind == XD_NOISE_VP ? xdi_dmd_hash_numbers(hash, s->table, s->table_count) : hash;
+}
+
+static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count };
+        hash = xd_hash(hash, numbers, sizeof numbers);
+    }
+    return hash;
+}
+
+static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
+    const xd_denoise_form *form = &desc->fake_loss;
+    const xd_dmd_gan *gan = &desc->gan;
+    const double numbers[] = { (double)desc->normaliser,
+                               (double)form->space,
+                               (double)form->weight,
+                               form->sigma_data,
+                               form->gamma,
+                               form->user,
+                               (double)form->v_of_any_schedule,
+                               (double)xdi_dmd_adversarial(desc),
+                               (double)gan->kind,
+                               gan->weight,
+                               (double)gan->same_noise,
+                               gan->r1_weight,
+                               gan->r1_alpha,
+                               (double)gan->r1_on_clean };
+    return xd_hash(hash, numbers, sizeof numbers);
 }
 
 /* A number of the settings that all ranks must share. */
@@ -62657,29 +62930,31 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,
-                               (double)desc->schedule.kind,
-                               desc->schedule.min_t,
-                               desc->schedule.max_t,
-                               (double)desc->student_times.kind,
-                               desc->student_times.shift,
-                               (double)desc->fake_times.kind,
-                               desc->fake_times.shift,
+                               (double)desc->v_is_flow,
+                               desc->network_scale,
+                               (double)desc->network_dtype,
                                (double)desc->rungs.steps,
-                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.from,
                                (double)desc->rungs.fresh_noise,
+                               (double)desc->regression.substeps,
+                               (double)desc->regression.step_samples,
                                (double)desc->guided,
                                desc->guidance_scale,
-                               (double)desc->normaliser,
-                               (double)desc->fake_loss.space,
-                               (double)desc->fake_loss.weight,
-                               (double)xdi_dmd_adversarial(desc),
-                               desc->gan.weight,
-                               desc->gan.r1_weight,
                                (double)desc->alternation,
                                (double)desc->frequency,
+                               (double)desc->lead,
                                (double)desc->own_samples };
     uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
-    return xd_hash(hash, desc->rungs.list, ((size_t)desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+    hash = xdi_dmd_hash_numbers(hash, desc->rungs.list, (int64_t)desc->rungs.steps + 1);
+    hash = xdi_dmd_hash_schedule(hash, &desc->schedule);
+    hash = xdi_dmd_hash_times(hash, &desc->student_times);
+    hash = xdi_dmd_hash_times(hash, &desc->fake_times);
+    return xdi_dmd_hash_losses(xdi_dmd_hash_networks(hash, desc), desc);
+}
+
+XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result) {
+    if (desc->sizes.split) result = xd_agree(desc->sizes.split, result);
+    return desc->data ? xd_agree(desc->data, result) : result;
 }
 
 /* ---- memory ---- */
@@ -62754,11 +63029,12 @@ static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
     d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
     d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
     d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->distances = (double *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->distances);
     d->workspace_bytes = xdi_dmd_workspace(d);
     d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
 }
 
-static void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
+XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
     times->exact = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
     times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
 }
@@ -62839,17 +63115,13 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
 
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
     xd_dmd *made = NULL;
-    xd_result result = xdi_dmd_check(ctx, desc);
-    if (desc->data) XD_TRY(xd_agree(desc->data, result));
-    XD_TRY(result);
-    if (desc->data)
-        XD_TRY(xd_agree_same(desc->data, xdi_dmd_settings_hash(desc), "settings of a distillation"));
-    result = xdi_dmd_make(ctx, desc, &made);
-    if (desc->data) {
-        const xd_result all = xd_agree(desc->data, result);
-        if (all != XD_OK) xd_dmd_destroy(made);
-        XD_TRY(all);
-    }
+    xd_comm *const together[2] = { desc->sizes.split, desc->data };
+    XD_TRY(xdi_dmd_agree(desc, xdi_dmd_check(ctx, desc)));
+    for (int i = 0; i < 2; i++)
+        if (together[i])
+            XD_TRY(xd_agree_same(together[i], xdi_dmd_settings_hash(desc), "settings of a distillation"));
+    const xd_result result = xdi_dmd_agree(desc, xdi_dmd_make(ctx, desc, &made));
+    if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_result cleared =
@@ -62876,9 +63148,14 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
     XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
                "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
                (unsigned long long)dmd->desc.seed);
-    XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
-               (long long)record->step);
-    XD_REQUIRE(dmd->ctx, !dmd->desc.own_samples || xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+    XD_REQUIRE(dmd->ctx,
+               record->step >= 0 && record->step <= UINT32_MAX && record->warm_up >= 0 &&
+                   record->warm_up <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "step %lld, %lld of warm-up", (long long)record->step,
+               (long long)record->warm_up);
+    XD_REQUIRE(dmd->ctx,
+               !dmd->desc.own_samples || record->step <= xdi_dmd_first_turn(&dmd->desc) ||
+                   xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
                XD_ERROR_STATE,
                "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
                "of the student",
@@ -62930,7 +63207,7 @@ static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t co
     draw.random.stream = where.stream;
     draw.random.micro = (uint16_t)where.role;
     draw.random.sample = (uint32_t)where.first;
-    draw.random.step = (uint32_t)d->record.step;
+    draw.random.step = (uint32_t)(where.role == XD_DMD_TEACHER ? d->record.warm_up : d->record.step);
     draw.rows = where.samples;
     draw.columns = columns;
     draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
@@ -63004,11 +63281,13 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     return XD_OK;
 }
 
-/* >>dmd/input.c */
+/* >>dmd/walk.c */
 
-/* What networks are given, and what their predictions say. */
+/* What networks are given and what their predictions say, at one time and down a list of times. */
 
 #include <string.h>
+
+/* ---- networks ---- */
 
 static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
     const xd_parallel *parallel = d->desc.trainers[role].parallel;
@@ -63045,9 +63324,21 @@ XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t sa
                        xdi_dmd_rows(d, reading.hidden, samples), xdi_dmd_rows(d, out, samples));
 }
 
-/* ---- the student's input ---- */
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = hidden;
+    call.times = times->network;
+    call.condition = batch->condition;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return call;
+}
 
-static xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch) {
+/* ---- rungs ---- */
+
+XD_PRIVATE xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch) {
     xdi_dmd_where where;
     where.role = phase;
     where.stream = (uint8_t)stream;
@@ -63056,73 +63347,159 @@ static xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batc
     return where;
 }
 
-/* A rung's time as the samplers round theirs. */
-static double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
+XD_PRIVATE double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
     const double t = d->desc.rungs.list[rung];
     return d->desc.student_times.dtype == XD_DTYPE_F32 ? (double)(float)t : t;
 }
 
-static void xdi_dmd_set_rung(const xd_dmd *d, int64_t rung, int64_t samples) {
-    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, rung));
+XD_PRIVATE void xdi_dmd_set_times(const xd_dmd *d, const xdi_dmd_times *times, int64_t samples, double t) {
+    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, times, i, t);
 }
 
-/* INPUT = sigma of the first rung, as a double, times noise: what a sampler starts from. */
-static xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
+XD_PRIVATE xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_rows none;
     memset(&none, 0, sizeof none);
     XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
     for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = level.sigma, d->host_mixes[i].c1 = 0.0;
-    xdi_dmd_set_rung(d, 0, samples);
+    xdi_dmd_set_times(d, &d->input, samples, xdi_dmd_rung_time(d, 0));
     return xdi_dmd_mix(d, xdi_dmd_rows(d, noise, samples), none,
                        xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
 }
 
-/* RAW = the student's prediction at INPUT. */
-static xd_result xdi_dmd_predict(xd_dmd *d, const xd_dmd_batch *batch, bool keep) {
-    xd_network_call call;
-    memset(&call, 0, sizeof call);
-    call.samples = batch->samples;
-    call.hidden = d->tensors[XDI_DMD_INPUT];
-    call.times = d->input.network;
-    call.condition = batch->condition;
-    call.keep = keep;
-    call.raw = d->tensors[XDI_DMD_RAW];
-    return xdi_dmd_forward(d, XD_DMD_STUDENT, &call);
-}
-
-static xd_result xdi_dmd_read_student(xd_dmd *d, xd_prediction to, int64_t samples, xdi_dmd_tensor out) {
+XD_PRIVATE xd_result xdi_dmd_read_input(xd_dmd *d, xd_dmd_role role, xd_prediction to, int64_t samples,
+                                        xdi_dmd_tensor out) {
     xdi_dmd_reading reading;
-    reading.role = XD_DMD_STUDENT;
+    reading.role = role;
     reading.to = to;
     reading.times = &d->input;
     reading.hidden = d->tensors[XDI_DMD_INPUT];
     return xdi_dmd_read(d, reading, samples, d->tensors[out]);
 }
 
-/* INPUT at rung `rung` of the student's own making: it starts from new noise and goes down rung by rung; the last re-noising
- * is by the batch's noise. */
+XD_PRIVATE xd_result xdi_dmd_descend(xd_dmd *d, xd_dmd_role role, int64_t samples, int64_t rung,
+                                     xdi_dmd_tensor noise) {
+    XD_TRY(xdi_dmd_read_input(d, role, XD_PREDICT_X0, samples, XDI_DMD_GENERATED));
+    xdi_dmd_set_times(d, &d->input, samples, xdi_dmd_rung_time(d, rung + 1));
+    return xdi_dmd_add_noise(d, &d->input, xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples),
+                             xdi_dmd_rows(d, d->tensors[noise], samples),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
+}
+
+/* ---- along the slope ---- */
+
+static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void *condition,
+                               xdi_dmd_point at) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[at.tensor], at.times);
+    call.condition = condition;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
+    const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    if (!d->desc.guided) return XD_OK;
+    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
+    XD_TRY(xdi_dmd_mix(d, raw, raw, conditional));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
+    return xdi_dmd_mix(d, conditional, raw, raw);
+}
+
+XD_PRIVATE xd_result xdi_dmd_slope(xd_dmd *d, int64_t samples, xdi_dmd_point at, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_FLOW;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+XD_PRIVATE xd_result xdi_dmd_euler(xd_dmd *d, int64_t samples, xdi_dmd_point at, double width, void *out) {
+    xd_conversion conversion;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[XD_DMD_TEACHER].predicts;
+    conversion.to = XD_PREDICT_FLOW;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++) { /* x + width (c0 p + c1 x), rounded once */
+        xd_mix *mix = &d->host_mixes[i];
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, at.times->exact[i], mix));
+        mix->c0 *= width;
+        mix->c1 = 1.0 + width * mix->c1;
+    }
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], samples), xdi_dmd_rows(d, out, samples));
+}
+
+/* >>dmd/input.c */
+
+/* The student's input, and its samples with noise. */
+
+#include <string.h>
+
+/* RAW = the student's prediction at INPUT. */
+static xd_result xdi_dmd_predict(xd_dmd *d, const xd_dmd_batch *batch, bool keep) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_INPUT], &d->input);
+    call.keep = keep;
+    return xdi_dmd_forward(d, XD_DMD_STUDENT, &call);
+}
+
+/* From the prediction at rung j to the INPUT at the next, with noise of the kind that the rungs have. */
+static xd_result xdi_dmd_next_rung(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, int64_t rung) {
+    const xdi_dmd_where fresh = xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)rung, batch);
+    if (d->desc.rungs.fresh_noise)
+        XD_TRY(xdi_dmd_normals(d, fresh, d->tensors[XDI_DMD_EPSILON]));
+    else
+        XD_TRY(xdi_dmd_read_input(d, XD_DMD_STUDENT, XD_PREDICT_EPS, batch->samples, XDI_DMD_EPSILON));
+    return xdi_dmd_descend(d, XD_DMD_STUDENT, batch->samples, rung, XDI_DMD_EPSILON);
+}
+
+/* INPUT at one rung for all samples, of the student's own making: it starts from new noise and goes down rung by rung; the last
+ * re-noising is by the batch's noise. */
 static xd_result xdi_dmd_roll_out(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, int64_t rung) {
     const int64_t n = batch->samples;
-    const xd_rows clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
-    const xd_rows epsilon = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
-    const xd_rows noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_NOISE], n);
-    const xd_rows input = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n);
-    if (rung == 0) return xdi_dmd_begin(d, noise.data, n);
-    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT, batch), epsilon.data));
-    XD_TRY(xdi_dmd_begin(d, epsilon.data, n));
+    if (rung == 0) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], n);
+    XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT, batch), d->tensors[XDI_DMD_EPSILON]));
+    XD_TRY(xdi_dmd_begin(d, d->tensors[XDI_DMD_EPSILON], n));
     for (int64_t j = 0; j < rung; j++) {
-        const bool last = j == rung - 1;
         XD_TRY(xdi_dmd_predict(d, batch, false));
-        if (!last && d->desc.rungs.fresh_noise)
-            XD_TRY(
-                xdi_dmd_normals(d, xdi_dmd_at(phase, XD_STREAM_ROLLOUT + 1 + (int)j, batch), epsilon.data));
-        else if (!last)
-            XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
-        XD_TRY(xdi_dmd_read_student(d, XD_PREDICT_X0, n, XDI_DMD_GENERATED));
-        xdi_dmd_set_rung(d, j + 1, n);
-        XD_TRY(xdi_dmd_add_noise(d, &d->input, clean, last ? noise : epsilon, input));
+        XD_TRY(j < rung - 1 ? xdi_dmd_next_rung(d, phase, batch, j)
+                            : xdi_dmd_descend(d, XD_DMD_STUDENT, n, j, XDI_DMD_NOISE));
     }
+    return XD_OK;
+}
+
+/* Copies the rows of INPUT whose own rung this is to NOISED, which is free here. */
+static xd_result xdi_dmd_hold(xd_dmd *d, const xd_dmd_batch *batch, int64_t rung) {
+    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t size = (size_t)d->desc.sizes.elements * xd_dtype_size(d->desc.sizes.dtype);
+    const unsigned char *input = (const unsigned char *)d->tensors[XDI_DMD_INPUT];
+    unsigned char *held = (unsigned char *)d->tensors[XDI_DMD_NOISED];
+    for (int64_t i = 0; i < batch->samples && size > 0; i++)
+        if ((batch->first + i) % d->desc.rungs.steps == rung)
+            XD_TRY(device->copy(&launch, held + (size_t)i * size, input + (size_t)i * size, size,
+                                XD_COPY_ON_DEVICE));
+    return XD_OK;
+}
+
+/* INPUT at a rung for each sample. All of them go down to the last rung, so that the number of forwards is that of every rank,
+ * and what each had at its own is kept on the way. */
+static xd_result xdi_dmd_roll_outs(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+    const int64_t n = batch->samples, steps = d->desc.rungs.steps;
+    void *input = d->tensors[XDI_DMD_INPUT];
+    XD_TRY(xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], n));
+    XD_TRY(xdi_dmd_hold(d, batch, 0));
+    for (int64_t j = 0; j + 1 < steps; j++) {
+        XD_TRY(xdi_dmd_predict(d, batch, false));
+        XD_TRY(xdi_dmd_next_rung(d, phase, batch, j));
+        XD_TRY(xdi_dmd_hold(d, batch, j + 1));
+    }
+    d->tensors[XDI_DMD_INPUT] = d->tensors[XDI_DMD_NOISED]; /* the two change places */
+    d->tensors[XDI_DMD_NOISED] = input;
+    for (int64_t i = 0; i < n; i++)
+        xdi_dmd_set_time(d, &d->input, i, xdi_dmd_rung_time(d, (batch->first + i) % steps));
     return XD_OK;
 }
 
@@ -63139,8 +63516,7 @@ static xd_result xdi_dmd_noise_real(xd_dmd *d, xd_dmd_role phase, const xd_dmd_b
                              xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n));
 }
 
-/* NOISE: the batch's own or drawn. */
-static xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+XD_PRIVATE xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
     const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(d->ctx);
     const size_t bytes =
@@ -63152,11 +63528,12 @@ static xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_b
     return device->copy(&launch, d->tensors[XDI_DMD_NOISE], batch->noise, bytes, XD_COPY_ON_DEVICE);
 }
 
-XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
+static xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
     xdi_dmd_where first = xdi_dmd_at(phase, XD_STREAM_RUNG, batch);
     XD_TRY(xdi_dmd_take_noise(d, phase, batch));
     if (d->desc.rungs.steps == 1) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], batch->samples);
-    if (!d->desc.rungs.roll_out) return xdi_dmd_noise_real(d, phase, batch);
+    if (d->desc.rungs.from == XD_DMD_NOISED_REAL) return xdi_dmd_noise_real(d, phase, batch);
+    if (d->desc.rungs.from == XD_DMD_ROLL_OUTS) return xdi_dmd_roll_outs(d, phase, batch);
     first.first = 0; /* one rung for all samples of the step: every rank draws the same */
     XD_TRY(xdi_dmd_draw_rungs(d, first, 1));
     return xdi_dmd_roll_out(d, phase, batch, d->rung[0]);
@@ -63165,7 +63542,7 @@ XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep) {
     XD_TRY(xdi_dmd_input(d, phase, batch));
     XD_TRY(xdi_dmd_predict(d, batch, keep));
-    return xdi_dmd_read_student(d, XD_PREDICT_X0, batch->samples, XDI_DMD_GENERATED);
+    return xdi_dmd_read_input(d, XD_DMD_STUDENT, XD_PREDICT_X0, batch->samples, XDI_DMD_GENERATED);
 }
 
 XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch) {
@@ -63203,28 +63580,33 @@ XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
-                                        const xdi_dmd_times *times) {
-    xd_network_call call;
-    memset(&call, 0, sizeof call);
-    call.samples = batch->samples;
-    call.hidden = hidden;
-    call.times = times->network;
-    call.condition = batch->condition;
-    call.raw = d->tensors[XDI_DMD_RAW];
-    return call;
-}
-
-XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
+                                         int64_t step_samples) {
     const xd_dmd_sizes *sizes = &d->desc.sizes;
     XD_REQUIRE(d->ctx, batch->samples >= 0 && batch->samples <= sizes->samples, XD_ERROR_ARGUMENT,
                "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
                (long long)sizes->samples);
-    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= sizes->step_samples - batch->samples,
-               XD_ERROR_ARGUMENT, "samples %lld to %lld of a step of %lld", (long long)batch->first,
-               (long long)(batch->first + batch->samples - 1), (long long)sizes->step_samples);
+    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= step_samples - batch->samples, XD_ERROR_ARGUMENT,
+               "samples %lld to %lld of a step of %lld", (long long)batch->first,
+               (long long)(batch->first + batch->samples - 1), (long long)step_samples);
     XD_REQUIRE(d->ctx, leaf >= 0 && leaf < d->leaves, XD_ERROR_ARGUMENT, "leaf %lld of %lld", (long long)leaf,
                (long long)d->leaves);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
+    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+               (long long)batch->samples);
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out) {
+    const xd_launch launch = xd_ctx_launch(dmd->ctx);
+    xd_status found;
+    XD_TRY(xd_read(dmd->ctx, &found, dmd->status, sizeof found));
+    XD_TRY(xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status));
+    *out = found;
     return XD_OK;
 }
 
@@ -63405,7 +63787,7 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
     XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
                "there is no discriminator to train");
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     XD_REQUIRE(dmd->ctx, batch->real || batch->samples == 0, XD_ERROR_ARGUMENT,
                "a discriminator needs real samples; the batch has %lld without", (long long)batch->samples);
     if (dmd->noised_leaf != leaf) {
@@ -63470,7 +63852,17 @@ static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
+/* The mean over the samples of the whole step, in the order of the leaf's. */
+static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value) {
+    double sum = 0.0;
+    if (samples == 0) return XD_OK;
+    XD_TRY(xd_read(d->ctx, d->draws, d->distances, (size_t)samples * sizeof *d->distances));
+    for (int64_t i = 0; i < samples; i++) sum += d->draws[i];
+    *value += sum / (double)d->desc.sizes.step_samples;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
@@ -63479,8 +63871,10 @@ static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
+    desc.distance = d->distances;
     XD_TRY(xd_vsd_loss(d->ctx, &desc, d->value));
-    return xdi_dmd_add_value(d, value);
+    if (values) XD_TRY(xdi_dmd_add_distances(d, samples, &values->distance));
+    return xdi_dmd_add_value(d, values ? &values->vsd : NULL);
 }
 
 /* The gradient by x becomes that by the student's own prediction. */
@@ -63508,10 +63902,8 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
     xd_network_call call;
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
-    XD_REQUIRE(dmd->ctx, !dmd->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", dmd->desc.guidance_scale,
-               (long long)batch->samples);
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
@@ -63520,7 +63912,7 @@ XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *b
     XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
     XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values ? &values->vsd : NULL));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);
@@ -63550,7 +63942,7 @@ static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values) {
     xd_network_call call;
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_FAKE_SCORE, leaf, batch));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_FAKE_SCORE, batch));
@@ -63564,6 +63956,109 @@ XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch
     call.leaf = leaf;
     XD_TRY(xdi_dmd_backward(dmd, XD_DMD_FAKE_SCORE, &call));
     dmd->noised_leaf = leaf;
+    return XD_OK;
+}
+
+/* >>dmd/warm_up.c */
+
+/* Warm-up of the student: regression of the teacher's velocities from rung to rung. */
+
+#include <string.h>
+
+/* NOISED = x at the next rung, by the teacher from x_t in INPUT; TARGET = the mean velocity between the two. */
+static xd_result xdi_dmd_teach_velocity(xd_dmd *d, const xd_dmd_batch *batch, int64_t rung) {
+    const int64_t n = batch->samples, count = (int64_t)d->desc.regression.substeps + 1;
+    const double t = xdi_dmd_rung_time(d, rung), next = xdi_dmd_rung_time(d, rung + 1);
+    void *x = d->tensors[XDI_DMD_NOISED];
+    for (int64_t k = 0; k + 1 < count; k++) {
+        const double from = xdi_even_step(t, next, count, k), to = xdi_even_step(t, next, count, k + 1);
+        xdi_dmd_point at = { XDI_DMD_NOISED, NULL };
+        at.times = &d->noised;
+        if (k == 0) at.tensor = XDI_DMD_INPUT;
+        xdi_dmd_set_times(d, &d->noised, n, from);
+        XD_TRY(xdi_dmd_guide(d, batch, at));
+        XD_TRY(xdi_dmd_euler(d, n, at, to - from, x));
+    }
+    for (int64_t i = 0; i < n; i++) {
+        d->host_mixes[i].c0 = 1.0 / (next - t);
+        d->host_mixes[i].c1 = -1.0 / (next - t);
+    }
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, x, n), xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n));
+}
+
+static int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
+    return d->desc.regression.step_samples ? d->desc.regression.step_samples : d->desc.sizes.step_samples;
+}
+
+/* The square of velocity(p, x_t) - TARGET, which is linear in p, x_t and TARGET: the denoising term's sum, with factors of its own. */
+static xd_result xdi_dmd_regress(xd_dmd *d, int64_t samples, double *value) {
+    const double numbers = (double)xdi_dmd_whole(&d->desc.sizes) * (double)d->desc.rungs.steps;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    xd_conversion conversion;
+    xd_mix mix = { 0.0, 0.0 };
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[XD_DMD_STUDENT].predicts;
+    conversion.to = XD_PREDICT_FLOW;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++) {
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, d->input.exact[i], &mix));
+        d->host_terms[i].prediction = mix.c0;
+        d->host_terms[i].clean = mix.c1;
+        d->host_terms[i].noise = -1.0;
+        d->host_terms[i].weight = 1.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples);
+    desc.clean = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples);
+    desc.noise = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
+    desc.gradient = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, 1);
+    desc.common.denominator_value = (double)xdi_dmd_warm_up_samples(d) * numbers;
+    desc.common.split = d->desc.sizes.split;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return xdi_dmd_add_value(d, value);
+}
+
+static xd_result xdi_dmd_learn_velocity(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch, int64_t rung,
+                                        double *value) {
+    xd_network_call call;
+    xdi_dmd_set_times(d, &d->input, batch->samples, xdi_dmd_rung_time(d, rung));
+    call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_INPUT], &d->input);
+    call.keep = true;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_STUDENT, &call));
+    XD_TRY(xdi_dmd_regress(d, batch->samples, value));
+    call.raw = NULL;
+    call.raw_gradient = d->raw_slope;
+    call.weights = true;
+    call.leaf = leaf;
+    call.more = rung + 1 < d->desc.rungs.steps;
+    return xdi_dmd_backward(d, XD_DMD_STUDENT, &call);
+}
+
+static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+    static const char *const names[] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    XD_REQUIRE(d->ctx, d->desc.regression.substeps >= 1, XD_ERROR_STATE, "warm-up by %d steps a rung",
+               d->desc.regression.substeps);
+    XD_REQUIRE(d->ctx, d->desc.schedule.kind == XD_NOISE_FLOW, XD_ERROR_STATE,
+               "warm-up under the schedule %s; it is for FLOW", names[d->desc.schedule.kind]);
+    XD_TRY(xdi_dmd_check_batch(d, leaf, batch, xdi_dmd_warm_up_samples(d)));
+    return xdi_dmd_check_guidance(d, batch);
+}
+
+XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    XD_TRY(xdi_dmd_check_warm_up(dmd, leaf, batch));
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_take_noise(dmd, XD_DMD_TEACHER, batch));
+    XD_TRY(xdi_dmd_begin(dmd, dmd->tensors[XDI_DMD_NOISE], batch->samples));
+    for (int64_t rung = 0; rung < dmd->desc.rungs.steps; rung++) {
+        void *input = dmd->tensors[XDI_DMD_INPUT];
+        XD_TRY(xdi_dmd_teach_velocity(dmd, batch, rung));
+        XD_TRY(xdi_dmd_learn_velocity(dmd, leaf, batch, rung, values ? &values->regression : NULL));
+        dmd->tensors[XDI_DMD_INPUT] = dmd->tensors[XDI_DMD_NOISED]; /* where the teacher has come to */
+        dmd->tensors[XDI_DMD_NOISED] = input;
+    }
     return XD_OK;
 }
 
@@ -63587,25 +64082,30 @@ static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *value
     row[XDI_DMD_FAKE_SCORE] = values->fake_score;
     row[XDI_DMD_DISCRIMINATOR] = values->discriminator;
     row[XDI_DMD_R1] = values->r1;
+    row[XDI_DMD_DISTANCE] = values->distance;
+    row[XDI_DMD_REGRESSION] = values->regression;
 }
 
+/* What a step does. */
 typedef struct xdi_dmd_source {
     xd_dmd_batch_function batch;
     void *user;
+    bool turns[XD_DMD_ROLES]; /* who is stepped */
+    bool warm_up;
 } xdi_dmd_source;
 
 /* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
 static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
     const xd_dmd_desc *desc = &d->desc;
-    const int64_t step = d->record.step;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
     d->beyond = number < 0 ? k : -1;
     if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
-    if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
-    if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
-    if (xd_dmd_has_turn(desc, XD_DMD_DISCRIMINATOR, step)) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+    if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
+    if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
+    if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
+    if (source->turns[XD_DMD_DISCRIMINATOR]) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
     return XD_OK;
 }
 
@@ -63636,6 +64136,8 @@ static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out
             out->fake_score += row[XDI_DMD_FAKE_SCORE];
             out->discriminator += row[XDI_DMD_DISCRIMINATOR];
             out->r1 += row[XDI_DMD_R1];
+            out->distance += row[XDI_DMD_DISTANCE];
+            out->regression += row[XDI_DMD_REGRESSION];
         }
 }
 
@@ -63690,49 +64192,368 @@ static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
     return xd_parallel_publish(trainer->parallel);
 }
 
-/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
-static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
-    const int64_t step = d->record.step;
-    xd_status status;
-    for (int role = 0; role < XD_DMD_TEACHER; role++)
-        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
-    for (int role = 0; role < XD_DMD_TEACHER; role++)
-        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
-    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
-    *skipped = status.not_finite != 0 || status.overflow != 0;
-    for (int64_t k = 0; k < d->leaves && *skipped; k++)
-        d->kept_samples[k] = -1; /* they may be what was found */
-    for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
-        d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
+static xd_result xdi_dmd_read_norm(xd_dmd *d, int role, double *out) {
+    xd_gradient_norm norm;
+    XD_TRY(xd_read(d->ctx, &norm, &d->norms[role], sizeof norm));
+    *out = norm.norm;
     return XD_OK;
 }
 
-static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
+/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
+static xd_result xdi_dmd_step_roles(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    xd_status status;
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_read_norm(d, role, &values->norms[role]));
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    values->skipped = status.not_finite != 0 || status.overflow != 0;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *source) {
     static const char *const names[] = { "student", "fake score", "discriminator" };
     for (int role = 0; role < XD_DMD_TEACHER; role++) {
         const xd_dmd_trainer *trainer = &d->desc.trainers[role];
-        const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
+        const bool trains = source->warm_up ? source->turns[role]
+                                            : role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
         XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
                    "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
-    const xdi_dmd_source source = { batch, user };
-    const xd_launch launch = xd_ctx_launch(dmd->ctx);
-    xd_dmd_values shared;
-    xd_result result = xdi_dmd_check_turns(dmd);
+/* Everything but the counters. */
+static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
-        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
-    if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
-    if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
-    XD_TRY(result);
-    XD_TRY(xdi_dmd_share(dmd, &shared));
-    XD_TRY(xdi_dmd_step_roles(dmd, &shared.skipped));
+        result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (result == XD_OK) result = xdi_dmd_leaves(d, source);
+    XD_TRY(xdi_dmd_agree(&d->desc, result));
+    XD_TRY(xdi_dmd_share(d, values));
+    return xdi_dmd_step_roles(d, source, values);
+}
+
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    xdi_dmd_source source;
+    xd_dmd_values shared;
+    memset(&source, 0, sizeof source);
+    source.batch = batch;
+    source.user = user;
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
+    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
+        dmd->kept_samples[k] = -1; /* they may be what was found */
+    for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)
+        dmd->record.updates[role] += source.turns[role];
     dmd->record.step++;
     if (values) *values = shared;
     return XD_OK;
+}
+
+XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
+                                     xd_dmd_values *values) {
+    xdi_dmd_source source;
+    xd_dmd_values shared;
+    memset(&source, 0, sizeof source);
+    source.batch = batch;
+    source.user = user;
+    source.turns[XD_DMD_STUDENT] = source.warm_up = true;
+    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    dmd->record.warm_up++;
+    if (values) *values = shared;
+    return XD_OK;
+}
+
+/* >>dmd/sampler.c */
+
+/* Samples from noise. A sampler is a distillation that has one network, in the teacher's place. */
+
+#include <math.h>
+#include <string.h>
+
+struct xd_sampler {
+    xd_dmd d;
+    xd_sampler_kind kind;
+};
+
+/* ---- settings ---- */
+
+XD_API xd_sampler_desc xd_sampler_defaults(void) {
+    xd_sampler_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+    desc.guidance_scale = 1.0;
+    desc.dtype = XD_DTYPE_F32;
+    return desc;
+}
+
+XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc) {
+    xd_sampler_desc s = xd_sampler_defaults();
+    s.network = desc->networks[XD_DMD_STUDENT];
+    s.schedule = desc->schedule;
+    s.v_is_flow = desc->v_is_flow;
+    s.network_scale = desc->network_scale;
+    s.network_dtype = desc->network_dtype;
+    s.list_dtype = desc->student_times.dtype == XD_DTYPE_F32 ? XD_DTYPE_F32 : XD_DTYPE_NONE;
+    s.kind = desc->rungs.fresh_noise ? XD_SAMPLER_SDE : XD_SAMPLER_ODE;
+    s.steps = desc->rungs.steps;
+    s.list = desc->rungs.list;
+    s.samples = desc->sizes.samples;
+    s.elements = desc->sizes.elements;
+    s.first_element = desc->sizes.first_element;
+    s.dtype = desc->sizes.dtype;
+    s.seed = desc->seed;
+    return s;
+}
+
+static bool xdi_sampler_has_slope(xd_sampler_kind kind) {
+    return kind == XD_SAMPLER_EULER || kind == XD_SAMPLER_HEUN;
+}
+
+/* Every time but the last is one at which the prediction is read. */
+static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
+    static const char *const names[] = { "ODE", "SDE", "EULER", "HEUN" };
+    XD_REQUIRE(ctx, s->kind >= XD_SAMPLER_ODE && s->kind <= XD_SAMPLER_HEUN, XD_ERROR_ARGUMENT,
+               "a sampler of kind %d", (int)s->kind);
+    XD_REQUIRE(ctx, s->steps >= 1 && s->list, XD_ERROR_ARGUMENT, "a sampler of %d steps%s", s->steps,
+               s->list ? "" : " without a list of times");
+    XD_REQUIRE(ctx, s->kind != XD_SAMPLER_SDE || s->steps <= XDI_DMD_FRESH_STEPS, XD_ERROR_ARGUMENT,
+               "new noise between %d times; there are numbers for %d", s->steps, XDI_DMD_FRESH_STEPS);
+    XD_TRY(xd_noise_steps_check(ctx, &s->schedule, s->steps, s->list, (int64_t)s->steps + 1));
+    for (int i = 0; i < s->steps; i++) {
+        xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+        XD_TRY(xd_noise_level_at(ctx, &s->schedule, s->list[i], &level));
+        XD_REQUIRE(ctx,
+                   !xdi_sampler_has_slope(s->kind) ||
+                       (isfinite(level.alpha_rate) && isfinite(level.sigma_rate)),
+                   XD_ERROR_ARGUMENT, "sampler %s under a schedule (kind %d) that has no rates at time %g",
+                   names[s->kind], (int)s->schedule.kind, s->list[i]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const xd_dtype dtype = s->network_dtype ? s->network_dtype : XD_DTYPE_F32;
+    XD_TRY(xd_noise_check(ctx, &s->schedule));
+    XD_REQUIRE(ctx, s->network.forward, XD_ERROR_ARGUMENT,
+               "the network of a sampler of %d steps has no forward", s->steps);
+    XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
+    XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               s->guidance_scale);
+    XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
+               "times for networks, times %g", s->network_scale);
+    XD_REQUIRE(ctx, !isnan(xd_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
+               "times for networks as %s", xd_dtype_name(s->network_dtype));
+    XD_REQUIRE(ctx, s->list_dtype == XD_DTYPE_NONE || s->list_dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "times of a list as %s; NONE and F32 are possible", xd_dtype_name(s->list_dtype));
+    XD_REQUIRE(ctx, s->step >= 0 && s->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld of drawn noise",
+               (long long)s->step);
+    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
+               (long long)s->samples);
+    XD_REQUIRE(ctx,
+               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
+                   s->first_element <= INT64_MAX - s->elements,
+               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
+               (long long)s->elements, (long long)s->first_element);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc *desc) {
+    xd_dmd_desc *d = &s->d.desc;
+    memset(s, 0, sizeof *s);
+    s->kind = desc->kind;
+    s->d.ctx = ctx;
+    s->d.beyond = -1;
+    s->d.record.step = desc->step;
+    d->networks[XD_DMD_TEACHER] = desc->network;
+    d->schedule = desc->schedule;
+    d->v_is_flow = desc->v_is_flow;
+    d->network_scale = desc->network_scale;
+    d->network_dtype = desc->network_dtype;
+    d->student_times.dtype = desc->list_dtype;
+    d->rungs.steps = desc->steps;
+    d->rungs.list = desc->list;
+    d->guided = desc->guided;
+    d->guidance_scale = desc->guidance_scale;
+    d->sizes.samples = desc->samples;
+    d->sizes.elements = desc->elements;
+    d->sizes.first_element = desc->first_element;
+    d->sizes.dtype = desc->dtype;
+    d->seed = desc->seed;
+}
+
+static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
+    switch (tensor) {
+    case XDI_DMD_INPUT:
+    case XDI_DMD_RAW: return true;
+    case XDI_DMD_GENERATED:
+    case XDI_DMD_EPSILON: return !xdi_sampler_has_slope(s->kind);
+    case XDI_DMD_NOISED:
+    case XDI_DMD_TARGET:
+    case XDI_DMD_FAKE: return s->kind == XD_SAMPLER_HEUN;
+    case XDI_DMD_REAL: return s->d.desc.guided;
+    default: return false;
+    }
+}
+
+static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
+    xd_dmd *d = &s->d;
+    const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
+    const bool apart = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+    xd_arena_take_pointer(host, sizeof *s);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
+    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
+    if (apart) d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
+    d->mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->mixes);
+    if (apart || d->desc.sizes.dtype != XD_DTYPE_F32)
+        d->normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->normals);
+    for (int i = 0; i < XDI_DMD_TENSORS; i++)
+        if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
+            d->tensors[i] = xd_arena_take_pointer(device, all * xd_dtype_size(d->desc.sizes.dtype));
+}
+
+XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    xd_sampler plan;
+    XD_TRY(xdi_sampler_check(ctx, desc));
+    xdi_sampler_settle(&plan, ctx, desc);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    out->host = host.peak + (apart ? 0 : device.peak);
+    out->device = apart ? device.peak : 0;
+    return XD_OK;
+}
+
+XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xd_sampler plan, *s;
+    XD_TRY(xdi_sampler_check(ctx, desc));
+    xdi_sampler_settle(&plan, ctx, desc);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    const size_t host_bytes = host.peak, device_bytes = device.peak;
+    s = (xd_sampler *)xd_allocate(ctx, host_bytes);
+    void *memory = s ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
+    if (!memory) {
+        if (s) xd_release(ctx, s);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a sampler: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    host = xd_arena_over(s, host_bytes);
+    device = xd_arena_over(memory, device_bytes);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    *s = plan;
+    s->d.memory = memory;
+    *out = s;
+    return XD_OK;
+}
+
+XD_API void xd_sampler_destroy(xd_sampler *sampler) {
+    if (!sampler) return;
+    xd_ctx_kernels(sampler->d.ctx)->memory.release(sampler->d.ctx, sampler->d.memory);
+    xd_release(sampler->d.ctx, sampler);
+}
+
+/* ---- sampling ---- */
+
+static xd_result xdi_sampler_check_batch(const xd_sampler *s, const xd_dmd_batch *batch, const void *out) {
+    XD_REQUIRE(s->d.ctx, batch->samples >= 0 && batch->samples <= s->d.desc.sizes.samples, XD_ERROR_ARGUMENT,
+               "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
+               (long long)s->d.desc.sizes.samples);
+    XD_REQUIRE(s->d.ctx, batch->first >= 0 && batch->first <= ((int64_t)1 << 32) - batch->samples,
+               XD_ERROR_ARGUMENT, "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1",
+               (long long)batch->samples, (long long)batch->first);
+    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT, "no place for %lld samples",
+               (long long)batch->samples);
+    return XD_OK;
+}
+
+/* The student's few steps; noise is drawn as for its phase of a step. */
+static xd_result xdi_sampler_few(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples, last = d->desc.rungs.steps - 1;
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
+    xdi_dmd_reading reading;
+    at.times = &d->input;
+    for (int64_t j = 0; j < last; j++) {
+        const xdi_dmd_where fresh = xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_ROLLOUT + 1 + (int)j, batch);
+        XD_TRY(xdi_dmd_guide(d, batch, at));
+        XD_TRY(s->kind == XD_SAMPLER_SDE
+                   ? xdi_dmd_normals(d, fresh, d->tensors[XDI_DMD_EPSILON])
+                   : xdi_dmd_read_input(d, XD_DMD_TEACHER, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
+        XD_TRY(xdi_dmd_descend(d, XD_DMD_TEACHER, n, j, XDI_DMD_EPSILON));
+    }
+    XD_TRY(xdi_dmd_guide(d, batch, at));
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = &d->input;
+    reading.hidden = d->tensors[XDI_DMD_INPUT];
+    return xdi_dmd_read(d, reading, n, out);
+}
+
+/* out = x + width/2 (slope at x + slope at where Euler's step leads to). */
+static xd_result xdi_sampler_heun(xd_sampler *s, const xd_dmd_batch *batch, double width, double next,
+                                  void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples;
+    const xd_rows x = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n), to = xdi_dmd_rows(d, out, n);
+    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
+    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], n);
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL }, ahead = { XDI_DMD_NOISED, NULL };
+    at.times = &d->input;
+    ahead.times = &d->noised;
+    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_TARGET));
+    XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors[XDI_DMD_NOISED]));
+    xdi_dmd_set_times(d, &d->noised, n, next);
+    XD_TRY(xdi_dmd_guide(d, batch, ahead));
+    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_FAKE));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 0.5;
+    XD_TRY(xdi_dmd_mix(d, here, there, here));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = width;
+    return xdi_dmd_mix(d, x, here, to);
+}
+
+static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples, steps = d->desc.rungs.steps;
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
+    at.times = &d->input;
+    for (int64_t j = 0; j < steps; j++) {
+        const double t = xdi_dmd_rung_time(d, j), next = xdi_dmd_rung_time(d, j + 1);
+        void *to = j + 1 < steps ? d->tensors[XDI_DMD_INPUT] : out;
+        xdi_dmd_set_times(d, &d->input, n, t);
+        XD_TRY(xdi_dmd_guide(d, batch, at));
+        XD_TRY(s->kind == XD_SAMPLER_HEUN && j + 1 < steps ? xdi_sampler_heun(s, batch, next - t, next, to)
+                                                           : xdi_dmd_euler(d, n, at, next - t, to));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &sampler->d;
+    void *input = d->tensors[XDI_DMD_INPUT];
+    XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
+    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    if (!batch->noise)
+        XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
+    XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));
+    return xdi_sampler_has_slope(sampler->kind) ? xdi_sampler_many(sampler, batch, out)
+                                                : xdi_sampler_few(sampler, batch, out);
+}
+
+XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
+    return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }
 
 #endif
@@ -65734,4 +66555,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d140ad51389b20601c2431d6f1648da2017de5a1b419e1c965c7c386d381b769 */
+/* xdistill sha256 648769d3a742b0957f1e11ed24355d16982206c843229e39508aa048cea4ad27 */

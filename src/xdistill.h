@@ -153,6 +153,7 @@
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
+#include "dmd/sampler.h"
 #endif
 #endif
 
@@ -473,11 +474,14 @@
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
+#include "dmd/walk.c"
 #include "dmd/input.c"
 #include "dmd/leaf.c"
 #include "dmd/adversary.c"
 #include "dmd/terms.c"
+#include "dmd/warm_up.c"
 #include "dmd/step.c"
+#include "dmd/sampler.c"
 #endif
 #endif
 

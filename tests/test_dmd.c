@@ -53,7 +53,7 @@ XD_TEST(a_discriminator_with_its_penalty_keeps_the_bits) {
 
 XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
-    run->desc.rungs.roll_out = true;
+    run->desc.rungs.from = XD_DMD_ROLL_OUT;
     check_layouts(run);
     run->desc.rungs.fresh_noise = true;
     check_layouts(run);
@@ -184,7 +184,8 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.steps = 0, "a student of 0 steps");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = NULL, "without a list");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = rising, "0.7");
-    REFUSES(XD_ERROR_ARGUMENT, (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.roll_out = true),
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.from = XD_DMD_ROLL_OUT),
             "roll-outs of a student of 1 step");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.weight = 0.0, "weight 0");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.r1_weight = -1.0, "r1_weight -1");

@@ -154,7 +154,7 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
     XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
                "there is no discriminator to train");
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     XD_REQUIRE(dmd->ctx, batch->real || batch->samples == 0, XD_ERROR_ARGUMENT,
                "a discriminator needs real samples; the batch has %lld without", (long long)batch->samples);
     if (dmd->noised_leaf != leaf) {

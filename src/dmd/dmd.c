@@ -41,12 +41,17 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
     return desc;
 }
 
+/* The student's first step. */
+static int64_t xdi_dmd_first_turn(const xd_dmd_desc *desc) {
+    return desc->lead + (desc->alternation == XD_DMD_FASTGEN ? desc->frequency - 1 : 0);
+}
+
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
-    const int64_t f = desc->frequency, first = desc->alternation == XD_DMD_FASTGEN ? f - 1 : 0;
-    const bool student = f > 0 && step >= 0 && step % f == first;
+    const int64_t f = desc->frequency, first = xdi_dmd_first_turn(desc);
+    const bool student = f > 0 && step >= first && (step - first) % f == 0;
     if (role == XD_DMD_STUDENT) return student;
     if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
-    return desc->alternation == XD_DMD_ORIGINAL || !student;
+    return step >= 0 && (desc->alternation == XD_DMD_ORIGINAL || !student);
 }
 
 static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
@@ -130,6 +135,9 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
                "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
                (long long)least);
+    XD_REQUIRE(ctx, desc->lead >= 0 && desc->lead <= UINT32_MAX && desc->frequency <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "%lld steps before the student's first, and then every %lld",
+               (long long)desc->lead, (long long)desc->frequency);
     XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                desc->guidance_scale);
     XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
@@ -138,13 +146,29 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                !isnan(xd_noise_network_time(0.5, desc->network_scale,
                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
-    XD_REQUIRE(ctx, desc->rungs.steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", desc->rungs.steps);
-    XD_REQUIRE(ctx, desc->rungs.steps > 1 || !desc->rungs.roll_out, XD_ERROR_ARGUMENT,
-               "roll-outs of a student of %d step", desc->rungs.steps);
-    XD_REQUIRE(ctx, desc->rungs.list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
-               desc->rungs.steps);
-    return xd_noise_steps_check(ctx, &desc->schedule, desc->rungs.steps, desc->rungs.list,
-                                desc->rungs.steps + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_rungs *rungs = &desc->rungs;
+    const int substeps = desc->regression.substeps;
+    XD_REQUIRE(ctx, rungs->steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", rungs->steps);
+    XD_REQUIRE(ctx, rungs->from >= XD_DMD_NOISED_REAL && rungs->from <= XD_DMD_ROLL_OUTS, XD_ERROR_ARGUMENT,
+               "inputs of kind %d", (int)rungs->from);
+    XD_REQUIRE(ctx, rungs->steps > 1 || rungs->from == XD_DMD_NOISED_REAL, XD_ERROR_ARGUMENT,
+               "roll-outs of a student of %d step", rungs->steps);
+    XD_REQUIRE(
+        ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || rungs->from == XD_DMD_NOISED_REAL,
+        XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
+        XDI_DMD_FRESH_STEPS);
+    XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
+               rungs->steps);
+    XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
+    XD_REQUIRE(ctx, substeps >= 0 && substeps < INT32_MAX, XD_ERROR_ARGUMENT, "warm-up by %d steps a rung",
+               substeps);
+    XD_REQUIRE(ctx, desc->regression.step_samples >= 0 && desc->regression.step_samples <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "warm-up by %lld noises a step", (long long)desc->regression.step_samples);
+    return XD_OK;
 }
 
 static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
@@ -177,8 +201,61 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
+}
+
+static uint64_t xdi_dmd_hash_numbers(uint64_t hash, const double *numbers, int64_t count) {
+    return count > 0 ? xd_hash(hash, numbers, (size_t)count * sizeof *numbers) : hash;
+}
+
+static uint64_t xdi_dmd_hash_times(uint64_t hash, const xd_time_sampler *s) {
+    const double numbers[] = { (double)s->kind,  s->min_t,
+                               s->max_t,         s->shift,
+                               s->mean,          s->deviation,
+                               s->freedom,       (double)s->list_count,
+                               (double)s->first, (double)s->last,
+                               (double)s->count, (double)s->grid,
+                               (double)s->dtype, (double)s->list_to_end };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    return s->kind == XD_TIME_LIST ? xdi_dmd_hash_numbers(hash, s->list, s->list_count) : hash;
+}
+
+static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s) {
+    const double numbers[] = { (double)s->kind, s->min_t, s->max_t, s->least, (double)s->table_count };
+    hash = xd_hash(hash, numbers, sizeof numbers);
+    return s->kind == XD_NOISE_VP ? xdi_dmd_hash_numbers(hash, s->table, s->table_count) : hash;
+}
+
+static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count };
+        hash = xd_hash(hash, numbers, sizeof numbers);
+    }
+    return hash;
+}
+
+static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
+    const xd_denoise_form *form = &desc->fake_loss;
+    const xd_dmd_gan *gan = &desc->gan;
+    const double numbers[] = { (double)desc->normaliser,
+                               (double)form->space,
+                               (double)form->weight,
+                               form->sigma_data,
+                               form->gamma,
+                               form->user,
+                               (double)form->v_of_any_schedule,
+                               (double)xdi_dmd_adversarial(desc),
+                               (double)gan->kind,
+                               gan->weight,
+                               (double)gan->same_noise,
+                               gan->r1_weight,
+                               gan->r1_alpha,
+                               (double)gan->r1_on_clean };
+    return xd_hash(hash, numbers, sizeof numbers);
 }
 
 /* A number of the settings that all ranks must share. */
@@ -186,29 +263,31 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,
-                               (double)desc->schedule.kind,
-                               desc->schedule.min_t,
-                               desc->schedule.max_t,
-                               (double)desc->student_times.kind,
-                               desc->student_times.shift,
-                               (double)desc->fake_times.kind,
-                               desc->fake_times.shift,
+                               (double)desc->v_is_flow,
+                               desc->network_scale,
+                               (double)desc->network_dtype,
                                (double)desc->rungs.steps,
-                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.from,
                                (double)desc->rungs.fresh_noise,
+                               (double)desc->regression.substeps,
+                               (double)desc->regression.step_samples,
                                (double)desc->guided,
                                desc->guidance_scale,
-                               (double)desc->normaliser,
-                               (double)desc->fake_loss.space,
-                               (double)desc->fake_loss.weight,
-                               (double)xdi_dmd_adversarial(desc),
-                               desc->gan.weight,
-                               desc->gan.r1_weight,
                                (double)desc->alternation,
                                (double)desc->frequency,
+                               (double)desc->lead,
                                (double)desc->own_samples };
     uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
-    return xd_hash(hash, desc->rungs.list, ((size_t)desc->rungs.steps + 1) * sizeof *desc->rungs.list);
+    hash = xdi_dmd_hash_numbers(hash, desc->rungs.list, (int64_t)desc->rungs.steps + 1);
+    hash = xdi_dmd_hash_schedule(hash, &desc->schedule);
+    hash = xdi_dmd_hash_times(hash, &desc->student_times);
+    hash = xdi_dmd_hash_times(hash, &desc->fake_times);
+    return xdi_dmd_hash_losses(xdi_dmd_hash_networks(hash, desc), desc);
+}
+
+XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result) {
+    if (desc->sizes.split) result = xd_agree(desc->sizes.split, result);
+    return desc->data ? xd_agree(desc->data, result) : result;
 }
 
 /* ---- memory ---- */
@@ -283,11 +362,12 @@ static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
     d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
     d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
     d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->distances = (double *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->distances);
     d->workspace_bytes = xdi_dmd_workspace(d);
     d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
 }
 
-static void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
+XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
     times->exact = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
     times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
 }
@@ -368,17 +448,13 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
 
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
     xd_dmd *made = NULL;
-    xd_result result = xdi_dmd_check(ctx, desc);
-    if (desc->data) XD_TRY(xd_agree(desc->data, result));
-    XD_TRY(result);
-    if (desc->data)
-        XD_TRY(xd_agree_same(desc->data, xdi_dmd_settings_hash(desc), "settings of a distillation"));
-    result = xdi_dmd_make(ctx, desc, &made);
-    if (desc->data) {
-        const xd_result all = xd_agree(desc->data, result);
-        if (all != XD_OK) xd_dmd_destroy(made);
-        XD_TRY(all);
-    }
+    xd_comm *const together[2] = { desc->sizes.split, desc->data };
+    XD_TRY(xdi_dmd_agree(desc, xdi_dmd_check(ctx, desc)));
+    for (int i = 0; i < 2; i++)
+        if (together[i])
+            XD_TRY(xd_agree_same(together[i], xdi_dmd_settings_hash(desc), "settings of a distillation"));
+    const xd_result result = xdi_dmd_agree(desc, xdi_dmd_make(ctx, desc, &made));
+    if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_result cleared =
@@ -405,9 +481,14 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
     XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
                "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
                (unsigned long long)dmd->desc.seed);
-    XD_REQUIRE(dmd->ctx, record->step >= 0 && record->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld",
-               (long long)record->step);
-    XD_REQUIRE(dmd->ctx, !dmd->desc.own_samples || xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+    XD_REQUIRE(dmd->ctx,
+               record->step >= 0 && record->step <= UINT32_MAX && record->warm_up >= 0 &&
+                   record->warm_up <= UINT32_MAX,
+               XD_ERROR_ARGUMENT, "step %lld, %lld of warm-up", (long long)record->step,
+               (long long)record->warm_up);
+    XD_REQUIRE(dmd->ctx,
+               !dmd->desc.own_samples || record->step <= xdi_dmd_first_turn(&dmd->desc) ||
+                   xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
                XD_ERROR_STATE,
                "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
                "of the student",

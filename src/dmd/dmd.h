@@ -47,16 +47,30 @@ typedef struct xd_dmd_sizes {
     xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
 } xd_dmd_sizes;
 
+/* What a student of several steps is trained on: where its input x_t comes from. */
+typedef enum xd_dmd_inputs {
+    XD_DMD_NOISED_REAL = 0, /* real samples, noised to a rung that is drawn for each */
+    XD_DMD_ROLL_OUT, /* the student's own (backward simulation), at one drawn rung for all samples of the step; the
+                             * last noise on the way there is the batch's */
+    XD_DMD_ROLL_OUTS /* the student's own, sample number k of the step at rung k mod steps: exactly what xd_sampler_run
+                             * hands to it there, from the batch's noise on */
+} xd_dmd_inputs;
+
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps; /* >= 1 */
     const double
         *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
-    bool
-        roll_out; /* training samples of several steps come from the student itself, at one rung for all samples of the
-                     * step (backward simulation); otherwise from noised real ones, at a rung for each sample */
-    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    xd_dmd_inputs from; /* steps > 1; roll-outs take steps - 1 forwards of the student without gradient */
+    bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
 } xd_dmd_rungs;
+
+/* Warm-up of the student by regression (xd_dmd_warm_up). */
+typedef struct xd_dmd_regression {
+    int substeps; /* of Euler that the teacher takes from rung to rung; 0 -> there is no warm-up */
+    int64_t
+        step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
+} xd_dmd_regression;
 
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
@@ -113,6 +127,7 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
+    xd_dmd_regression regression;
     bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
@@ -124,6 +139,8 @@ typedef struct xd_dmd_desc {
         alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
     int64_t frequency; /* f; at least 2, ORIGINAL 1 */
+    int64_t
+        lead; /* steps of the others alone, before step 0 of the alternation; the samples of these are generated anew */
     bool
         own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
@@ -138,16 +155,23 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 where they had no part. */
 typedef struct xd_dmd_values {
-    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
+    double vsd, generator; /* the student's loss is vsd + gan.weight generator */
+    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
     double fake_score;        /* the fake score's */
     double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
-    bool skipped;             /* something was not finite: no role has stepped */
+    double regression;        /* of xd_dmd_warm_up */
+    double norms
+        [XD_DMD_ROLES]; /* of the gradient, before clipping, of each role that had its turn; not finite when that was
+                                 * what was found */
+    bool skipped; /* something was not finite: no role has stepped */
 } xd_dmd_values;
 
 /* What resumes a run. */
 typedef struct xd_dmd_record {
     int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
-    int64_t updates[XD_DMD_ROLES]; /* of each role, without skipped ones */
+    int64_t updates[XD_DMD_ROLES]; /* of each role by xd_dmd_step, without skipped ones */
+    int64_t
+        warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of warm-up's random numbers */
     uint64_t seed;
 } xd_dmd_record;
 
@@ -178,13 +202,32 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
  *   values   its fields are added to; NULL -> not read back from a device
  *
  * Collective over sizes.split, and over what the networks' own calls are collective over. Errors: those of the networks; ARGUMENT
- * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted in
- * the status that xd_dmd_step reads, and the sample has gradient 0. */
+ * (samples, missing arrays), STATE (own samples, of another number). Findings (something that is not finite) are counted for
+ * xd_dmd_step or xd_dmd_findings, and the sample has gradient 0. */
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values);
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
+
+/* Warm-up, for a loop of one's own: the teacher goes down from noise, by xd_dmd_regression.substeps steps of Euler from rung to
+ * rung, guided as desc says; at each rung x_r it passes the student learns its mean velocity to the next, in the space FLOW:
+ *
+ *   loss = mean over noises, rungs and elements of (student(x_r, t_r) - (x_{r+1} - x_r) / (t_{r+1} - t_r))^2
+ *
+ * Forwards of a leaf: steps * substeps of the teacher, twice that with guidance, and steps of the student, each followed by
+ * its backward (`more` but for the last). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
+ * the velocity is that of rounded ends.
+ *
+ *   values   regression is added to; NULL -> not read back from a device
+ *
+ * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
+XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
+
+/* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
+ * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
+ * GPU. Local. Errors: those of the device. */
+XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
 /* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
@@ -197,6 +240,12 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
  * unless a network's own exchange failed; STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
+
+/* One step of warm-up: every leaf's xd_dmd_warm_up, then the student alone is summed, clipped, stepped and published, as by
+ * xd_dmd_step. Learning rates and averages of its own are the caller's to set before and after. Steps of warm-up have a counter of their own, so a
+ * run has as many as it likes before its first xd_dmd_step. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
+XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
+                                     xd_dmd_values *values);
 
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);

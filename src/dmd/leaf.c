@@ -24,28 +24,33 @@ XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
-                                        const xdi_dmd_times *times) {
-    xd_network_call call;
-    memset(&call, 0, sizeof call);
-    call.samples = batch->samples;
-    call.hidden = hidden;
-    call.times = times->network;
-    call.condition = batch->condition;
-    call.raw = d->tensors[XDI_DMD_RAW];
-    return call;
-}
-
-XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch) {
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
+                                         int64_t step_samples) {
     const xd_dmd_sizes *sizes = &d->desc.sizes;
     XD_REQUIRE(d->ctx, batch->samples >= 0 && batch->samples <= sizes->samples, XD_ERROR_ARGUMENT,
                "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
                (long long)sizes->samples);
-    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= sizes->step_samples - batch->samples,
-               XD_ERROR_ARGUMENT, "samples %lld to %lld of a step of %lld", (long long)batch->first,
-               (long long)(batch->first + batch->samples - 1), (long long)sizes->step_samples);
+    XD_REQUIRE(d->ctx, batch->first >= 0 && batch->first <= step_samples - batch->samples, XD_ERROR_ARGUMENT,
+               "samples %lld to %lld of a step of %lld", (long long)batch->first,
+               (long long)(batch->first + batch->samples - 1), (long long)step_samples);
     XD_REQUIRE(d->ctx, leaf >= 0 && leaf < d->leaves, XD_ERROR_ARGUMENT, "leaf %lld of %lld", (long long)leaf,
                (long long)d->leaves);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
+    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+               (long long)batch->samples);
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out) {
+    const xd_launch launch = xd_ctx_launch(dmd->ctx);
+    xd_status found;
+    XD_TRY(xd_read(dmd->ctx, &found, dmd->status, sizeof found));
+    XD_TRY(xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status));
+    *out = found;
     return XD_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "dmd/denoise.h"
 #include "dmd/dmd.h"
+#include "dmd/sampler.h"
 #include "base/fail.h"
 #include "base/internal.h"
 #include "kernel/kernels.h"
@@ -25,6 +26,9 @@ typedef enum xdi_dmd_tensor {
 /* Discriminator's slots, and the teacher's while their features are used. */
 enum { XDI_DMD_SLOT_FAKE = 0, XDI_DMD_SLOT_REAL, XDI_DMD_SLOT_PERTURBED, XDI_DMD_SLOTS };
 
+/* Each transition between rungs with new noise has a stream. */
+enum { XDI_DMD_FRESH_STEPS = XD_STREAM_EMA - XD_STREAM_ROLLOUT };
+
 /* A row of the table of values. A rank's own row has number -1 and the count of its findings. */
 enum {
     XDI_DMD_NUMBER = 0,
@@ -33,6 +37,8 @@ enum {
     XDI_DMD_FAKE_SCORE,
     XDI_DMD_DISCRIMINATOR,
     XDI_DMD_R1,
+    XDI_DMD_DISTANCE,
+    XDI_DMD_REGRESSION,
     XDI_DMD_COLUMNS
 };
 
@@ -67,6 +73,7 @@ struct xd_dmd {
     xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
     xd_status *status;
     xd_sample_values *value;
+    double *distances; /* [samples] mean |x - T| */
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
@@ -74,7 +81,7 @@ struct xd_dmd {
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws;
+    double *draws; /* also numbers on their way from the device */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -100,7 +107,8 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
 /* tensors.c: to memory of the device, at once. */
 XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
 
-/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's two phases apart. */
+/* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's phases apart; the
+ * teacher's are those of warm-up, whose steps are counted apart. */
 typedef struct xdi_dmd_where {
     xd_dmd_role role;
     uint8_t stream;
@@ -114,11 +122,11 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
 /* tensors.c: sets the time of a row, exact and as networks see it. */
 XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t);
 
-/* input.c: x_t = alpha x + sigma eps at these times. */
+/* walk.c: x_t = alpha x + sigma eps at these times. */
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
                                        xd_rows out);
 
-/* input.c: a network's prediction at x_t converted to another type. */
+/* walk.c: a network's prediction at x_t converted to another type. */
 typedef struct xdi_dmd_reading {
     xd_dmd_role role;
     xd_prediction to;
@@ -127,14 +135,38 @@ typedef struct xdi_dmd_reading {
 } xdi_dmd_reading;
 XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out);
 
-/* input.c: the student's input and its times; GENERATED from a forward of it, kept for a backward or not. */
-XD_PRIVATE xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
+/* walk.c: a time of the list as the samplers round theirs; where the draws of a batch are. */
+XD_PRIVATE double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung);
+XD_PRIVATE xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch);
+
+/* walk.c: one time for all rows. */
+XD_PRIVATE void xdi_dmd_set_times(const xd_dmd *d, const xdi_dmd_times *times, int64_t samples, double t);
+
+/* walk.c: INPUT at the first rung = sigma of it, as a double, times noise; a role's prediction there converted; from what was
+ * predicted at INPUT, rung `rung`, to the next, through GENERATED, with this noise. */
+XD_PRIVATE xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples);
+XD_PRIVATE xd_result xdi_dmd_read_input(xd_dmd *d, xd_dmd_role role, xd_prediction to, int64_t samples,
+                                        xdi_dmd_tensor out);
+XD_PRIVATE xd_result xdi_dmd_descend(xd_dmd *d, xd_dmd_role role, int64_t samples, int64_t rung,
+                                     xdi_dmd_tensor noise);
+
+/* walk.c: RAW = the teacher's prediction at x_t, guided if it is (through REAL); the slope dx/dt of the last of these; x_t +
+ * width times that of it, which may lie over x_t. */
+typedef struct xdi_dmd_point {
+    xdi_dmd_tensor tensor; /* x_t */
+    const xdi_dmd_times *times;
+} xdi_dmd_point;
+XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at);
+XD_PRIVATE xd_result xdi_dmd_slope(xd_dmd *d, int64_t samples, xdi_dmd_point at, xdi_dmd_tensor out);
+XD_PRIVATE xd_result xdi_dmd_euler(xd_dmd *d, int64_t samples, xdi_dmd_point at, double width, void *out);
+
+/* input.c: GENERATED from a forward of the student at its input, kept for a backward or not. */
 XD_PRIVATE xd_result xdi_dmd_generate(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch, bool keep);
 
 /* input.c: time and noise of x for a phase, and x_t. */
 XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
 
-/* input.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
+/* walk.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 
@@ -145,15 +177,27 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 
-/* leaf.c: a leaf and its batch fit. */
-XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch);
+/* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
+XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
+                                         int64_t step_samples);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+
+/* dmd.c: arrays of times from memory of the host. */
+XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);
+
+/* dmd.c: the agreement of all ranks that make a call together. */
+XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result);
+
+/* input.c: NOISE: the batch's own or drawn. */
+XD_PRIVATE xd_result xdi_dmd_take_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch *batch);
 
 /* leaf.c: GENERATED into what is kept of a leaf, or from it. */
 XD_PRIVATE xd_result xdi_dmd_copy_kept(xd_dmd *d, int64_t leaf, int64_t samples, bool keep);
 
-/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student; and a call of the teacher or fake score at
- * times, with what it wants filled in by the caller. */
+/* leaf.c: x of a leaf in GENERATED for a phase that does not train the student. */
 XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t leaf, const xd_dmd_batch *batch);
+
+/* walk.c: a call of a network at times, with what it wants filled in by the caller. */
 XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
                                         const xdi_dmd_times *times);
 

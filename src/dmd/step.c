@@ -19,25 +19,30 @@ static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *value
     row[XDI_DMD_FAKE_SCORE] = values->fake_score;
     row[XDI_DMD_DISCRIMINATOR] = values->discriminator;
     row[XDI_DMD_R1] = values->r1;
+    row[XDI_DMD_DISTANCE] = values->distance;
+    row[XDI_DMD_REGRESSION] = values->regression;
 }
 
+/* What a step does. */
 typedef struct xdi_dmd_source {
     xd_dmd_batch_function batch;
     void *user;
+    bool turns[XD_DMD_ROLES]; /* who is stepped */
+    bool warm_up;
 } xdi_dmd_source;
 
 /* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
 static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
     const xd_dmd_desc *desc = &d->desc;
-    const int64_t step = d->record.step;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
     d->beyond = number < 0 ? k : -1;
     if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
-    if (xd_dmd_has_turn(desc, XD_DMD_STUDENT, step)) XD_TRY(xd_dmd_student(d, k, &batch, values));
-    if (xd_dmd_has_turn(desc, XD_DMD_FAKE_SCORE, step)) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
-    if (xd_dmd_has_turn(desc, XD_DMD_DISCRIMINATOR, step)) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+    if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
+    if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
+    if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
+    if (source->turns[XD_DMD_DISCRIMINATOR]) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
     return XD_OK;
 }
 
@@ -68,6 +73,8 @@ static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out
             out->fake_score += row[XDI_DMD_FAKE_SCORE];
             out->discriminator += row[XDI_DMD_DISCRIMINATOR];
             out->r1 += row[XDI_DMD_R1];
+            out->distance += row[XDI_DMD_DISTANCE];
+            out->regression += row[XDI_DMD_REGRESSION];
         }
 }
 
@@ -122,47 +129,79 @@ static xd_result xdi_dmd_advance(xd_dmd *d, xd_dmd_role role) {
     return xd_parallel_publish(trainer->parallel);
 }
 
-/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
-static xd_result xdi_dmd_step_roles(xd_dmd *d, bool *skipped) {
-    const int64_t step = d->record.step;
-    xd_status status;
-    for (int role = 0; role < XD_DMD_TEACHER; role++)
-        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
-    for (int role = 0; role < XD_DMD_TEACHER; role++)
-        if (xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step)) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
-    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
-    *skipped = status.not_finite != 0 || status.overflow != 0;
-    for (int64_t k = 0; k < d->leaves && *skipped; k++)
-        d->kept_samples[k] = -1; /* they may be what was found */
-    for (int role = 0; role < XD_DMD_TEACHER && !*skipped; role++)
-        d->record.updates[role] += xd_dmd_has_turn(&d->desc, (xd_dmd_role)role, step);
+static xd_result xdi_dmd_read_norm(xd_dmd *d, int role, double *out) {
+    xd_gradient_norm norm;
+    XD_TRY(xd_read(d->ctx, &norm, &d->norms[role], sizeof norm));
+    *out = norm.norm;
     return XD_OK;
 }
 
-static xd_result xdi_dmd_check_turns(const xd_dmd *d) {
+/* All norms before any step: a finding in one role's gradient keeps the others from stepping too. */
+static xd_result xdi_dmd_step_roles(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    xd_status status;
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_reduce(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_advance(d, (xd_dmd_role)role));
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role]) XD_TRY(xdi_dmd_read_norm(d, role, &values->norms[role]));
+    XD_TRY(xd_read(d->ctx, &status, d->status, sizeof status));
+    values->skipped = status.not_finite != 0 || status.overflow != 0;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *source) {
     static const char *const names[] = { "student", "fake score", "discriminator" };
     for (int role = 0; role < XD_DMD_TEACHER; role++) {
         const xd_dmd_trainer *trainer = &d->desc.trainers[role];
-        const bool trains = role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
+        const bool trains = source->warm_up ? source->turns[role]
+                                            : role != XD_DMD_DISCRIMINATOR || xdi_dmd_adversarial(&d->desc);
         XD_REQUIRE(d->ctx, !trains || (trainer->parallel && trainer->optimizer), XD_ERROR_STATE,
                    "the %s has no %s", names[role], trainer->parallel ? "optimizer" : "wrapper");
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
-    const xdi_dmd_source source = { batch, user };
-    const xd_launch launch = xd_ctx_launch(dmd->ctx);
-    xd_dmd_values shared;
-    xd_result result = xdi_dmd_check_turns(dmd);
+/* Everything but the counters. */
+static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
-        result = xd_ctx_kernels(dmd->ctx)->memory.fill(&launch, dmd->status, 0, sizeof *dmd->status);
-    if (result == XD_OK) result = xdi_dmd_leaves(dmd, &source);
-    if (dmd->desc.data) XD_TRY(xd_agree(dmd->desc.data, result));
-    XD_TRY(result);
-    XD_TRY(xdi_dmd_share(dmd, &shared));
-    XD_TRY(xdi_dmd_step_roles(dmd, &shared.skipped));
+        result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (result == XD_OK) result = xdi_dmd_leaves(d, source);
+    XD_TRY(xdi_dmd_agree(&d->desc, result));
+    XD_TRY(xdi_dmd_share(d, values));
+    return xdi_dmd_step_roles(d, source, values);
+}
+
+XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
+    xdi_dmd_source source;
+    xd_dmd_values shared;
+    memset(&source, 0, sizeof source);
+    source.batch = batch;
+    source.user = user;
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
+    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
+        dmd->kept_samples[k] = -1; /* they may be what was found */
+    for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)
+        dmd->record.updates[role] += source.turns[role];
     dmd->record.step++;
+    if (values) *values = shared;
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
+                                     xd_dmd_values *values) {
+    xdi_dmd_source source;
+    xd_dmd_values shared;
+    memset(&source, 0, sizeof source);
+    source.batch = batch;
+    source.user = user;
+    source.turns[XD_DMD_STUDENT] = source.warm_up = true;
+    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    dmd->record.warm_up++;
     if (values) *values = shared;
     return XD_OK;
 }

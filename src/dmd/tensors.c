@@ -38,7 +38,7 @@ static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t co
     draw.random.stream = where.stream;
     draw.random.micro = (uint16_t)where.role;
     draw.random.sample = (uint32_t)where.first;
-    draw.random.step = (uint32_t)d->record.step;
+    draw.random.step = (uint32_t)(where.role == XD_DMD_TEACHER ? d->record.warm_up : d->record.step);
     draw.rows = where.samples;
     draw.columns = columns;
     draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;

@@ -38,7 +38,17 @@ static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
+/* The mean over the samples of the whole step, in the order of the leaf's. */
+static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value) {
+    double sum = 0.0;
+    if (samples == 0) return XD_OK;
+    XD_TRY(xd_read(d->ctx, d->draws, d->distances, (size_t)samples * sizeof *d->distances));
+    for (int64_t i = 0; i < samples; i++) sum += d->draws[i];
+    *value += sum / (double)d->desc.sizes.step_samples;
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
@@ -47,8 +57,10 @@ static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, double *value) {
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
+    desc.distance = d->distances;
     XD_TRY(xd_vsd_loss(d->ctx, &desc, d->value));
-    return xdi_dmd_add_value(d, value);
+    if (values) XD_TRY(xdi_dmd_add_distances(d, samples, &values->distance));
+    return xdi_dmd_add_value(d, values ? &values->vsd : NULL);
 }
 
 /* The gradient by x becomes that by the student's own prediction. */
@@ -76,10 +88,8 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
     xd_network_call call;
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
-    XD_REQUIRE(dmd->ctx, !dmd->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", dmd->desc.guidance_scale,
-               (long long)batch->samples);
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
@@ -88,7 +98,7 @@ XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *b
     XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
     XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values ? &values->vsd : NULL));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);
@@ -118,7 +128,7 @@ static xd_result xdi_dmd_denoise(xd_dmd *d, int64_t samples, double *value) {
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values) {
     xd_network_call call;
-    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_fetch(dmd, XD_DMD_FAKE_SCORE, leaf, batch));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_FAKE_SCORE, batch));

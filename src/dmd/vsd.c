@@ -25,6 +25,7 @@ static xdi_sample_call xdi_vsd_call_of(xd_ctx *ctx, const xd_vsd_desc *d, xd_vsd
     a->gradient = d->gradient;
     a->sample_scale = d->sample_scale;
     a->chain = d->chain;
+    a->distance = d->distance;
     a->normaliser = d->normaliser;
     a->form = d->form;
     call.ctx = ctx;

@@ -25,6 +25,7 @@ typedef struct xd_vsd_desc {
     const double *
         chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
                           * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
+    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     xd_sample_common common; /* N: elements; weight 0 is an error */
@@ -51,7 +52,7 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
  * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
  * returns DATA on every rank; the gradient is still written.
  *
- * With a GPU every array, scale, denominator, status and out are device memory; the host reads nothing and does not wait, so a
+ * With a GPU every array, scale, distance, denominator, status and out are device memory; the host reads nothing and does not wait, so a
  * status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);
 

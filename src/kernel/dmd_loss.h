@@ -64,6 +64,7 @@ typedef struct xd_vsd_args {
     xd_sample_args base;
     xd_rows generated, teacher, fake, gradient;
     const double *sample_scale, *chain;
+    double *distance; /* [samples] out: mean |x - T|, or NULL */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
 } xd_vsd_args;

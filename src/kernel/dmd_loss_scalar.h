@@ -167,6 +167,7 @@ XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
     const double scale = a->sample_scale ? a->sample_scale[b] : 1.0, chain = a->chain ? a->chain[b] : 1.0;
     const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
     const double square = xd_sample_sum(sums, a->base.fixed, 1);
+    if (a->distance) a->distance[b] = mean;
     xd_sample_expect(s, scale >= 0.0 && isfinite(scale), scale);
     xd_sample_expect(s, isfinite(chain), chain);
     s->weight =

@@ -1,0 +1,287 @@
+/* Samples from noise. A sampler is a distillation that has one network, in the teacher's place. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <math.h>
+#include <string.h>
+
+struct xd_sampler {
+    xd_dmd d;
+    xd_sampler_kind kind;
+};
+
+/* ---- settings ---- */
+
+XD_API xd_sampler_desc xd_sampler_defaults(void) {
+    xd_sampler_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+    desc.guidance_scale = 1.0;
+    desc.dtype = XD_DTYPE_F32;
+    return desc;
+}
+
+XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc) {
+    xd_sampler_desc s = xd_sampler_defaults();
+    s.network = desc->networks[XD_DMD_STUDENT];
+    s.schedule = desc->schedule;
+    s.v_is_flow = desc->v_is_flow;
+    s.network_scale = desc->network_scale;
+    s.network_dtype = desc->network_dtype;
+    s.list_dtype = desc->student_times.dtype == XD_DTYPE_F32 ? XD_DTYPE_F32 : XD_DTYPE_NONE;
+    s.kind = desc->rungs.fresh_noise ? XD_SAMPLER_SDE : XD_SAMPLER_ODE;
+    s.steps = desc->rungs.steps;
+    s.list = desc->rungs.list;
+    s.samples = desc->sizes.samples;
+    s.elements = desc->sizes.elements;
+    s.first_element = desc->sizes.first_element;
+    s.dtype = desc->sizes.dtype;
+    s.seed = desc->seed;
+    return s;
+}
+
+static bool xdi_sampler_has_slope(xd_sampler_kind kind) {
+    return kind == XD_SAMPLER_EULER || kind == XD_SAMPLER_HEUN;
+}
+
+/* Every time but the last is one at which the prediction is read. */
+static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
+    static const char *const names[] = { "ODE", "SDE", "EULER", "HEUN" };
+    XD_REQUIRE(ctx, s->kind >= XD_SAMPLER_ODE && s->kind <= XD_SAMPLER_HEUN, XD_ERROR_ARGUMENT,
+               "a sampler of kind %d", (int)s->kind);
+    XD_REQUIRE(ctx, s->steps >= 1 && s->list, XD_ERROR_ARGUMENT, "a sampler of %d steps%s", s->steps,
+               s->list ? "" : " without a list of times");
+    XD_REQUIRE(ctx, s->kind != XD_SAMPLER_SDE || s->steps <= XDI_DMD_FRESH_STEPS, XD_ERROR_ARGUMENT,
+               "new noise between %d times; there are numbers for %d", s->steps, XDI_DMD_FRESH_STEPS);
+    XD_TRY(xd_noise_steps_check(ctx, &s->schedule, s->steps, s->list, (int64_t)s->steps + 1));
+    for (int i = 0; i < s->steps; i++) {
+        xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+        XD_TRY(xd_noise_level_at(ctx, &s->schedule, s->list[i], &level));
+        XD_REQUIRE(ctx,
+                   !xdi_sampler_has_slope(s->kind) ||
+                       (isfinite(level.alpha_rate) && isfinite(level.sigma_rate)),
+                   XD_ERROR_ARGUMENT, "sampler %s under a schedule (kind %d) that has no rates at time %g",
+                   names[s->kind], (int)s->schedule.kind, s->list[i]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const xd_dtype dtype = s->network_dtype ? s->network_dtype : XD_DTYPE_F32;
+    XD_TRY(xd_noise_check(ctx, &s->schedule));
+    XD_REQUIRE(ctx, s->network.forward, XD_ERROR_ARGUMENT,
+               "the network of a sampler of %d steps has no forward", s->steps);
+    XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
+    XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               s->guidance_scale);
+    XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
+               "times for networks, times %g", s->network_scale);
+    XD_REQUIRE(ctx, !isnan(xd_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
+               "times for networks as %s", xd_dtype_name(s->network_dtype));
+    XD_REQUIRE(ctx, s->list_dtype == XD_DTYPE_NONE || s->list_dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "times of a list as %s; NONE and F32 are possible", xd_dtype_name(s->list_dtype));
+    XD_REQUIRE(ctx, s->step >= 0 && s->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld of drawn noise",
+               (long long)s->step);
+    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
+               (long long)s->samples);
+    XD_REQUIRE(ctx,
+               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
+                   s->first_element <= INT64_MAX - s->elements,
+               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
+               (long long)s->elements, (long long)s->first_element);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc *desc) {
+    xd_dmd_desc *d = &s->d.desc;
+    memset(s, 0, sizeof *s);
+    s->kind = desc->kind;
+    s->d.ctx = ctx;
+    s->d.beyond = -1;
+    s->d.record.step = desc->step;
+    d->networks[XD_DMD_TEACHER] = desc->network;
+    d->schedule = desc->schedule;
+    d->v_is_flow = desc->v_is_flow;
+    d->network_scale = desc->network_scale;
+    d->network_dtype = desc->network_dtype;
+    d->student_times.dtype = desc->list_dtype;
+    d->rungs.steps = desc->steps;
+    d->rungs.list = desc->list;
+    d->guided = desc->guided;
+    d->guidance_scale = desc->guidance_scale;
+    d->sizes.samples = desc->samples;
+    d->sizes.elements = desc->elements;
+    d->sizes.first_element = desc->first_element;
+    d->sizes.dtype = desc->dtype;
+    d->seed = desc->seed;
+}
+
+static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
+    switch (tensor) {
+    case XDI_DMD_INPUT:
+    case XDI_DMD_RAW: return true;
+    case XDI_DMD_GENERATED:
+    case XDI_DMD_EPSILON: return !xdi_sampler_has_slope(s->kind);
+    case XDI_DMD_NOISED:
+    case XDI_DMD_TARGET:
+    case XDI_DMD_FAKE: return s->kind == XD_SAMPLER_HEUN;
+    case XDI_DMD_REAL: return s->d.desc.guided;
+    default: return false;
+    }
+}
+
+static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
+    xd_dmd *d = &s->d;
+    const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
+    const bool apart = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+    xd_arena_take_pointer(host, sizeof *s);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
+    xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
+    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
+    if (apart) d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
+    d->mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->mixes);
+    if (apart || d->desc.sizes.dtype != XD_DTYPE_F32)
+        d->normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->normals);
+    for (int i = 0; i < XDI_DMD_TENSORS; i++)
+        if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
+            d->tensors[i] = xd_arena_take_pointer(device, all * xd_dtype_size(d->desc.sizes.dtype));
+}
+
+XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    xd_sampler plan;
+    XD_TRY(xdi_sampler_check(ctx, desc));
+    xdi_sampler_settle(&plan, ctx, desc);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    out->host = host.peak + (apart ? 0 : device.peak);
+    out->device = apart ? device.peak : 0;
+    return XD_OK;
+}
+
+XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xd_sampler plan, *s;
+    XD_TRY(xdi_sampler_check(ctx, desc));
+    xdi_sampler_settle(&plan, ctx, desc);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    const size_t host_bytes = host.peak, device_bytes = device.peak;
+    s = (xd_sampler *)xd_allocate(ctx, host_bytes);
+    void *memory = s ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
+    if (!memory) {
+        if (s) xd_release(ctx, s);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a sampler: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    host = xd_arena_over(s, host_bytes);
+    device = xd_arena_over(memory, device_bytes);
+    xdi_sampler_lay_out(&plan, &host, &device);
+    *s = plan;
+    s->d.memory = memory;
+    *out = s;
+    return XD_OK;
+}
+
+XD_API void xd_sampler_destroy(xd_sampler *sampler) {
+    if (!sampler) return;
+    xd_ctx_kernels(sampler->d.ctx)->memory.release(sampler->d.ctx, sampler->d.memory);
+    xd_release(sampler->d.ctx, sampler);
+}
+
+/* ---- sampling ---- */
+
+static xd_result xdi_sampler_check_batch(const xd_sampler *s, const xd_dmd_batch *batch, const void *out) {
+    XD_REQUIRE(s->d.ctx, batch->samples >= 0 && batch->samples <= s->d.desc.sizes.samples, XD_ERROR_ARGUMENT,
+               "%lld samples in a batch; there is room for %lld", (long long)batch->samples,
+               (long long)s->d.desc.sizes.samples);
+    XD_REQUIRE(s->d.ctx, batch->first >= 0 && batch->first <= ((int64_t)1 << 32) - batch->samples,
+               XD_ERROR_ARGUMENT, "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1",
+               (long long)batch->samples, (long long)batch->first);
+    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT, "no place for %lld samples",
+               (long long)batch->samples);
+    return XD_OK;
+}
+
+/* The student's few steps; noise is drawn as for its phase of a step. */
+static xd_result xdi_sampler_few(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples, last = d->desc.rungs.steps - 1;
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
+    xdi_dmd_reading reading;
+    at.times = &d->input;
+    for (int64_t j = 0; j < last; j++) {
+        const xdi_dmd_where fresh = xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_ROLLOUT + 1 + (int)j, batch);
+        XD_TRY(xdi_dmd_guide(d, batch, at));
+        XD_TRY(s->kind == XD_SAMPLER_SDE
+                   ? xdi_dmd_normals(d, fresh, d->tensors[XDI_DMD_EPSILON])
+                   : xdi_dmd_read_input(d, XD_DMD_TEACHER, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
+        XD_TRY(xdi_dmd_descend(d, XD_DMD_TEACHER, n, j, XDI_DMD_EPSILON));
+    }
+    XD_TRY(xdi_dmd_guide(d, batch, at));
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = &d->input;
+    reading.hidden = d->tensors[XDI_DMD_INPUT];
+    return xdi_dmd_read(d, reading, n, out);
+}
+
+/* out = x + width/2 (slope at x + slope at where Euler's step leads to). */
+static xd_result xdi_sampler_heun(xd_sampler *s, const xd_dmd_batch *batch, double width, double next,
+                                  void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples;
+    const xd_rows x = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n), to = xdi_dmd_rows(d, out, n);
+    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
+    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], n);
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL }, ahead = { XDI_DMD_NOISED, NULL };
+    at.times = &d->input;
+    ahead.times = &d->noised;
+    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_TARGET));
+    XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors[XDI_DMD_NOISED]));
+    xdi_dmd_set_times(d, &d->noised, n, next);
+    XD_TRY(xdi_dmd_guide(d, batch, ahead));
+    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_FAKE));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 0.5;
+    XD_TRY(xdi_dmd_mix(d, here, there, here));
+    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = width;
+    return xdi_dmd_mix(d, x, here, to);
+}
+
+static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &s->d;
+    const int64_t n = batch->samples, steps = d->desc.rungs.steps;
+    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
+    at.times = &d->input;
+    for (int64_t j = 0; j < steps; j++) {
+        const double t = xdi_dmd_rung_time(d, j), next = xdi_dmd_rung_time(d, j + 1);
+        void *to = j + 1 < steps ? d->tensors[XDI_DMD_INPUT] : out;
+        xdi_dmd_set_times(d, &d->input, n, t);
+        XD_TRY(xdi_dmd_guide(d, batch, at));
+        XD_TRY(s->kind == XD_SAMPLER_HEUN && j + 1 < steps ? xdi_sampler_heun(s, batch, next - t, next, to)
+                                                           : xdi_dmd_euler(d, n, at, next - t, to));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    xd_dmd *d = &sampler->d;
+    void *input = d->tensors[XDI_DMD_INPUT];
+    XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
+    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    if (!batch->noise)
+        XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
+    XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));
+    return xdi_sampler_has_slope(sampler->kind) ? xdi_sampler_many(sampler, batch, out)
+                                                : xdi_sampler_few(sampler, batch, out);
+}
+
+XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
+    return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
+}

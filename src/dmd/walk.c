@@ -1,0 +1,151 @@
+/* What networks are given and what their predictions say, at one time and down a list of times. */
+
+#include "base/internal.h"
+#include "dmd/state.h"
+
+#include <string.h>
+
+/* ---- networks ---- */
+
+static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
+    const xd_parallel *parallel = d->desc.trainers[role].parallel;
+    return d->beyond < 0 || (parallel && d->beyond < xd_parallel_leaves(parallel).opened);
+}
+
+XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return xdi_dmd_takes_part(d, role) ? network->forward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[role];
+    return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
+                                       xd_rows out) {
+    for (int64_t i = 0; i < clean.rows; i++)
+        XD_TRY(xd_noise_mix(d->ctx, &d->desc.schedule, times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, clean, noise, out);
+}
+
+XD_PRIVATE xd_result xdi_dmd_read(xd_dmd *d, xdi_dmd_reading reading, int64_t samples, void *out) {
+    xd_conversion conversion;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[reading.role].predicts;
+    conversion.to = reading.to;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, reading.times->exact[i],
+                                 &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples),
+                       xdi_dmd_rows(d, reading.hidden, samples), xdi_dmd_rows(d, out, samples));
+}
+
+XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *batch, const void *hidden,
+                                        const xdi_dmd_times *times) {
+    xd_network_call call;
+    memset(&call, 0, sizeof call);
+    call.samples = batch->samples;
+    call.hidden = hidden;
+    call.times = times->network;
+    call.condition = batch->condition;
+    call.raw = d->tensors[XDI_DMD_RAW];
+    return call;
+}
+
+/* ---- rungs ---- */
+
+XD_PRIVATE xdi_dmd_where xdi_dmd_at(xd_dmd_role phase, int stream, const xd_dmd_batch *batch) {
+    xdi_dmd_where where;
+    where.role = phase;
+    where.stream = (uint8_t)stream;
+    where.first = batch->first;
+    where.samples = batch->samples;
+    return where;
+}
+
+XD_PRIVATE double xdi_dmd_rung_time(const xd_dmd *d, int64_t rung) {
+    const double t = d->desc.rungs.list[rung];
+    return d->desc.student_times.dtype == XD_DTYPE_F32 ? (double)(float)t : t;
+}
+
+XD_PRIVATE void xdi_dmd_set_times(const xd_dmd *d, const xdi_dmd_times *times, int64_t samples, double t) {
+    for (int64_t i = 0; i < samples; i++) xdi_dmd_set_time(d, times, i, t);
+}
+
+XD_PRIVATE xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples) {
+    xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
+    xd_rows none;
+    memset(&none, 0, sizeof none);
+    XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = level.sigma, d->host_mixes[i].c1 = 0.0;
+    xdi_dmd_set_times(d, &d->input, samples, xdi_dmd_rung_time(d, 0));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, noise, samples), none,
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
+}
+
+XD_PRIVATE xd_result xdi_dmd_read_input(xd_dmd *d, xd_dmd_role role, xd_prediction to, int64_t samples,
+                                        xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = role;
+    reading.to = to;
+    reading.times = &d->input;
+    reading.hidden = d->tensors[XDI_DMD_INPUT];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+XD_PRIVATE xd_result xdi_dmd_descend(xd_dmd *d, xd_dmd_role role, int64_t samples, int64_t rung,
+                                     xdi_dmd_tensor noise) {
+    XD_TRY(xdi_dmd_read_input(d, role, XD_PREDICT_X0, samples, XDI_DMD_GENERATED));
+    xdi_dmd_set_times(d, &d->input, samples, xdi_dmd_rung_time(d, rung + 1));
+    return xdi_dmd_add_noise(d, &d->input, xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples),
+                             xdi_dmd_rows(d, d->tensors[noise], samples),
+                             xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], samples));
+}
+
+/* ---- along the slope ---- */
+
+static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void *condition,
+                               xdi_dmd_point at) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[at.tensor], at.times);
+    call.condition = condition;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
+    const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    if (!d->desc.guided) return XD_OK;
+    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
+    XD_TRY(xdi_dmd_mix(d, raw, raw, conditional));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
+    return xdi_dmd_mix(d, conditional, raw, raw);
+}
+
+XD_PRIVATE xd_result xdi_dmd_slope(xd_dmd *d, int64_t samples, xdi_dmd_point at, xdi_dmd_tensor out) {
+    xdi_dmd_reading reading;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_FLOW;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    return xdi_dmd_read(d, reading, samples, d->tensors[out]);
+}
+
+XD_PRIVATE xd_result xdi_dmd_euler(xd_dmd *d, int64_t samples, xdi_dmd_point at, double width, void *out) {
+    xd_conversion conversion;
+    memset(&conversion, 0, sizeof conversion);
+    conversion.from = d->desc.networks[XD_DMD_TEACHER].predicts;
+    conversion.to = XD_PREDICT_FLOW;
+    conversion.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < samples; i++) { /* x + width (c0 p + c1 x), rounded once */
+        xd_mix *mix = &d->host_mixes[i];
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &conversion, at.times->exact[i], mix));
+        mix->c0 *= width;
+        mix->c1 = 1.0 + width * mix->c1;
+    }
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], samples),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], samples), xdi_dmd_rows(d, out, samples));
+}

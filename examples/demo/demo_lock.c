@@ -3,6 +3,8 @@
 #define _POSIX_C_SOURCE 200112L /* fcntl */
 #include "demo.h"
 
+#include "../common/folders.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -43,25 +45,10 @@ static xd_result demo_lock_refused(xd_ctx *ctx, const char *directory, long owne
         who, directory);
 }
 
-/* The folder, and those that it lies in. */
-static int demo_make_folders(const xd_files *files, const char *directory) {
-    char part[512];
-    snprintf(part, sizeof part, "%s", directory);
-    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        const int error = files->make_directory(files->user, part);
-        if (error) return error;
-        *slash = '/';
-    }
-    return files->make_directory(files->user, directory);
-}
-
 /* The file of the lock, open. */
 static xd_result demo_lock_open(xd_ctx *ctx, const char *directory, int *file) {
-    const xd_files *files = &xd_ctx_settings(ctx)->files;
     char path[512];
-    const int error = demo_make_folders(files, directory);
-    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "cannot make the directory %s: %s", directory, strerror(error));
+    XD_TRY(folders_make(ctx, directory));
     snprintf(path, sizeof path, "%s/.lock", directory);
     *file = open(path, O_RDWR | O_CREAT, 0666);
     XD_REQUIRE(ctx, *file >= 0, XD_ERROR_IO, "cannot write %s: %s", path, strerror(errno));

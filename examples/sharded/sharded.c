@@ -20,6 +20,7 @@
 
 #include "sharded.h"
 
+#include "../common/folders.h"
 #include "../common/model_directory.h"
 
 #include <stdio.h>
@@ -100,7 +101,6 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
 }
 
 static xd_result sharded_open_output(sharded_world *w, const sharded_options *o) {
-    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
     snprintf(w->student, sizeof w->student, "%s/student", o->out);
     snprintf(w->plain, sizeof w->plain, "%s/plain", o->out);
     snprintf(w->wrapped, sizeof w->wrapped, "%s/wrapped", o->out);
@@ -111,9 +111,8 @@ static xd_result sharded_open_output(sharded_world *w, const sharded_options *o)
                        w->student);
     const char *const folders[] = { w->plain, w->wrapped };
     for (int i = 0; i < 2; i++) {
-        XD_REQUIRE(w->ctx, files->make_directory(files->user, folders[i]) == 0, XD_ERROR_IO,
-                   "cannot make the directory %s", folders[i]);
-        XD_TRY(sharded_forget(w->ctx, folders[i]));
+        XD_TRY(folders_make(w->ctx, folders[i]));
+        XD_TRY(folders_forget_checkpoints(w->ctx, folders[i]));
     }
     return XD_OK;
 }

@@ -149,9 +149,6 @@ xd_result sharded_student_gather(sharded_student *s, float *weights);
 xd_result sharded_save(const sharded_student *s, const char *directory, int step);
 xd_result sharded_load(const sharded_student *s, const char *directory, int *step);
 
-/* Removes the checkpoints of an older run, whose steps may be beyond this one's. Errors: IO. */
-xd_result sharded_forget(xd_ctx *ctx, const char *directory);
-
 /* ---- comparing ---- */
 
 enum { SHARDED_WEIGHTS, SHARDED_MOMENTS, SHARDED_AVERAGE, SHARDED_CURVE, SHARDED_THINGS };

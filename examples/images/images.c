@@ -1,0 +1,148 @@
+/* images.c - distils a diffusion model of small pictures into students that need few steps, and compares what they draw.
+ *
+ *   make demo-images
+ *   build/demo-images --mesh fsdp=2
+ *   build/demo-images --help          all options
+ *
+ * The teacher (data/images/teacher) turns noise into clothes in 50 steps of rectified flow, and has been trained on
+ * Fashion-MNIST. Two students begin with its weights and learn to do the same in 4 steps and in 1, by distribution matching
+ * (DMD2): a fake score, a copy of the teacher, follows what the student draws, and the difference of what both say of a noised
+ * picture is the student's gradient. No picture of the training set is needed for that.
+ *
+ * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
+ * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and sums run
+ * in INVARIANT mode: any number of ranks, whole networks or parts, gives the same bits. */
+#define XDISTILL_IMPLEMENTATION
+#include "images.h"
+
+#include "images_teacher.h"
+
+#include "../common/progress.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Everything main owns. */
+typedef struct images_world {
+    const images_options *options;
+    dataset set; /* with train_teacher */
+    images_recipe recipes[IMAGES_STUDENTS];
+    images_row rows[IMAGES_ROWS];
+} images_world;
+
+/* ---- the teacher ---- */
+
+typedef struct images_watch {
+    progress line;
+    int steps;
+    double sum; /* of the last losses */
+} images_watch;
+
+static void images_tell_lesson(void *user, int step, double loss) {
+    images_watch *watch = (images_watch *)user;
+    char done[64], error[64], left[64], time[32];
+    const double now = images_seconds();
+    const char *const parts[] = { done, error, left };
+    watch->sum += (loss - watch->sum) * (step < 50 ? 1.0 / step : 0.02);
+    snprintf(done, sizeof done, "step %d of %d", step, watch->steps);
+    snprintf(error, sizeof error, "squared error %.4f", watch->sum);
+    snprintf(left, sizeof left, "%s left", progress_time(time, now / step * (watch->steps - step)));
+    progress_show(&watch->line, now, parts, 3, step == watch->steps);
+}
+
+static xd_result images_teach(xd_comm *world, void *argument) {
+    const images_world *w = (const images_world *)argument;
+    const images_options *o = w->options;
+    const images_shape shape = { o->fsdp, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES, 1 };
+    const images_lesson lesson = { &w->set, o->teacher_steps, o->seed };
+    images_watch watch = { progress_begin(), o->teacher_steps, 0.0 };
+    images_role teacher;
+    char directory[480];
+    snprintf(directory, sizeof directory, "%s/teacher", o->data);
+    xd_result result = images_role_open(world, &shape, o->seed, &teacher);
+    if (result == XD_OK) result = images_teacher_train(&teacher, &lesson, images_tell_lesson, &watch);
+    if (result == XD_OK) result = images_role_save(&teacher, directory);
+    images_role_close(&teacher);
+    return result;
+}
+
+/* ---- the students ---- */
+
+static void images_fill_rows(images_world *w) {
+    static const struct {
+        const char *title;
+        int steps, student;
+        const char *model;
+    } table[IMAGES_ROWS] = {
+        { "teacher, 50 steps", 50, -1, "" },
+        { "teacher, 8", 8, -1, "" },
+        { "teacher, 4", 4, -1, "" },
+        { "teacher, 1", 1, -1, "" },
+        { "warm-up alone, 4", 4, IMAGES_FOUR, "warm-up" },
+        { "student, 4", 4, IMAGES_FOUR, "student-ema" },
+        { "student, 1", 1, IMAGES_ONE, "student-ema" },
+    };
+    for (int i = 0; i < IMAGES_ROWS; i++) {
+        images_row *row = &w->rows[i];
+        const images_recipe *recipe = table[i].student < 0 ? NULL : &w->recipes[table[i].student];
+        memset(row, 0, sizeof *row);
+        row->title = table[i].title;
+        row->steps = table[i].steps;
+        row->list = recipe ? recipe->list : NULL;
+        if (recipe)
+            snprintf(row->directory, sizeof row->directory, "%s/%s/%s", w->options->out, recipe->name,
+                     table[i].model);
+        else
+            snprintf(row->directory, sizeof row->directory, "%s/teacher", w->options->data);
+    }
+}
+
+static xd_result images_work(xd_comm *world, void *argument) {
+    images_world *w = (images_world *)argument;
+    images_row *rows = w->rows;
+    for (int i = 0; i < IMAGES_STUDENTS; i++) XD_TRY(images_distil(world, w->options, &w->recipes[i]));
+    XD_TRY(images_measure(world, w->options, rows, IMAGES_ROWS));
+    xd_result told = XD_OK;
+    if (xd_comm_rank(world) == 0) told = images_report(xd_comm_ctx(world), w->options, rows, IMAGES_ROWS);
+    return xd_agree(world, told);
+}
+
+/* ---- main ---- */
+
+static int images_main(const images_options *o) {
+    static images_world w;
+    xd_ctx_desc desc;
+    xd_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&error, 0, sizeof error);
+    desc.reduction = XD_REDUCTION_INVARIANT;
+    w.options = o;
+    xd_ctx *ctx = NULL;
+    xd_result result = xd_ctx_create(&desc, &ctx);
+    if (result == XD_OK && o->train_teacher) result = dataset_load(ctx, o->train_teacher, "train", &w.set);
+    if (result != XD_OK) {
+        fprintf(stderr, "demo-images: %s: %s\n", xd_result_name(result), ctx ? xd_last_error(ctx)->message : "");
+        return 1;
+    }
+    images_recipes(o, w.recipes);
+    images_fill_rows(&w);
+    result = xd_run_threads(o->ranks, &desc, o->train_teacher ? images_teach : images_work, &w, &error);
+    dataset_free(ctx, &w.set);
+    xd_ctx_destroy(ctx);
+    if (result != XD_OK)
+        fprintf(stderr, "demo-images: rank %d: %s: %s\n", error.rank, xd_result_name(result), error.message);
+    return result != XD_OK;
+}
+
+int main(int argc, char **argv) {
+    images_options options;
+    if (!images_parse(argc, argv, &options)) {
+        fprintf(stderr, "demo-images: %s\nbuild/demo-images --help lists the options\n", options.problem);
+        return 2;
+    }
+    if (options.help) {
+        images_print_help();
+        return 0;
+    }
+    return images_main(&options);
+}

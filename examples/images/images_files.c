@@ -1,0 +1,213 @@
+/* images_files.c - what a training leaves behind, and goes on from. */
+#include "images_run.h"
+
+#include "../common/folders.h"
+#include "../common/json_fields.h"
+
+#include <stdio.h>
+#include <string.h>
+
+xd_result images_agree_on(const images_run *run, xd_result result) {
+    return xd_agree(run->world, result);
+}
+
+static void images_path(const images_run *run, const char *name, char out[480]) {
+    snprintf(out, 480, "%s/%s", run->directory, name);
+}
+
+/* ---- settings ---- */
+
+/* What decides about the bits of a run. */
+static void images_describe(const images_run *run, char out[256]) {
+    const images_recipe *recipe = run->recipe;
+    snprintf(out, 256, "seed %llu, warm-up %d, lead %d, steps %d with %d critics, batch %d\n",
+             (unsigned long long)run->options->seed, recipe->warm_up, recipe->lead, recipe->steps, recipe->critics,
+             recipe->batch);
+}
+
+/* An older run's settings, "" without one. */
+static xd_result images_older(xd_ctx *ctx, const char *path, char out[256]) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = fopen(path, "rb");
+    out[0] = 0;
+    if (!file) return XD_OK;
+    fclose(file);
+    XD_TRY(xd_file_load(ctx, path, 255, &text, &bytes));
+    memcpy(out, text, bytes);
+    out[bytes] = 0;
+    xd_release(ctx, text);
+    return XD_OK;
+}
+
+/* Nothing of an older run may be taken for this one's. */
+static xd_result images_forget(const images_run *run, const char *checkpoints) {
+    static const char *const files[] = { "metrics.jsonl", "warm-up/model.safetensors", "student/model.safetensors",
+                                         "student-ema/model.safetensors" };
+    char path[480];
+    for (int i = 0; i < 4; i++) {
+        images_path(run, files[i], path);
+        (void)remove(path); /* it may not be there */
+    }
+    return folders_forget_checkpoints(xd_comm_ctx(run->world), checkpoints);
+}
+
+static bool images_exists(const images_run *run, const char *name) {
+    char path[480];
+    images_path(run, name, path);
+    FILE *file = fopen(path, "rb");
+    if (file) fclose(file);
+    return file != NULL;
+}
+
+/* Rank 0's part of images_prepare. */
+static xd_result images_find(images_run *run) {
+    xd_ctx *ctx = xd_comm_ctx(run->world);
+    const images_options *o = run->options;
+    char settings[480], checkpoints[480], mine[256], older[256];
+    int64_t step = 0;
+    images_path(run, "settings.txt", settings);
+    images_path(run, "checkpoints", checkpoints);
+    images_describe(run, mine);
+    XD_TRY(folders_make(ctx, checkpoints));
+    XD_TRY(images_older(ctx, settings, older));
+    if (o->resume && older[0]) {
+        XD_REQUIRE(ctx, strcmp(mine, older) == 0, XD_ERROR_MISMATCH, "%s was begun with %.*s, not with %.*s", settings,
+                   (int)strcspn(older, "\n"), older, (int)strcspn(mine, "\n"), mine);
+        run->warmed = run->recipe->warm_up > 0 && images_exists(run, "warm-up/model.safetensors");
+        run->resumes = xd_checkpoint_find(ctx, checkpoints, &step) == XD_OK;
+        return XD_OK;
+    }
+    XD_REQUIRE(ctx, o->overwrite || !images_exists(run, "student-ema/model.safetensors"), XD_ERROR_STATE,
+               "%s holds a finished student: --overwrite replaces it, --resume goes on, --out names another folder",
+               run->directory);
+    XD_TRY(images_forget(run, checkpoints));
+    return xd_file_save(ctx, settings, mine, strlen(mine));
+}
+
+xd_result images_prepare(images_run *run) {
+    int64_t found[2];
+    snprintf(run->directory, sizeof run->directory, "%s/%s", run->options->out, run->recipe->name);
+    snprintf(run->warm_directory, sizeof run->warm_directory, "%s/warm-up", run->directory);
+    XD_TRY(images_agree_on(run, xd_comm_rank(run->world) == 0 ? images_find(run) : XD_OK));
+    found[0] = run->warmed;
+    found[1] = run->resumes;
+    XD_TRY(xd_broadcast(run->world, found, 2, XD_DTYPE_I64, 0));
+    run->warmed = found[0] != 0;
+    run->resumes = found[1] != 0;
+    return XD_OK;
+}
+
+/* ---- checkpoints ---- */
+
+/* Student and fake score, each with optimizer and average. */
+static void images_networks(images_run *run, xd_checkpoint_network networks[2], xd_checkpoint_average averages[2]) {
+    static const xd_dmd_role roles[] = { XD_DMD_STUDENT, XD_DMD_FAKE_SCORE };
+    memset(networks, 0, 2 * sizeof *networks);
+    for (int i = 0; i < 2; i++) {
+        const images_role *role = &run->roles[roles[i]];
+        averages[i].name = "average";
+        averages[i].ema = role->average;
+        networks[i].name = i == 0 ? NULL : "fake";
+        networks[i].parts = role->parts;
+        networks[i].part_count = role->count;
+        networks[i].optimizer = role->optimizer;
+        networks[i].averages = &averages[i];
+        networks[i].average_count = 1;
+    }
+}
+
+xd_result images_save(images_run *run, int step) {
+    const xd_dmd_record record = xd_dmd_describe(run->dmd);
+    xd_checkpoint_network networks[2];
+    xd_checkpoint_average averages[2];
+    xd_checkpoint_save_desc save;
+    char root[480], state[256];
+    images_networks(run, networks, averages);
+    images_path(run, "checkpoints", root);
+    snprintf(state, sizeof state, "{\"student\": %lld, \"fake_score\": %lld, \"warm_up\": %lld}",
+             (long long)record.updates[XD_DMD_STUDENT], (long long)record.updates[XD_DMD_FAKE_SCORE],
+             (long long)record.warm_up);
+    memset(&save, 0, sizeof save);
+    save.root = root;
+    save.step = step;
+    save.networks = networks;
+    save.network_count = 2;
+    save.state = state;
+    save.keep = 2;
+    save.overwrite = true;
+    return xd_checkpoint_save(run->world, &save);
+}
+
+static xd_result images_resume(images_run *run, const char *state, int64_t step) {
+    xd_ctx *ctx = xd_comm_ctx(run->world);
+    xd_json *root = NULL;
+    xd_dmd_record record = xd_dmd_describe(run->dmd);
+    XD_TRY(xd_json_load_memory(ctx, NULL, state, strlen(state), &root));
+    const bool read = xd_json_int64(xd_json_find(root, "student"), &record.updates[XD_DMD_STUDENT]) &&
+                      xd_json_int64(xd_json_find(root, "fake_score"), &record.updates[XD_DMD_FAKE_SCORE]) &&
+                      xd_json_int64(xd_json_find(root, "warm_up"), &record.warm_up);
+    xd_json_destroy(ctx, root);
+    XD_REQUIRE(ctx, read, XD_ERROR_FORMAT, "a checkpoint of %s without the state of a run", run->directory);
+    record.step = step;
+    return xd_dmd_resume(run->dmd, &record);
+}
+
+/* The first `lines` lines of metrics.jsonl: later ones are of steps that will be made again. */
+static xd_result images_cut_metrics(const images_run *run, int lines) {
+    xd_ctx *ctx = xd_comm_ctx(run->world);
+    char path[480], *text = NULL;
+    size_t bytes = 0, end = 0;
+    images_path(run, "metrics.jsonl", path);
+    XD_TRY(xd_file_load(ctx, path, (size_t)1 << 30, &text, &bytes));
+    while (end < bytes && lines > 0) lines -= text[end++] == '\n';
+    const xd_result result = xd_file_save(ctx, path, text, end);
+    xd_release(ctx, text);
+    return result;
+}
+
+xd_result images_load(images_run *run, int *step) {
+    xd_checkpoint_network networks[2];
+    xd_checkpoint_average averages[2];
+    xd_checkpoint_load_desc load;
+    xd_checkpoint_report report;
+    char root[480], *state = NULL;
+    images_networks(run, networks, averages);
+    images_path(run, "checkpoints", root);
+    memset(&load, 0, sizeof load);
+    load.root = root;
+    load.step = XD_CHECKPOINT_NEWEST;
+    load.networks = networks;
+    load.network_count = 2;
+    XD_TRY(xd_checkpoint_load(run->world, &load, &report, &state));
+    xd_result result = images_resume(run, state ? state : "{}", report.step);
+    if (state) xd_release(xd_comm_ctx(run->world), state);
+    *step = (int)report.step;
+    for (int i = 0; i < 2 && result == XD_OK; i++)
+        result = xd_parallel_publish(run->roles[i == 0 ? XD_DMD_STUDENT : XD_DMD_FAKE_SCORE].parallel);
+    if (result == XD_OK && xd_comm_rank(run->world) == 0)
+        result = images_cut_metrics(run, run->recipe->warm_up + *step);
+    return images_agree_on(run, result);
+}
+
+/* ---- metrics ---- */
+
+xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
+    xd_ctx *ctx = xd_comm_ctx(run->world);
+    char path[480];
+    images_path(run, "metrics.jsonl", path);
+    FILE *file = fopen(path, "ab");
+    XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);
+    if (run->warming)
+        fprintf(file, "{\"warm_up\": %d, \"regression\": %.17g, \"norm\": %.17g, \"skipped\": %s}\n", step,
+                values->regression, values->norms[XD_DMD_STUDENT], values->skipped ? "true" : "false");
+    else
+        fprintf(file,
+                "{\"step\": %d, \"vsd\": %.17g, \"distance\": %.17g, \"fake_score\": %.17g, \"student_norm\": %.17g, "
+                "\"fake_score_norm\": %.17g, \"skipped\": %s}\n",
+                step, values->vsd, values->distance, values->fake_score, values->norms[XD_DMD_STUDENT],
+                values->norms[XD_DMD_FAKE_SCORE], values->skipped ? "true" : "false");
+    const bool failed = ferror(file) != 0;
+    XD_REQUIRE(ctx, fclose(file) == 0 && !failed, XD_ERROR_IO, "cannot write %s", path);
+    return XD_OK;
+}

@@ -1,0 +1,51 @@
+/* images_run.h - one student's training, between the files that it is made of. */
+#ifndef IMAGES_RUN_H
+#define IMAGES_RUN_H
+
+#include "../common/progress.h"
+#include "images.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { IMAGES_MOST_LEAF = 32 };
+
+typedef struct images_run {
+    xd_comm *world;
+    const images_options *options;
+    const images_recipe *recipe;
+    images_role roles[XD_DMD_ROLES];
+    xd_dmd_desc desc;
+    xd_dmd *dmd;
+    bool warming, warmed; /* warm-up is under way; was finished by an earlier run */
+    bool resumes;         /* there is a checkpoint to go on from */
+    int drawn_at;         /* step whose classes are drawn */
+    int32_t classes[IMAGES_MOST_LEAF];
+    char directory[400], warm_directory[440];
+    /* Of rank 0. */
+    progress line;
+    double began; /* when the first step of this part was done; < 0: not yet */
+    int began_at; /* steps before it */
+    double distance;
+} images_run;
+
+/* Finds out what an earlier run has left, or removes it; makes the folder. Collective. Errors: STATE (a finished run that may not
+ * be replaced), MISMATCH (a run with other settings is to go on), IO. */
+xd_result images_prepare(images_run *run);
+
+/* Everything that a step of matching changes. Collective. */
+xd_result images_save(images_run *run, int step);
+xd_result images_load(images_run *run, int *step);
+
+/* Adds a line to metrics.jsonl. Rank 0's. */
+xd_result images_note(images_run *run, int step, const xd_dmd_values *values);
+
+/* A result of rank 0 on all ranks. Collective. */
+xd_result images_agree_on(const images_run *run, xd_result result);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* IMAGES_RUN_H */

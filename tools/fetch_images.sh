@@ -53,5 +53,6 @@ done <<END
 $names
 END
 rm -rf "$out/package" "$out/$package"_*.deb "$out"/*.part
+[ "$skipped" -ne 0 ] || rm -f "$out/apt.log" "$out/dpkg.log"
 echo "$out: $ready files ready, $skipped skipped${why:+: $why}"
 [ "$skipped" -eq 0 ]

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EPOCHS = 5, BATCH = 128, SAMPLES = 10, RANDOM = 5000, SEED = 1 };
+enum { EPOCHS = 5, BATCH = 128, SAMPLES = 10, RANDOM = 5000, DRAWS = 100, SEED = 1 };
 static const double peak_rate = 2e-3, last_rate = 2e-5;
 
 typedef struct work {
@@ -101,26 +101,24 @@ static xd_result train(work *w) {
 
 /* ---- features ---- */
 
-/* Of the pictures that `order` lists; NULL -> of the first `count`. */
-static xd_result measure(work *w, const dataset *set, const int64_t *order, int64_t count,
-                         frechet_gaussian *out) {
-    static float image[IMAGE_PIXELS], one[CLASSIFIER_FEATURES];
+/* The features of all pictures of a set; freed with xd_release. */
+static xd_result features_of(work *w, const dataset *set, float **out) {
+    float *features =
+        (float *)xd_allocate(w->ctx, (size_t)(set->count * CLASSIFIER_FEATURES) * sizeof(float));
+    XD_REQUIRE(w->ctx, features, XD_ERROR_MEMORY, "no room for features of %lld pictures",
+               (long long)set->count);
+    *out = features;
+    return classifier_forward(w->ctx, &w->net, set->images, set->count, features, NULL);
+}
+
+static xd_result measure_test(work *w) {
     static frechet_sums sums;
+    float *features = NULL;
+    XD_TRY(features_of(w, &w->test, &features));
     frechet_begin(&sums, CLASSIFIER_FEATURES);
-    if (!order) {
-        float *features = (float *)xd_allocate(w->ctx, (size_t)(count * CLASSIFIER_FEATURES) * sizeof(float));
-        XD_REQUIRE(w->ctx, features, XD_ERROR_MEMORY, "no room for features of %lld pictures",
-                   (long long)count);
-        XD_TRY(classifier_forward(w->ctx, &w->net, set->images, count, features, NULL));
-        frechet_add(&sums, features, count);
-        xd_release(w->ctx, features);
-    }
-    for (int64_t i = 0; order && i < count; i++) {
-        memcpy(image, set->images + order[i] * IMAGE_PIXELS, sizeof image);
-        XD_TRY(classifier_forward(w->ctx, &w->net, image, 1, one, NULL));
-        frechet_add(&sums, one, 1);
-    }
-    frechet_end(&sums, out);
+    frechet_add(&sums, features, w->test.count);
+    frechet_end(&sums, &w->reference);
+    xd_release(w->ctx, features);
     return XD_OK;
 }
 
@@ -129,12 +127,12 @@ static xd_result save_classifier(work *w) {
     double variance = 0.0;
     path_of(path, w->out, "classifier.safetensors");
     XD_TRY(classifier_save(w->ctx, path, &w->net)); /* rounds the weights */
-    XD_TRY(measure(w, &w->test, NULL, w->test.count, &w->reference));
+    XD_TRY(measure_test(w));
     for (int i = 0; i < CLASSIFIER_FEATURES; i++)
         variance += w->reference.covariance[i * (CLASSIFIER_FEATURES + 1)] / CLASSIFIER_FEATURES;
-    w->net.feature_scale = (float)(1.0 / sqrt(variance));
+    w->net.feature_scale = (float)((double)w->net.feature_scale / sqrt(variance));
     XD_TRY(classifier_save(w->ctx, path, &w->net));
-    XD_TRY(measure(w, &w->test, NULL, w->test.count, &w->reference));
+    XD_TRY(measure_test(w));
     path_of(path, w->out, "features.safetensors");
     XD_TRY(frechet_save(w->ctx, path, &w->reference));
     return frechet_load(w->ctx, path, &w->reference);
@@ -183,26 +181,49 @@ static xd_result save_samples(work *w, const char *from) {
 
 /* ---- what it came to ---- */
 
-static xd_result report(work *w) {
-    frechet_gaussian some;
-    int64_t right = 0;
+/* Of the `count` rows that `order` lists. */
+static double distance_of(const work *w, const float *features, const int64_t *order, int64_t count) {
+    static frechet_sums sums;
+    static frechet_gaussian some;
+    frechet_begin(&sums, CLASSIFIER_FEATURES);
+    for (int64_t i = 0; i < count; i++) frechet_add(&sums, features + order[i] * CLASSIFIER_FEATURES, 1);
+    frechet_end(&sums, &some);
+    return frechet_distance(&some, &w->reference);
+}
+
+static xd_result report_distances(work *w) {
+    double sum = 0.0, squares = 0.0;
+    float *features = NULL;
     int64_t *order = (int64_t *)xd_allocate(w->ctx, (size_t)w->train.count * sizeof *order);
     XD_REQUIRE(w->ctx, order, XD_ERROR_MEMORY, "no room for an order of %lld pictures",
                (long long)w->train.count);
-    XD_TRY(classifier_correct(w->ctx, &w->net, &w->test, &right));
-    printf("classifier: %lld of %lld test pictures right, features times %.4f\n", (long long)right,
-           (long long)w->test.count, (double)w->net.feature_scale);
-    for (uint32_t draw = 0; draw < 3; draw++) {
+    XD_TRY(features_of(w, &w->train, &features));
+    for (uint32_t draw = 0; draw < DRAWS; draw++) {
         shuffle(1000 + draw, w->train.count, order);
-        XD_TRY(measure(w, &w->train, order, RANDOM, &some));
-        printf("distance of %d training pictures, draw %u: %.4f\n", RANDOM, (unsigned)draw,
-               frechet_distance(&some, &w->reference));
+        const double distance = distance_of(w, features, order, RANDOM);
+        sum += distance;
+        squares += distance * distance;
     }
-    XD_TRY(measure(w, &w->train, NULL, w->train.count, &some));
-    printf("distance of all %lld training pictures: %.4f\n", (long long)w->train.count,
-           frechet_distance(&some, &w->reference));
+    printf("distance of all %lld training pictures to the test pictures: %.4f\n", (long long)w->train.count,
+           distance_of(w, features, order, w->train.count));
+    printf("of %d at random: %.4f, standard deviation %.4f (%d draws)\n", RANDOM, sum / DRAWS,
+           sqrt((squares - sum * sum / DRAWS) / (DRAWS - 1)), DRAWS);
+    xd_release(w->ctx, features);
     xd_release(w->ctx, order);
     return XD_OK;
+}
+
+static xd_result report(work *w) {
+    dataset sample;
+    int64_t right = 0, sample_right = 0;
+    XD_TRY(classifier_correct(w->ctx, &w->net, &w->test, &right));
+    XD_TRY(dataset_load(w->ctx, w->out, "sample", &sample));
+    XD_TRY(classifier_correct(w->ctx, &w->net, &sample, &sample_right));
+    printf("right: %lld of %lld test pictures, %lld of the %lld samples; features times %.4f\n",
+           (long long)right, (long long)w->test.count, (long long)sample_right, (long long)sample.count,
+           (double)w->net.feature_scale);
+    dataset_free(w->ctx, &sample);
+    return report_distances(w);
 }
 
 static xd_result run(work *w, const char *from) {

@@ -265,7 +265,8 @@ xd_result classifier_forward(xd_ctx *ctx, const classifier *c, const float *imag
     classifier_pass pass;
     XD_TRY(pass_create(ctx, PIECE, &pass));
     for (int64_t first = 0; first < count; first += PIECE) {
-        const int64_t n = count - first < PIECE ? count - first : PIECE;
+        int64_t n = count - first;
+        if (n > PIECE) n = PIECE;
         pass.pictures = n;
         pass_forward(c, images + first * IMAGE_PIXELS, &pass);
         for (int64_t i = 0; features && i < n * CLASSIFIER_FEATURES; i++)

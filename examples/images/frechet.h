@@ -33,7 +33,8 @@ typedef struct frechet_sums {
 /* Begins anew. width: 1 to FRECHET_MOST */
 void frechet_begin(frechet_sums *sums, int width);
 
-/* Adds `rows` rows: features [rows, width]. The order of rows matters to rounding only, how they are cut into pieces not at all. */
+/* Adds `rows` rows: features [rows, width]. The order of rows matters to rounding only, and how they are cut into pieces not
+ * at all. */
 void frechet_add(frechet_sums *sums, const float *features, int64_t rows);
 
 /* What was added so far, at least one row; the covariance of a single row is zero. */

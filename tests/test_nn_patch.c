@@ -11,6 +11,7 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_layer.c"
+#include "../examples/nn/nn_patch_pass.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 

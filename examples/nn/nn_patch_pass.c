@@ -206,6 +206,10 @@ static xd_result nn_patch_call_check(const nn_patch *p, const xd_network_call *c
                "%lld samples where there is room for %lld", (long long)call->samples, (long long)p->samples);
     XD_REQUIRE(p->ctx, !slot || (call->slot >= 0 && call->slot < p->slot_count), XD_ERROR_ARGUMENT,
                "slot %d of %d", call->slot, p->slot_count);
+    return XD_OK;
+}
+
+static xd_result nn_patch_labels_check(const nn_patch *p, const xd_network_call *call) {
     for (int64_t s = 0; call->condition && s < call->samples; s++) {
         const int32_t label = ((const int32_t *)call->condition)[s];
         XD_REQUIRE(p->ctx, label >= 0 && label < p->config.labels, XD_ERROR_ARGUMENT,
@@ -250,6 +254,7 @@ static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
     const float *w[NN_PATCH_ROOT_WEIGHTS];
     float *g[NN_PATCH_ROOT_WEIGHTS];
     XD_TRY(nn_patch_call_check(p, call, call->keep));
+    XD_TRY(nn_patch_labels_check(p, call));
     nn_patch_slot *slot = &p->slots[call->keep ? call->slot : p->slot_count];
     XD_TRY(xd_block_begin(p->blocks[layers], pass, &root));
     nn_patch_root_weights(&root, w, g);
@@ -272,6 +277,8 @@ static xd_result nn_patch_backward(void *user, const xd_network_call *call) {
     float *g[NN_PATCH_ROOT_WEIGHTS];
     XD_TRY(nn_patch_call_check(p, call, true));
     const nn_patch_slot *slot = &p->slots[call->slot];
+    XD_REQUIRE(p->ctx, slot->samples >= 0, XD_ERROR_STATE,
+               "backward of %lld samples where slot %d holds none", (long long)call->samples, call->slot);
     XD_REQUIRE(p->ctx, slot->samples == call->samples, XD_ERROR_STATE,
                "backward of %lld samples where slot %d holds %lld", (long long)call->samples, call->slot,
                (long long)slot->samples);

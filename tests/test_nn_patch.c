@@ -15,7 +15,15 @@
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 
-enum { SIDE = 8, PIXELS = SIDE * SIDE, SAMPLES = 5, LABELS = 3, MOST = 4096, ALL_WEIGHTS = 6788 };
+enum {
+    SIDE = 8,
+    PIXELS = SIDE * SIDE,
+    SAMPLES = 5,
+    LABELS = 3,
+    FEATURE = 16 * 16,
+    MOST = 4096,
+    ALL_WEIGHTS = 6788
+};
 
 static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS };
 
@@ -65,6 +73,9 @@ static void alone_end(alone *a) {
 /* A batch with everything that a call of the network needs. */
 typedef struct batch {
     float x[SAMPLES * PIXELS], raw[SAMPLES * PIXELS], d_raw[SAMPLES * PIXELS], d_x[SAMPLES * PIXELS];
+    float feature[SAMPLES * FEATURE], d_feature[SAMPLES * FEATURE];
+    float *features[1];
+    const float *d_features[1];
     double times[SAMPLES];
     int32_t labels[SAMPLES];
     xd_network_call call;
@@ -73,6 +84,9 @@ typedef struct batch {
 static void batch_make(batch *b, uint64_t seed) {
     noise(seed, SAMPLES * PIXELS, b->x);
     noise(seed + 1, SAMPLES * PIXELS, b->d_raw);
+    noise(seed + 2, SAMPLES * FEATURE, b->d_feature);
+    b->features[0] = b->feature;
+    b->d_features[0] = b->d_feature;
     for (int i = 0; i < SAMPLES; i++) {
         b->times[i] = fmod(0.37 * (double)(seed + (uint64_t)i), 1.0);
         b->labels[i] = (int32_t)((seed + (uint64_t)i) % LABELS);
@@ -84,6 +98,8 @@ static void batch_make(batch *b, uint64_t seed) {
     b->call.condition = b->labels;
     b->call.raw = b->raw;
     b->call.raw_gradient = b->d_raw;
+    b->call.features = b->features;
+    b->call.feature_gradients = b->d_features;
     b->call.hidden_gradient = b->d_x;
     b->call.keep = b->call.weights = true;
 }
@@ -210,11 +226,16 @@ static void reference_condition(const reference *r, double time, int32_t label, 
     for (int i = 0; i < 2 * WIDTH; i++) last[i] += weight(r, "", "last.table")[i];
 }
 
-static void reference_sample(const reference *r, const double *image, double time, int32_t label,
-                             double *raw) {
+/* What a batch gives. */
+typedef struct outcome {
+    double raw[SAMPLES * PIXELS], feature[SAMPLES * FEATURE];
+} outcome;
+
+static void reference_sample(const reference *r, const batch *b, int s, const double *image, outcome *out) {
     enum { ACROSS = SIDE / PATCH };
     double x[TOKENS][WIDTH], patch[PATCH * PATCH], h[WIDTH], common[6 * WIDTH], last[2 * WIDTH];
-    reference_condition(r, time, label, common, last);
+    double *raw = out->raw + s * PIXELS;
+    reference_condition(r, b->times[s], b->labels[s], common, last);
     for (int t = 0; t < TOKENS; t++) {
         for (int i = 0; i < PATCH * PATCH; i++)
             patch[i] = image[(t / ACROSS * PATCH + i / PATCH) * SIDE + t % ACROSS * PATCH + i % PATCH];
@@ -222,6 +243,7 @@ static void reference_sample(const reference *r, const double *image, double tim
         for (int i = 0; i < WIDTH; i++) x[t][i] += weight(r, "", "position")[t * WIDTH + i];
     }
     reference_layer(r, "blocks.0.", common, x);
+    memcpy(out->feature + s * FEATURE, x, sizeof x);
     reference_layer(r, "blocks.1.", common, x);
     for (int t = 0; t < TOKENS; t++) {
         modulated(x[t], last, last + WIDTH, h);
@@ -231,19 +253,20 @@ static void reference_sample(const reference *r, const double *image, double tim
     }
 }
 
-/* Of a batch whose images are `x`: predictions, and their products with d_raw, summed. */
-static double reference_loss(const reference *r, const batch *b, const double *x, double *raw) {
+/* Of a batch whose images are `x`: predictions and features times their gradients, summed. */
+static double reference_loss(const reference *r, const batch *b, const double *x, outcome *out) {
     double loss = 0.0;
-    for (int s = 0; s < SAMPLES; s++)
-        reference_sample(r, x + s * PIXELS, b->times[s], b->labels[s], raw + s * PIXELS);
-    for (int i = 0; i < SAMPLES * PIXELS; i++) loss += raw[i] * (double)b->d_raw[i];
+    for (int s = 0; s < SAMPLES; s++) reference_sample(r, b, s, x + s * PIXELS, out);
+    for (int i = 0; i < SAMPLES * PIXELS; i++) loss += out->raw[i] * (double)b->d_raw[i];
+    for (int i = 0; i < SAMPLES * FEATURE; i++) loss += out->feature[i] * (double)b->d_feature[i];
     return loss;
 }
 
 /* A gradient against the difference of the loss along a direction, of weights or images at `place`. */
 static void check_place(const reference *r, const batch *b, const double *x, double *place,
                         const float *gradient, int64_t count) {
-    static double raw[SAMPLES * PIXELS], kept[MOST];
+    static double kept[MOST];
+    static outcome out;
     float direction[MOST];
     double claimed = 0.0, length = 0.0, loss[2];
     noise(77, count, direction);
@@ -254,7 +277,7 @@ static void check_place(const reference *r, const batch *b, const double *x, dou
     }
     for (int side = 0; side < 2; side++) {
         for (int64_t i = 0; i < count; i++) place[i] = kept[i] + (side ? -1e-5 : 1e-5) * (double)direction[i];
-        loss[side] = reference_loss(r, b, x, raw);
+        loss[side] = reference_loss(r, b, x, &out);
     }
     memcpy(place, kept, (size_t)count * sizeof *kept);
     CHECK(length > 0.0);
@@ -262,7 +285,8 @@ static void check_place(const reference *r, const batch *b, const double *x, dou
 }
 
 static xd_result gradients_rank(xd_comm *world, void *argument) {
-    static double x[SAMPLES * PIXELS], raw[SAMPLES * PIXELS];
+    static double x[SAMPLES * PIXELS];
+    static outcome out;
     static batch b;
     alone a;
     reference r;
@@ -274,9 +298,11 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     XD_TRY(forward(&a, &b));
     XD_TRY(backward(&a, &b));
     XD_TRY(xd_parallel_reduce(a.parallel));
-    (void)reference_loss(&r, &b, x, raw);
+    (void)reference_loss(&r, &b, x, &out);
     for (int i = 0; i < SAMPLES * PIXELS; i++)
-        CHECK_NEAR((double)b.raw[i], raw[i], 2e-5 * (1.0 + fabs(raw[i])));
+        CHECK_NEAR((double)b.raw[i], out.raw[i], 2e-5 * (1.0 + fabs(out.raw[i])));
+    for (int i = 0; i < SAMPLES * FEATURE; i++)
+        CHECK_NEAR((double)b.feature[i], out.feature[i], 2e-5 * (1.0 + fabs(out.feature[i])));
     for (int64_t i = 0; i < a.count; i++)
         check_place(&r, &b, x, r.weights[i], (const float *)a.params[i].gradient, a.params[i].count);
     check_place(&r, &b, x, x, b.d_x, SAMPLES * PIXELS);
@@ -364,6 +390,7 @@ static xd_result between_rank(xd_comm *world, void *argument) {
     XD_TRY(take_gradients(&a, disturbed));
     CHECK(same(plain, disturbed, ALL_WEIGHTS));
     with.call.raw_gradient = NULL;
+    with.call.feature_gradients = NULL;
     with.call.hidden_gradient = with.d_x;
     with.call.weights = false;
     XD_TRY(backward(&a, &with));

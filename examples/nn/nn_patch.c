@@ -26,7 +26,7 @@ static xd_result nn_patch_check(xd_ctx *ctx, const nn_patch_config *c) {
                "side %d and patch %d give %d tokens, not a multiple of 8", c->side, c->patch, tokens);
     XD_REQUIRE(ctx, c->heads > 0 && c->heads < 1024 && c->width > 0 && c->width % (8 * c->heads) == 0,
                XD_ERROR_ARGUMENT, "width %d is not a multiple of 8 for each of %d heads", c->width, c->heads);
-    XD_REQUIRE(ctx, c->layers >= 0 && c->layers < 10000 && c->ffn > 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, c->layers > 0 && c->layers < 10000 && c->ffn > 0, XD_ERROR_ARGUMENT,
                "%d layers of inner width %d", c->layers, c->ffn);
     XD_REQUIRE(ctx, c->frequencies > 0 && c->frequencies % 2 == 0 && c->labels > 0, XD_ERROR_ARGUMENT,
                "%d sines and cosines are not an even number, or %d labels are none", c->frequencies,
@@ -221,6 +221,7 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     p->pixels = (int64_t)config->patch * config->patch;
     p->grid.tokens = (int64_t)across * across;
     p->grid.width = config->width;
+    p->feature_elements = p->grid.tokens * p->grid.width;
     p->chunk = p->grid.tokens < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->grid.tokens : 1;
     if (p->chunk > samples) p->chunk = samples;
     xd_result result = nn_patch_allocate(p)

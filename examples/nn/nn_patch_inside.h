@@ -43,10 +43,11 @@ typedef struct nn_patch_slot {
 struct nn_patch {
     xd_ctx *ctx;
     nn_patch_config config;
-    int64_t samples; /* most of a call */
-    int64_t chunk;   /* samples computed together */
-    nn_grid grid;    /* of a chunk */
-    int64_t pixels;  /* of a patch */
+    int64_t samples;          /* most of a call */
+    int64_t chunk;            /* samples computed together */
+    nn_grid grid;             /* of a chunk */
+    int64_t pixels;           /* of a patch */
+    int64_t feature_elements; /* of a sample: its stream */
     int slot_count;
     nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_patch_trace *traces;

@@ -239,6 +239,19 @@ static xd_result nn_patch_layer_pass(const nn_patch *p, const nn_patch_slot *slo
     return xd_block_end(p->blocks[layer]);
 }
 
+/* The feature is what layer number layers / 2 reads. */
+static void nn_patch_give_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
+                                  float *const *features) {
+    if (!features || layer != p->config.layers / 2) return;
+    memcpy(features[0], p->x, (size_t)(slot->samples * p->feature_elements) * sizeof *p->x);
+}
+
+static void nn_patch_take_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
+                                  const float *const *gradients) {
+    if (!gradients || layer != p->config.layers / 2) return;
+    nn_add_all(slot->samples * p->feature_elements, gradients[0], p->d_x);
+}
+
 static void nn_patch_root_weights(const xd_block_view *view, const float **w, float **g) {
     for (int i = 0; i < NN_PATCH_ROOT_WEIGHTS; i++) {
         w[i] = (const float *)view->values[i];
@@ -263,7 +276,10 @@ static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
         nn_patch_condition(p, w, call, slot);
         nn_patch_embed(p, w, slot, (const float *)call->hidden);
     }
-    for (int i = 0; i < layers; i++) XD_TRY(nn_patch_layer_pass(p, slot, i, pass, false));
+    for (int i = 0; i < layers; i++) {
+        nn_patch_give_feature(p, slot, i, call->features);
+        XD_TRY(nn_patch_layer_pass(p, slot, i, pass, false));
+    }
     nn_patch_head(p, w, slot, (float *)call->raw);
     return xd_block_end(p->blocks[layers]);
 }
@@ -286,7 +302,10 @@ static xd_result nn_patch_backward(void *user, const xd_network_call *call) {
     nn_patch_root_weights(&root, w, g);
     memset(p->d_common, 0, (size_t)(slot->samples * 6 * p->grid.width) * sizeof *p->d_common);
     nn_patch_head_backward(p, w, g, slot, call->raw_gradient);
-    for (int i = layers - 1; i >= 0; i--) XD_TRY(nn_patch_layer_pass(p, slot, i, pass, true));
+    for (int i = layers - 1; i >= 0; i--) {
+        XD_TRY(nn_patch_layer_pass(p, slot, i, pass, true));
+        nn_patch_take_feature(p, slot, i, call->feature_gradients);
+    }
     nn_patch_embed_backward(p, w, g, slot, call->hidden_gradient);
     if (slot->samples > 0 && call->weights) nn_patch_condition_backward(p, w, g, slot);
     return xd_block_end(p->blocks[layers]);
@@ -297,6 +316,8 @@ xd_network nn_patch_network(nn_patch *p) {
     memset(&n, 0, sizeof n);
     n.user = p;
     n.predicts = XD_PREDICT_FLOW;
+    n.feature_count = 1;
+    n.feature_elements = &p->feature_elements;
     n.forward = nn_patch_forward;
     n.backward = nn_patch_backward;
     return n;

@@ -11,10 +11,19 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_layer.c"
+#include "../examples/nn/nn_patch_pass.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 
-enum { SIDE = 8, PIXELS = SIDE * SIDE, SAMPLES = 5, LABELS = 3 };
+enum {
+    SIDE = 8,
+    PIXELS = SIDE * SIDE,
+    SAMPLES = 5,
+    LABELS = 3,
+    FEATURE = 16 * 16,
+    MOST = 4096,
+    ALL_WEIGHTS = 6788
+};
 
 static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS };
 
@@ -38,7 +47,7 @@ typedef struct alone {
 } alone;
 
 static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots) {
-    float more[4096];
+    float more[MOST];
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
     XD_TRY(nn_patch_describe(a->ctx, &tiny, 3, &a->model));
@@ -64,6 +73,9 @@ static void alone_end(alone *a) {
 /* A batch with everything that a call of the network needs. */
 typedef struct batch {
     float x[SAMPLES * PIXELS], raw[SAMPLES * PIXELS], d_raw[SAMPLES * PIXELS], d_x[SAMPLES * PIXELS];
+    float feature[SAMPLES * FEATURE], d_feature[SAMPLES * FEATURE];
+    float *features[1];
+    const float *d_features[1];
     double times[SAMPLES];
     int32_t labels[SAMPLES];
     xd_network_call call;
@@ -72,6 +84,9 @@ typedef struct batch {
 static void batch_make(batch *b, uint64_t seed) {
     noise(seed, SAMPLES * PIXELS, b->x);
     noise(seed + 1, SAMPLES * PIXELS, b->d_raw);
+    noise(seed + 2, SAMPLES * FEATURE, b->d_feature);
+    b->features[0] = b->feature;
+    b->d_features[0] = b->d_feature;
     for (int i = 0; i < SAMPLES; i++) {
         b->times[i] = fmod(0.37 * (double)(seed + (uint64_t)i), 1.0);
         b->labels[i] = (int32_t)((seed + (uint64_t)i) % LABELS);
@@ -83,63 +98,554 @@ static void batch_make(batch *b, uint64_t seed) {
     b->call.condition = b->labels;
     b->call.raw = b->raw;
     b->call.raw_gradient = b->d_raw;
+    b->call.features = b->features;
+    b->call.feature_gradients = b->d_features;
     b->call.hidden_gradient = b->d_x;
     b->call.keep = b->call.weights = true;
 }
 
-/* ---- gradients against differences ---- */
+static xd_result forward(const alone *a, const batch *b) {
+    return a->network.forward(a->network.user, &b->call);
+}
 
-static double moved_loss(alone *a, batch *b, float *place, const float *direction, int64_t count,
-                         double step) {
-    float kept[4096];
-    double loss = 0.0;
-    memcpy(kept, place, (size_t)count * sizeof *kept);
-    for (int64_t i = 0; i < count; i++) place[i] += (float)(step * (double)direction[i]);
-    b->call.keep = false;
-    const xd_result result = a->network.forward(a->network.user, &b->call);
+static xd_result backward(const alone *a, const batch *b) {
+    return a->network.backward(a->network.user, &b->call);
+}
+
+static void run_alone(xd_rank_function function) {
+    xd_error error = { 0 };
+    const xd_result result = xd_run_threads(1, NULL, function, NULL, &error);
     CHECK_EQ_INT(result, XD_OK);
-    for (int i = 0; i < SAMPLES * PIXELS; i++) loss += (double)b->raw[i] * (double)b->d_raw[i];
-    memcpy(place, kept, (size_t)count * sizeof *kept);
+    if (result != XD_OK) printf("%s\n", error.message);
+}
+
+/* ---- the same network in double, loop by loop ---- */
+
+enum { TOKENS = 16, WIDTH = 16, HEADS = 2, EACH = WIDTH / HEADS, FFN = 24, PATCH = 2, WAVES = 8 };
+
+typedef struct reference {
+    const alone *a;
+    double *weights[64]; /* by number in a->params */
+} reference;
+
+static int number_of(const alone *a, const char *block, const char *name) {
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", block, name);
+    for (int64_t i = 0; i < a->count; i++)
+        if (strcmp(a->params[i].name, full) == 0) return (int)i;
+    printf("there is no weight %s\n", full);
+    CHECK(false);
+    return 0;
+}
+
+static const double *weight(const reference *r, const char *block, const char *name) {
+    return r->weights[number_of(r->a, block, name)];
+}
+
+static void reference_start(reference *r, const alone *a) {
+    r->a = a;
+    for (int64_t i = 0; i < a->count; i++) {
+        r->weights[i] = (double *)calloc((size_t)a->params[i].count, sizeof(double));
+        for (int64_t j = 0; j < a->params[i].count; j++)
+            r->weights[i][j] = (double)((const float *)a->params[i].value)[j];
+    }
+}
+
+static void reference_end(reference *r) {
+    for (int64_t i = 0; i < r->a->count; i++) free(r->weights[i]);
+}
+
+static void linear(const double *w, const double *b, int out, int in, const double *x, double *y) {
+    for (int o = 0; o < out; o++) {
+        y[o] = b[o];
+        for (int i = 0; i < in; i++) y[o] += w[o * in + i] * x[i];
+    }
+}
+
+static double silu(double x) {
+    return x / (1.0 + exp(-x));
+}
+
+/* Norm, scale and shift of one row. */
+static void modulated(const double *x, const double *shift, const double *scale, double *y) {
+    double mean = 0.0, variance = 0.0;
+    for (int i = 0; i < WIDTH; i++) mean += x[i] / WIDTH;
+    for (int i = 0; i < WIDTH; i++) variance += (x[i] - mean) * (x[i] - mean) / WIDTH;
+    for (int i = 0; i < WIDTH; i++)
+        y[i] = (x[i] - mean) / sqrt(variance + 1e-6) * (1.0 + scale[i]) + shift[i];
+}
+
+static void attend(double qkv[TOKENS][3 * WIDTH], int head, int query, double *out) {
+    double p[TOKENS], sum = 0.0;
+    const double *q = qkv[query] + head * EACH;
+    for (int k = 0; k < TOKENS; k++) {
+        p[k] = 0.0;
+        for (int i = 0; i < EACH; i++) p[k] += q[i] * qkv[k][WIDTH + head * EACH + i];
+        p[k] = exp(p[k] / sqrt((double)EACH));
+        sum += p[k];
+    }
+    for (int i = 0; i < EACH; i++) {
+        out[i] = 0.0;
+        for (int k = 0; k < TOKENS; k++) out[i] += p[k] / sum * qkv[k][2 * WIDTH + head * EACH + i];
+    }
+}
+
+static void reference_layer(const reference *r, const char *block, const double *common,
+                            double x[TOKENS][WIDTH]) {
+    double m[6 * WIDTH], h[WIDTH], qkv[TOKENS][3 * WIDTH], inner[FFN];
+    for (int i = 0; i < 6 * WIDTH; i++) m[i] = common[i] + weight(r, block, "table")[i];
+    for (int t = 0; t < TOKENS; t++) {
+        modulated(x[t], m, m + WIDTH, h);
+        linear(weight(r, block, "qkv.weight"), weight(r, block, "qkv.bias"), 3 * WIDTH, WIDTH, h, qkv[t]);
+    }
+    for (int t = 0; t < TOKENS; t++) {
+        double mixed[WIDTH];
+        for (int head = 0; head < HEADS; head++) attend(qkv, head, t, mixed + head * EACH);
+        linear(weight(r, block, "attended.weight"), weight(r, block, "attended.bias"), WIDTH, WIDTH, mixed,
+               h);
+        for (int i = 0; i < WIDTH; i++) x[t][i] += m[2 * WIDTH + i] * h[i];
+        modulated(x[t], m + 3 * WIDTH, m + 4 * WIDTH, h);
+        linear(weight(r, block, "up.weight"), weight(r, block, "up.bias"), FFN, WIDTH, h, inner);
+        for (int i = 0; i < FFN; i++) inner[i] = silu(inner[i]);
+        linear(weight(r, block, "down.weight"), weight(r, block, "down.bias"), WIDTH, FFN, inner, h);
+        for (int i = 0; i < WIDTH; i++) x[t][i] += m[5 * WIDTH + i] * h[i];
+    }
+}
+
+static void reference_condition(const reference *r, double time, int32_t label, double *common,
+                                double *last) {
+    double waves[WAVES], e[WIDTH];
+    for (int i = 0; i < WAVES / 2; i++) {
+        const double frequency = exp(log(1000.0) * i / (WAVES / 2 - 1));
+        waves[i] = sin(frequency * time), waves[WAVES / 2 + i] = cos(frequency * time);
+    }
+    linear(weight(r, "", "time.weight"), weight(r, "", "time.bias"), WIDTH, WAVES, waves, e);
+    for (int i = 0; i < WIDTH; i++) e[i] = silu(e[i] + weight(r, "", "label")[label * WIDTH + i]);
+    linear(weight(r, "", "common.weight"), weight(r, "", "common.bias"), 6 * WIDTH, WIDTH, e, common);
+    linear(weight(r, "", "last.weight"), weight(r, "", "last.bias"), 2 * WIDTH, WIDTH, e, last);
+    for (int i = 0; i < 2 * WIDTH; i++) last[i] += weight(r, "", "last.table")[i];
+}
+
+/* What a batch gives. */
+typedef struct outcome {
+    double raw[SAMPLES * PIXELS], feature[SAMPLES * FEATURE];
+} outcome;
+
+static void reference_sample(const reference *r, const batch *b, int s, const double *image, outcome *out) {
+    enum { ACROSS = SIDE / PATCH };
+    double x[TOKENS][WIDTH], patch[PATCH * PATCH], h[WIDTH], common[6 * WIDTH], last[2 * WIDTH];
+    double *raw = out->raw + s * PIXELS;
+    reference_condition(r, b->times[s], b->labels[s], common, last);
+    for (int t = 0; t < TOKENS; t++) {
+        for (int i = 0; i < PATCH * PATCH; i++)
+            patch[i] = image[(t / ACROSS * PATCH + i / PATCH) * SIDE + t % ACROSS * PATCH + i % PATCH];
+        linear(weight(r, "", "embed.weight"), weight(r, "", "embed.bias"), WIDTH, PATCH * PATCH, patch, x[t]);
+        for (int i = 0; i < WIDTH; i++) x[t][i] += weight(r, "", "position")[t * WIDTH + i];
+    }
+    reference_layer(r, "blocks.0.", common, x);
+    memcpy(out->feature + s * FEATURE, x, sizeof x);
+    reference_layer(r, "blocks.1.", common, x);
+    for (int t = 0; t < TOKENS; t++) {
+        modulated(x[t], last, last + WIDTH, h);
+        linear(weight(r, "", "out.weight"), weight(r, "", "out.bias"), PATCH * PATCH, WIDTH, h, patch);
+        for (int i = 0; i < PATCH * PATCH; i++)
+            raw[(t / ACROSS * PATCH + i / PATCH) * SIDE + t % ACROSS * PATCH + i % PATCH] = patch[i];
+    }
+}
+
+/* Of a batch whose images are `x`: predictions and features times their gradients, summed. */
+static double reference_loss(const reference *r, const batch *b, const double *x, outcome *out) {
+    double loss = 0.0;
+    for (int s = 0; s < SAMPLES; s++) reference_sample(r, b, s, x + s * PIXELS, out);
+    for (int i = 0; i < SAMPLES * PIXELS; i++) loss += out->raw[i] * (double)b->d_raw[i];
+    for (int i = 0; i < SAMPLES * FEATURE; i++) loss += out->feature[i] * (double)b->d_feature[i];
     return loss;
 }
 
-static void check_place(alone *a, batch *b, float *place, const float *gradient, int64_t count) {
-    float direction[4096];
-    double claimed = 0.0, seen, h = 4e-3, length = 0.0;
+/* A gradient against the difference of the loss along a direction, of weights or images at `place`. */
+static void check_place(const reference *r, const batch *b, const double *x, double *place,
+                        const float *gradient, int64_t count) {
+    static double kept[MOST];
+    static outcome out;
+    float direction[MOST];
+    double claimed = 0.0, length = 0.0, loss[2];
     noise(77, count, direction);
+    memcpy(kept, place, (size_t)count * sizeof *kept);
     for (int64_t i = 0; i < count; i++) {
         claimed += (double)gradient[i] * (double)direction[i];
         length += (double)gradient[i] * (double)gradient[i];
     }
-    seen = (8.0 * (moved_loss(a, b, place, direction, count, h) -
-                   moved_loss(a, b, place, direction, count, -h)) -
-            moved_loss(a, b, place, direction, count, 2 * h) +
-            moved_loss(a, b, place, direction, count, -2 * h)) /
-           (12.0 * h);
-    CHECK_NEAR(claimed, seen, 2e-3 * (1.0 + sqrt(length)));
+    for (int side = 0; side < 2; side++) {
+        for (int64_t i = 0; i < count; i++) place[i] = kept[i] + (side ? -1e-5 : 1e-5) * (double)direction[i];
+        loss[side] = reference_loss(r, b, x, &out);
+    }
+    memcpy(place, kept, (size_t)count * sizeof *kept);
+    CHECK(length > 0.0);
+    CHECK_NEAR(claimed, (loss[0] - loss[1]) / 2e-5, 2e-5 * (1.0 + sqrt(length)));
 }
 
 static xd_result gradients_rank(xd_comm *world, void *argument) {
-    alone a;
+    static double x[SAMPLES * PIXELS];
+    static outcome out;
     static batch b;
+    alone a;
+    reference r;
     (void)argument;
-    XD_TRY(alone_start(&a, world, SAMPLES, 2));
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    reference_start(&r, &a);
     batch_make(&b, 5);
-    XD_TRY(a.network.forward(a.network.user, &b.call));
-    XD_TRY(a.network.backward(a.network.user, &b.call));
+    for (int i = 0; i < SAMPLES * PIXELS; i++) x[i] = (double)b.x[i];
+    XD_TRY(forward(&a, &b));
+    XD_TRY(backward(&a, &b));
     XD_TRY(xd_parallel_reduce(a.parallel));
+    (void)reference_loss(&r, &b, x, &out);
+    for (int i = 0; i < SAMPLES * PIXELS; i++)
+        CHECK_NEAR((double)b.raw[i], out.raw[i], 2e-5 * (1.0 + fabs(out.raw[i])));
+    for (int i = 0; i < SAMPLES * FEATURE; i++)
+        CHECK_NEAR((double)b.feature[i], out.feature[i], 2e-5 * (1.0 + fabs(out.feature[i])));
     for (int64_t i = 0; i < a.count; i++)
-        check_place(&a, &b, (float *)a.params[i].value, (const float *)a.params[i].gradient,
-                    a.params[i].count);
-    check_place(&a, &b, b.x, b.d_x, SAMPLES * PIXELS);
+        check_place(&r, &b, x, r.weights[i], (const float *)a.params[i].gradient, a.params[i].count);
+    check_place(&r, &b, x, x, b.d_x, SAMPLES * PIXELS);
+    reference_end(&r);
     alone_end(&a);
     return XD_OK;
 }
 
-XD_TEST(gradients_of_every_weight_and_of_the_input_agree_with_differences) {
+XD_TEST(predictions_and_all_gradients_agree_with_the_same_network_in_double) {
+    run_alone(gradients_rank);
+}
+
+/* ---- slots, batches, passes of one rank ---- */
+
+/* Gradients of all weights after a step of one leaf, one after another. */
+static xd_result take_gradients(alone *a, float *out) {
+    XD_TRY(xd_parallel_reduce(a->parallel));
+    for (int64_t i = 0; i < a->count; i++, out += a->params[i - 1].count)
+        memcpy(out, a->params[i].gradient, (size_t)a->params[i].count * sizeof *out);
+    return xd_parallel_publish(a->parallel);
+}
+
+static bool same(const float *x, const float *y, int64_t count) {
+    return memcmp(x, y, (size_t)count * sizeof *x) == 0;
+}
+
+static xd_result slots_rank(xd_comm *world, void *argument) {
+    static batch one[2], other[2];
+    static float each[ALL_WEIGHTS], mixed[ALL_WEIGHTS];
+    alone a;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 2));
+    for (int i = 1; i >= 0; i--) {
+        batch_make(&one[i], 20 + (uint64_t)i);
+        one[i].call.more = i == 1;
+        XD_TRY(forward(&a, &one[i]));
+        XD_TRY(backward(&a, &one[i]));
+    }
+    XD_TRY(take_gradients(&a, each));
+    for (int i = 0; i < 2; i++) {
+        batch_make(&other[i], 20 + (uint64_t)i);
+        other[i].call.slot = i;
+        other[i].call.more = i == 1;
+        XD_TRY(forward(&a, &other[i]));
+    }
+    for (int i = 1; i >= 0; i--) XD_TRY(backward(&a, &other[i]));
+    XD_TRY(take_gradients(&a, mixed));
+    CHECK(same(each, mixed, ALL_WEIGHTS));
+    for (int i = 0; i < 2; i++) {
+        CHECK(same(one[i].raw, other[i].raw, SAMPLES * PIXELS));
+        CHECK(same(one[i].d_x, other[i].d_x, SAMPLES * PIXELS));
+    }
+    CHECK(!same(one[0].raw, one[1].raw, SAMPLES * PIXELS));
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(forwards_that_are_open_at_once_do_not_meet) {
+    run_alone(slots_rank);
+}
+
+/* A backward for the input alone, and an inference, between the forward and the backward of a leaf. */
+static xd_result between_rank(xd_comm *world, void *argument) {
+    static batch b, with, bare;
+    static float plain[ALL_WEIGHTS], disturbed[ALL_WEIGHTS];
+    alone a;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    batch_make(&b, 3);
+    XD_TRY(forward(&a, &b));
+    XD_TRY(backward(&a, &b));
+    XD_TRY(take_gradients(&a, plain));
+    batch_make(&with, 3);
+    batch_make(&bare, 3);
+    XD_TRY(forward(&a, &with));
+    with.call.weights = false;
+    XD_TRY(backward(&a, &with));
+    CHECK(same(with.d_x, b.d_x, SAMPLES * PIXELS));
+    bare.call.keep = false;
+    XD_TRY(forward(&a, &bare));
+    CHECK(same(bare.raw, b.raw, SAMPLES * PIXELS));
+    with.call.weights = true;
+    with.call.hidden_gradient = NULL;
+    XD_TRY(backward(&a, &with));
+    XD_TRY(take_gradients(&a, disturbed));
+    CHECK(same(plain, disturbed, ALL_WEIGHTS));
+    with.call.raw_gradient = NULL;
+    with.call.feature_gradients = NULL;
+    with.call.hidden_gradient = with.d_x;
+    with.call.weights = false;
+    XD_TRY(backward(&a, &with));
+    for (int i = 0; i < SAMPLES * PIXELS; i++) CHECK(with.d_x[i] == 0.0f);
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(input_gradients_and_inferences_leave_a_leaf_as_it_was) {
+    run_alone(between_rank);
+}
+
+/* 70 samples are more than two chunks of 32. */
+static xd_result batches_rank(xd_comm *world, void *argument) {
+    enum { MANY = 70 };
+    static float x[MANY * PIXELS], d_raw[MANY * PIXELS], raw[2][MANY * PIXELS], d_x[2][MANY * PIXELS];
+    double times[MANY];
+    int32_t labels[MANY];
+    const int64_t cuts[] = { 0, 1, 3, 34, 35, 36, MANY };
+    alone a;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, MANY, 1));
+    noise(1, MANY * PIXELS, x);
+    noise(2, MANY * PIXELS, d_raw);
+    for (int i = 0; i < MANY; i++) times[i] = (i + 0.5) / MANY, labels[i] = i % LABELS;
+    for (int cut = 0; cut < 7; cut++) {
+        const int64_t from = cut < 6 ? cuts[cut] : 0, to = cut < 6 ? cuts[cut + 1] : MANY;
+        const xd_network_call call = { .samples = to - from,
+                                       .hidden = x + from * PIXELS,
+                                       .times = times + from,
+                                       .condition = labels + from,
+                                       .keep = true,
+                                       .raw = raw[cut == 6] + from * PIXELS,
+                                       .raw_gradient = d_raw + from * PIXELS,
+                                       .hidden_gradient = d_x[cut == 6] + from * PIXELS };
+        XD_TRY(a.network.forward(a.network.user, &call));
+        XD_TRY(a.network.backward(a.network.user, &call));
+    }
+    CHECK(same(raw[0], raw[1], MANY * PIXELS));
+    CHECK(same(d_x[0], d_x[1], MANY * PIXELS));
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(a_sample_has_the_same_bits_in_every_batch) {
+    run_alone(batches_rank);
+}
+
+/* ---- training on several ranks ---- */
+
+enum { LEAVES = 8, IN_LEAF = 3, STEPS = 2 };
+
+typedef struct training {
+    bool fsdp;
+    uint64_t hash; /* of the weights afterwards */
+} training;
+
+static xd_result train_leaf(const xd_network *n, const xd_parallel *parallel, int64_t k, int step) {
+    float x[IN_LEAF * PIXELS], raw[IN_LEAF * PIXELS], d_raw[IN_LEAF * PIXELS];
+    double times[IN_LEAF];
+    int32_t labels[IN_LEAF];
+    const int64_t leaf = xd_parallel_leaf(parallel, k);
+    const bool own = k < xd_parallel_leaves(parallel).own;
+    xd_network_call call = { .samples = own ? IN_LEAF : 0,
+                             .hidden = x,
+                             .times = times,
+                             .condition = labels,
+                             .keep = true,
+                             .raw = raw,
+                             .raw_gradient = d_raw,
+                             .weights = true,
+                             .leaf = k };
+    if (own) noise((uint64_t)(1000 + step * LEAVES + leaf), IN_LEAF * PIXELS, x);
+    for (int i = 0; i < IN_LEAF; i++) times[i] = (double)i / IN_LEAF, labels[i] = i % LABELS;
+    XD_TRY(n->forward(n->user, &call));
+    for (int i = 0; own && i < IN_LEAF * PIXELS; i++) d_raw[i] = (raw[i] - x[i]) * 0.125f;
+    return n->backward(n->user, &call);
+}
+
+static xd_result hash_part(void *user, const xd_state_tensor *tensor, xd_interval elements,
+                           const void *data) {
+    uint64_t *hash = (uint64_t *)user;
+    *hash = xd_hash(*hash, data, (size_t)(elements.end - elements.begin) * xd_dtype_size(tensor->dtype));
+    return XD_OK;
+}
+
+static xd_result train(xd_comm *world, xd_parallel *parallel, const xd_network *network, uint64_t *hash) {
+    xd_param params[64];
+    xd_tensor_part parts[64];
+    xd_optimizer *optimizer;
+    int64_t count;
+    XD_TRY(xd_parallel_params(parallel, 64, params, &count));
+    XD_TRY(xd_parallel_parts(parallel, 64, parts, &count));
+    xd_optimizer_desc adamw = xd_adamw_defaults(params, count);
+    adamw.learning_rate = 0.05;
+    XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adamw, &optimizer));
+    for (int step = 0; step < STEPS; step++) {
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
+            XD_TRY(train_leaf(network, parallel, k, step));
+        XD_TRY(xd_parallel_reduce(parallel));
+        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
+        XD_TRY(xd_parallel_publish(parallel));
+    }
+    const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = optimizer };
+    xd_state_gather_desc gather = { .networks = &all, .network_count = 1, .user = hash };
+    if (xd_comm_rank(world) == 0) gather.take = hash_part;
+    XD_TRY(xd_state_gather(world, &gather));
+    xd_optimizer_destroy(optimizer);
+    return XD_OK;
+}
+
+static xd_result training_rank(xd_comm *world, void *argument) {
+    static const char *const units[] = { "layer" };
+    training *t = (training *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .unit_types = units, .unit_type_count = 1 };
+    xd_model *model;
+    xd_parallel *parallel;
+    nn_patch *passes;
+    uint64_t hash = 0;
+    XD_TRY(nn_patch_describe(ctx, &tiny, 3, &model));
+    XD_TRY(t->fsdp ? xd_fsdp_create(model, world, &fsdp, &parallel)
+                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, &parallel));
+    XD_TRY(nn_patch_create(ctx, &tiny, model, IN_LEAF, 1, &passes));
+    const xd_network network = nn_patch_network(passes);
+    XD_TRY(train(world, parallel, &network, &hash));
+    if (xd_comm_rank(world) == 0) t->hash = hash;
+    nn_patch_destroy(passes);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(training_steps_have_the_same_bits_on_every_layout) {
+    uint64_t first = 0;
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int fsdp = 0; fsdp < 2; fsdp++) {
+            training t = { .fsdp = fsdp != 0 };
+            xd_error error = { 0 };
+            const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT };
+            const xd_result result = xd_run_threads(ranks, &desc, training_rank, &t, &error);
+            CHECK_EQ_INT(result, XD_OK);
+            if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
+            if (first == 0) first = t.hash;
+            CHECK(t.hash == first && t.hash != 0);
+            if (t.hash != first) printf("%d ranks, %s\n", ranks, fsdp ? "FSDP" : "DDP");
+        }
+}
+
+/* ---- the description, memory, refusals ---- */
+
+static xd_result plain_rank(xd_comm *world, void *argument) {
+    enum { IMAGE = 256 };
+    const nn_patch_config usual = nn_patch_defaults();
+    xd_ctx *ctx = xd_comm_ctx(world);
+    static float x[2 * IMAGE], raw[2 * IMAGE];
+    const double times[2] = { 0.2, 0.9 };
+    xd_model *model;
+    nn_patch *passes;
+    (void)argument;
+    XD_TRY(nn_patch_describe(ctx, &usual, 1, &model));
+    CHECK_EQ_INT(xd_model_parameter_count(model), 423664);
+    XD_TRY(xd_model_allocate(model));
+    XD_TRY(xd_model_init_weights(model));
+    XD_TRY(nn_patch_create(ctx, &usual, model, 2, 0, &passes));
+    const xd_network n = nn_patch_network(passes);
+    noise(4, 2 * IMAGE, x);
+    memset(raw, 0xff, sizeof raw);
+    XD_TRY(n.forward(n.user, &(xd_network_call){ .samples = 2, .hidden = x, .times = times, .raw = raw }));
+    for (int i = 0; i < 2 * IMAGE; i++) CHECK(raw[i] == 0.0f);
+    nn_patch_destroy(passes);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(the_usual_network_has_its_number_of_weights_and_begins_with_zero) {
+    run_alone(plain_rank);
+}
+
+static void *count_allocate(void *user, size_t bytes) {
+    ++*(int *)user;
+    return malloc(bytes ? bytes : 1);
+}
+
+static void count_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static xd_result memory_rank(xd_comm *world, void *argument) {
+    static batch b;
+    alone a;
+    const int *calls = (const int *)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    batch_make(&b, 1);
+    const int before = *calls;
+    XD_TRY(forward(&a, &b));
+    XD_TRY(backward(&a, &b));
+    b.call.keep = false;
+    XD_TRY(forward(&a, &b));
+    CHECK_EQ_INT(*calls, before);
+    CHECK(before > 0);
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(passes_allocate_nothing) {
+    int calls = 0;
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &calls } };
     xd_error error = { 0 };
-    CHECK_EQ_INT(xd_run_threads(1, NULL, gradients_rank, NULL, &error), XD_OK);
-    if (error.result) printf("%s\n", error.message);
+    CHECK_EQ_INT(xd_run_threads(1, &desc, memory_rank, &calls, &error), XD_OK);
+}
+
+/* The context's last message. */
+static void check_refused(const alone *a, xd_result result, xd_result code, const char *message) {
+    CHECK_EQ_INT(result, code);
+    CHECK_EQ_STR(xd_last_error(a->ctx)->message, message);
+}
+
+static xd_result refusals_rank(xd_comm *world, void *argument) {
+    static batch b;
+    alone a;
+    nn_patch_config c = tiny;
+    xd_model *model = NULL;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 2));
+    c.patch = 3;
+    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+                  "images of side 8 are not cut into patches of side 3");
+    c.patch = 4;
+    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+                  "side 8 and patch 4 give 4 tokens, not a multiple of 8");
+    c = tiny, c.heads = 4;
+    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+                  "width 16 is not a multiple of 8 for each of 4 heads");
+    CHECK(model == NULL);
+    batch_make(&b, 1);
+    b.call.slot = 2;
+    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "slot 2 of 2");
+    b.call.slot = 1;
+    check_refused(&a, backward(&a, &b), XD_ERROR_STATE, "backward of 5 samples where slot 1 holds none");
+    b.labels[4] = LABELS;
+    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "sample 4 has label 3 of 3");
+    b.labels[4] = 0;
+    XD_TRY(forward(&a, &b));
+    b.call.samples = 4;
+    check_refused(&a, backward(&a, &b), XD_ERROR_STATE, "backward of 4 samples where slot 1 holds 5");
+    b.call.samples = 6;
+    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "6 samples where there is room for 5");
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(calls_that_do_not_fit_are_refused_with_both_numbers) {
+    run_alone(refusals_rank);
 }
 
 XD_TEST_MAIN()

@@ -46,11 +46,13 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
                           int slots, nn_patch **out);
 
 /* Its functions: flow is predicted, images are rows of side * side pixels, the condition is int32_t labels [samples], NULL for
- * samples without a class. Times are in [0, 1].
+ * samples without a class. Times are in [0, 1]. There is one feature: the tokens [tokens, width] behind the first half of the
+ * layers.
  *
  * A pass allocates nothing. A sample's prediction and the gradient by it have the same bits whichever samples are computed
- * with it, and with `keep` as without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT (samples, slot or a label
- * out of range, with both numbers), STATE (a backward of a slot with another number of samples); then those of the blocks. */
+ * with it, and with `keep` as without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT
+ * (samples, slot or a label out of range, with both numbers), STATE (a backward of a slot with another number of samples);
+ * then those of the blocks. */
 xd_network nn_patch_network(nn_patch *passes);
 
 /* NULL is fine. Local. */

@@ -53,8 +53,10 @@ typedef struct nn_patch_part {
 
 void nn_patch_layer_forward(const nn_patch_part *part, const float *const *weights);
 
-/* part->x is not read. d_x [rows, width] the gradient by what the layer has written, then by what it read; d_common [samples, 6 width] +=;
- * gradients [NN_PATCH_LAYER_WEIGHTS] +=, those that are NULL are left out. */
+/* part->x is not read.
+ *   d_x        [rows, width] the gradient by what the layer has written; out: by what it read
+ *   d_common   [samples, 6 width] +=
+ *   gradients  [NN_PATCH_LAYER_WEIGHTS] +=; those that are NULL are left out */
 void nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights, float *const *gradients,
                              float *d_x, float *d_common);
 

@@ -1,0 +1,68 @@
+/* nn_patch_inside.h - what the description, memory and passes of the patch transformer share. */
+#ifndef NN_PATCH_INSIDE_H
+#define NN_PATCH_INSIDE_H
+
+#include "nn_patch.h"
+#include "nn_patch_layer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Weights of the root, in the order of its block. */
+enum {
+    NN_PATCH_EMBED,
+    NN_PATCH_EMBED_BIAS,
+    NN_PATCH_POSITION,
+    NN_PATCH_TIME,
+    NN_PATCH_TIME_BIAS,
+    NN_PATCH_LABEL,
+    NN_PATCH_COMMON, /* [6 width, width]: shift, scale and gate of all layers, from time and class */
+    NN_PATCH_COMMON_BIAS,
+    NN_PATCH_LAST, /* [2 width, width]: shift and scale behind the layers */
+    NN_PATCH_LAST_BIAS,
+    NN_PATCH_LAST_TABLE,
+    NN_PATCH_OUT,
+    NN_PATCH_OUT_BIAS,
+    NN_PATCH_ROOT_WEIGHTS
+};
+
+/* One forward: what it keeps of all samples. */
+typedef struct nn_patch_slot {
+    bool keeps;                          /* otherwise rows are those of one chunk only, used again by each */
+    int64_t samples;                     /* of its last forward; -1 before */
+    int32_t *labels;                     /* [samples] */
+    float *features;                     /* [samples, frequencies] */
+    float *embedding, *sigmoid, *active; /* [samples, width] of time and class, before silu and behind */
+    float *common, *last;                /* [samples, 6 width], [samples, 2 width] */
+    float *patches;                      /* [rows, pixels] */
+    float *normed, *inverse;             /* [rows, width], [rows] behind the layers */
+    nn_patch_trace *traces;              /* [layers] */
+} nn_patch_slot;
+
+struct nn_patch {
+    xd_ctx *ctx;
+    nn_patch_config config;
+    int64_t samples;          /* most of a call */
+    int64_t chunk;            /* samples computed together */
+    nn_grid grid;             /* of a chunk */
+    int64_t pixels;           /* of a patch */
+    int64_t feature_elements; /* of a sample: its stream */
+    int slot_count;
+    nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
+    nn_patch_trace *traces;
+    xd_block **blocks;        /* [layers + 1]; the last is the root */
+    double *frequency;        /* [frequencies / 2] */
+    float *x, *d_x;           /* [samples * tokens, width] the stream */
+    float *d_common, *d_last; /* of all samples */
+    float *d_active;          /* [samples, width] */
+    float *raw;               /* [rows of a chunk, pixels] */
+    nn_patch_room room;
+    void *memory;
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NN_PATCH_INSIDE_H */

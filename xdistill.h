@@ -64101,7 +64101,11 @@ static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
+    if (number >= 0) {
+        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+        const xd_result given = source->batch(source->user, number, &batch);
+        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
+    }
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -66555,4 +66559,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 648769d3a742b0957f1e11ed24355d16982206c843229e39508aa048cea4ad27 */
+/* xdistill sha256 b37b376950b8aec6d1ede649af971e8505e3d0b8bd4e44d2e770ddf91ee320ad */

@@ -15,6 +15,7 @@ static dmd_run *new_run(xd_dmd_recipe recipe, int rungs, bool gan) {
 
 static bool same(const dmd_run *a, const dmd_run *b) {
     return a->hash == b->hash && memcmp(a->values, b->values, sizeof a->values) == 0 &&
+           memcmp(a->warm, b->warm, sizeof a->warm) == 0 &&
            memcmp(&a->record, &b->record, sizeof a->record) == 0;
 }
 
@@ -60,6 +61,70 @@ XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
     free(run);
 }
 
+XD_TEST(a_rung_for_each_sample_keeps_the_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
+    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    check_layouts(run);
+    run->desc.rungs.fresh_noise = true;
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(critics_that_lead_and_then_take_the_students_samples_keep_the_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true);
+    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    run->desc.own_samples = true;
+    run->desc.lead = 2;
+    check_layouts(run);
+    run->desc.frequency = 3;
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(warm_up_keeps_the_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
+    run->warm_ups = 4;
+    run->steps = 3;
+    run->desc.regression.substeps = 2;
+    check_layouts(run);
+    run->desc.guided = true;
+    run->desc.guidance_scale = 1.5;
+    run->desc.networks[XD_DMD_STUDENT].predicts = XD_PREDICT_FLOW;
+    check_layouts(run);
+    free(run);
+}
+
+XD_TEST(warm_up_of_a_copy_of_the_teacher_has_nothing_to_learn_in_one_substep_but_in_several) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
+    run->like_teacher = true;
+    run->warm_ups = 1;
+    run->steps = 0;
+    run->desc.regression.substeps = 1;
+    CHECK_EQ_INT(dmd_execute(run, 2, XD_REDUCTION_DETERMINISTIC), XD_OK);
+    CHECK(run->warm[0].regression < 1e-12);
+    CHECK(run->warm[0].norms[XD_DMD_STUDENT] < 1e-6);
+    run->desc.regression.substeps = 4;
+    run->warm_ups = 16;
+    CHECK_EQ_INT(dmd_execute(run, 2, XD_REDUCTION_DETERMINISTIC), XD_OK);
+    CHECK(run->warm[0].regression > 1e-6);
+    CHECK(run->warm[0].norms[XD_DMD_STUDENT] > 1e-6);
+    CHECK_EQ_INT(run->record.warm_up, 16);
+    CHECK_EQ_INT(run->record.step, 0);
+    CHECK_EQ_INT(run->record.updates[XD_DMD_STUDENT], 0);
+    free(run);
+}
+
+XD_TEST(warm_up_lowers_its_loss) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
+    run->warm_ups = 16;
+    run->steps = 0;
+    run->desc.regression.substeps = 2;
+    CHECK_EQ_INT(dmd_execute(run, 2, XD_REDUCTION_DETERMINISTIC), XD_OK);
+    CHECK(run->warm[15].regression < 0.8 * run->warm[0].regression);
+    CHECK(run->warm[0].vsd == 0.0 && run->warm[0].distance == 0.0 && !run->warm[0].skipped);
+    free(run);
+}
+
 XD_TEST(critics_on_the_students_own_samples_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_ORIGINAL, 1, true);
     check_layouts(run);
@@ -81,10 +146,31 @@ XD_TEST(turns_are_those_of_the_three_references) {
     }
 }
 
+XD_TEST(a_lead_moves_all_turns) {
+    for (int recipe = 0; recipe < 3; recipe++) {
+        xd_dmd_desc d = dmd_settings((xd_dmd_recipe)recipe, 1), late;
+        d.frequency = 3;
+        late = d;
+        late.lead = 4;
+        for (int step = 0; step < 4; step++) {
+            CHECK(!xd_dmd_has_turn(&late, XD_DMD_STUDENT, step));
+            CHECK(xd_dmd_has_turn(&late, XD_DMD_FAKE_SCORE, step));
+        }
+        for (int step = 0; step < 7; step++)
+            for (int role = 0; role < XD_DMD_ROLES; role++)
+                CHECK_EQ_INT(xd_dmd_has_turn(&late, (xd_dmd_role)role, step + 4),
+                             xd_dmd_has_turn(&d, (xd_dmd_role)role, step));
+        CHECK(!xd_dmd_has_turn(&late, XD_DMD_STUDENT, -1) && !xd_dmd_has_turn(&late, XD_DMD_FAKE_SCORE, -1));
+    }
+}
+
 XD_TEST(a_step_allocates_nothing) {
     for (int recipe = 0; recipe < 3; recipe++) {
         dmd_run *run = new_run((xd_dmd_recipe)recipe, 3, true);
         run->fsdp = true;
+        run->warm_ups = 2;
+        run->desc.regression.substeps = 2;
+        run->desc.rungs.from = XD_DMD_ROLL_OUTS;
         CHECK_EQ_INT(dmd_execute(run, 1, XD_REDUCTION_INVARIANT), XD_OK);
         CHECK(run->allocated > 0);
         CHECK_EQ_INT(run->taken_by_steps, 0);
@@ -101,6 +187,11 @@ XD_TEST(values_are_there_for_the_terms_of_a_step_and_not_for_others) {
         CHECK(student ? v->vsd > 0.0 && v->generator > 0.0 : v->vsd == 0.0 && v->generator == 0.0);
         CHECK(student ? v->fake_score == 0.0 : v->fake_score > 0.0);
         CHECK(student ? v->discriminator == 0.0 && v->r1 == 0.0 : v->discriminator > 0.0 && v->r1 > 0.0);
+        CHECK(student ? v->distance > 0.0 : v->distance == 0.0);
+        CHECK((v->norms[XD_DMD_STUDENT] > 0.0) == student);
+        CHECK((v->norms[XD_DMD_FAKE_SCORE] > 0.0) == !student);
+        CHECK((v->norms[XD_DMD_DISCRIMINATOR] > 0.0) == !student);
+        CHECK(v->norms[XD_DMD_TEACHER] == 0.0 && v->regression == 0.0);
         CHECK(!v->skipped);
     }
     CHECK_EQ_INT(run->record.step, 6);
@@ -115,6 +206,25 @@ XD_TEST(a_run_goes_on_from_its_record_to_the_same_bits) {
     CHECK_EQ_INT(dmd_execute(run, 3, XD_REDUCTION_INVARIANT), XD_OK);
     CHECK_EQ_INT(dmd_execute(resumed, 2, XD_REDUCTION_INVARIANT), XD_OK);
     CHECK(same(run, resumed));
+    free(run);
+    free(resumed);
+}
+
+XD_TEST(a_run_with_warm_up_and_lead_goes_on_from_its_records_to_the_same_bits) {
+    dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true), *resumed;
+    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    run->desc.regression.substeps = 2;
+    run->desc.own_samples = true;
+    run->desc.lead = 3;
+    run->warm_ups = 3;
+    resumed = (dmd_run *)malloc(sizeof *resumed);
+    *resumed = *run;
+    resumed->resume_warm_at = 2;
+    resumed->resume_at = 2; /* within the lead: nothing is kept of earlier samples */
+    CHECK_EQ_INT(dmd_execute(run, 3, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(resumed, 2, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK(same(run, resumed));
+    CHECK_EQ_INT(run->record.warm_up, 3);
     free(run);
     free(resumed);
 }
@@ -183,6 +293,16 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = 0, "frequency 0");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.steps = 0, "a student of 0 steps");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = NULL, "without a list");
+    REFUSES(XD_ERROR_ARGUMENT, d.lead = -1, "-1 steps before the student's first");
+    REFUSES(XD_ERROR_ARGUMENT, d.lead = INT64_MAX, "9223372036854775807 steps before");
+    REFUSES(XD_ERROR_ARGUMENT, d.frequency = INT64_MAX, "every 9223372036854775807");
+    REFUSES(XD_ERROR_ARGUMENT, d.regression.substeps = -1, "warm-up by -1 steps a rung");
+    REFUSES(XD_ERROR_ARGUMENT, d.regression.step_samples = -1, "-1 noises");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.from = (xd_dmd_inputs)3, "inputs of kind 3");
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.rungs.steps = 58, d.rungs.from = XD_DMD_ROLL_OUTS, d.rungs.fresh_noise = true,
+             d.rungs.list = dmd_rungs_one),
+            "new noise between 58 rungs; there are numbers for 57");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = rising, "0.7");
     REFUSES(XD_ERROR_ARGUMENT,
             (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.from = XD_DMD_ROLL_OUT),
@@ -250,6 +370,13 @@ XD_TEST(batches_and_calls_that_do_not_fit_are_refused) {
     CHECK(strstr(xd_last_error(ctx)->message, "needs real samples"));
     CHECK_EQ_INT(xd_dmd_step(dmd, never, NULL, &values), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "the student has no wrapper"));
+    batch.first = 0;
+    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &batch, &values), XD_ERROR_STATE);
+    CHECK(strstr(xd_last_error(ctx)->message, "warm-up by 0 steps a rung"));
+    CHECK_EQ_INT(xd_dmd_warm_up_step(dmd, never, NULL, &values), XD_ERROR_STATE);
+    CHECK(strstr(xd_last_error(ctx)->message, "the student has no wrapper"));
+    const xd_dmd_record cold = { .warm_up = -1, .seed = 11 };
+    CHECK_EQ_INT(xd_dmd_resume(dmd, &cold), XD_ERROR_ARGUMENT);
     const xd_dmd_record other = { .seed = 12 }, negative = { .step = -1, .seed = 11 },
                         between = { .step = 3, .seed = 11 };
     CHECK_EQ_INT(xd_dmd_resume(dmd, &other), XD_ERROR_MISMATCH);

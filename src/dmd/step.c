@@ -38,7 +38,11 @@ static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) XD_TRY(source->batch(source->user, number, &batch));
+    if (number >= 0) {
+        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+        const xd_result given = source->batch(source->user, number, &batch);
+        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
+    }
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));

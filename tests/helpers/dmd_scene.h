@@ -37,10 +37,12 @@ typedef struct dmd_net {
 typedef struct dmd_run {
     xd_dmd_desc desc; /* networks, trainers, data and sizes are filled in here */
     bool fsdp, gan;
-    int steps, resume_at; /* 0: never */
-    int poisoned;         /* a step whose batch holds a NaN, -1: none */
-    uint64_t hash;        /* of weights, moments and averages of all roles */
-    xd_dmd_values values[DMD_STEPS_MAX];
+    int steps, resume_at;         /* 0: never */
+    int warm_ups, resume_warm_at; /* steps of warm-up first */
+    bool like_teacher;            /* the student begins with the teacher's weights */
+    int poisoned;                 /* a step whose batch holds a NaN, -1: none */
+    uint64_t hash;                /* of weights, moments and averages of all roles */
+    xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
     int64_t allocated,
         taken_by_steps; /* calls of the allocator, when the run counts them; those of xd_dmd_step on one rank */
@@ -174,12 +176,12 @@ static xd_result dmd_add(xd_block *parent, const char *name, int64_t rows, int64
     return xd_weight_add(*out, &w, NULL);
 }
 
-static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, bool fsdp) {
+static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, const dmd_run *run) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    const bool judge = role == XD_DMD_DISCRIMINATOR;
-    XD_TRY(xd_model_create(
-        ctx, &(xd_model_desc){ .seed = (uint64_t)(role == XD_DMD_FAKE_SCORE ? XD_DMD_TEACHER : role) + 1 },
-        &net->model));
+    const bool judge = role == XD_DMD_DISCRIMINATOR, fsdp = run->fsdp;
+    const bool copy = role == XD_DMD_FAKE_SCORE || (role == XD_DMD_STUDENT && run->like_teacher);
+    XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = (uint64_t)(copy ? XD_DMD_TEACHER : role) + 1 },
+                           &net->model));
     xd_block *root = xd_model_root(net->model);
     XD_TRY(dmd_add(root, "up", judge ? DMD_HEADS : DMD_WIDTH, judge ? DMD_WIDTH : DMD_ELEMENTS + 2,
                    &net->block[0]));
@@ -249,6 +251,7 @@ static xd_result dmd_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
     batch->samples = DMD_IN_LEAF;
     batch->first = leaf * DMD_IN_LEAF;
     batch->real = rank->real;
+    batch->negative = rank->run->desc.guided ? rank->real : NULL;
     return XD_OK;
 }
 
@@ -276,19 +279,29 @@ static xd_result dmd_hash_all(xd_comm *world, dmd_net *nets, dmd_run *run) {
     return XD_OK;
 }
 
+static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, xd_dmd **dmd) {
+    const xd_dmd_record record = xd_dmd_describe(*dmd);
+    xd_dmd_destroy(*dmd);
+    *dmd = NULL;
+    XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, dmd));
+    return xd_dmd_resume(*dmd, &record);
+}
+
 static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *desc) {
     dmd_run *run = rank->run;
-    xd_dmd_record record;
     xd_dmd_values values;
     xd_dmd *dmd;
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
+    for (rank->step = 0; rank->step < run->warm_ups; rank->step++) {
+        if (run->resume_warm_at > 0 && rank->step == run->resume_warm_at)
+            XD_TRY(dmd_make_anew(world, desc, &dmd));
+        const int64_t before = run->allocated;
+        XD_TRY(xd_dmd_warm_up_step(dmd, dmd_batch, rank, &values));
+        run->taken_by_steps += run->allocated - before;
+        if (xd_comm_rank(world) == 0) run->warm[rank->step] = values;
+    }
     for (rank->step = 0; rank->step < run->steps; rank->step++) {
-        if (run->resume_at > 0 && rank->step == run->resume_at) {
-            record = xd_dmd_describe(dmd);
-            xd_dmd_destroy(dmd);
-            XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
-            XD_TRY(xd_dmd_resume(dmd, &record));
-        }
+        if (run->resume_at > 0 && rank->step == run->resume_at) XD_TRY(dmd_make_anew(world, desc, &dmd));
         const int64_t before = run->allocated;
         XD_TRY(xd_dmd_step(dmd, dmd_batch, rank, &values));
         run->taken_by_steps += run->allocated - before;
@@ -309,7 +322,7 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
     desc.data = world;
     for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
         if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
-        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run->fsdp);
+        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run);
         desc.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
         desc.trainers[role] =
             (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };

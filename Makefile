@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -137,6 +137,14 @@ sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/n
 
 build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
+
+demo-toys: build/demo-toys ## distil points in the plane into students of four steps and of one: a table and a figure, a minute; ARGS=--help
+	build/demo-toys $(ARGS)
+
+toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
+
+build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh

@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence bench demo demo_mpi demo_sharded demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose equivalence bench demo demo_mpi demo_sharded demo_toys demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -452,6 +452,10 @@ step_demo_mpi() {
 
 step_demo_sharded() {
     sh tests/demo/test_demo_sharded.sh
+}
+
+step_demo_toys() {
+    sh tests/demo/test_demo_toys.sh
 }
 
 step_demo_real() {

@@ -40,7 +40,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-real teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -146,6 +146,12 @@ toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/
 build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
+demo-images: build/demo-images ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help
+	build/demo-images $(own_out) $(ARGS)
+
+build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
+	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh
 
@@ -168,6 +174,11 @@ build/images_data: tools/images_data.c $(images_sources) $(wildcard examples/ima
 
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh
+
+image-teacher: build/images_data build/demo-images ## make data/images again: fetches the data set, then some minutes
+	sh tools/fetch_images.sh
+	build/images_data build/images data/images
+	build/demo-images --train-teacher build/images
 
 examples: ## build each examples/*.c and *.cpp and run it, the first of each by the line of the README
 	@failed=; $(MAKE) -k --no-print-directory build-examples || failed=1; \

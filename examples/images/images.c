@@ -126,7 +126,11 @@ static int images_main(const images_options *o) {
     }
     images_recipes(o, w.recipes);
     images_fill_rows(&w);
-    result = xd_run_threads(o->ranks, &desc, o->train_teacher ? images_teach : images_work, &w, &error);
+    result = images_recall(ctx, o, &w.rows[IMAGES_TEACHER_50]);
+    if (result == XD_OK)
+        result = xd_run_threads(o->ranks, &desc, o->train_teacher ? images_teach : images_work, &w, &error);
+    else
+        error = *xd_last_error(ctx);
     dataset_free(ctx, &w.set);
     xd_ctx_destroy(ctx);
     if (result != XD_OK)

@@ -95,6 +95,11 @@ typedef struct images_row {
 /* Generates, and measures what came of it. Collective; results are rank 0's. */
 xd_result images_measure(xd_comm *world, const images_options *options, images_row *rows, int count);
 
+/* The teacher at 50 steps as it was measured before, from options->data, if that was of as many pictures; and the file of it, into
+ * options->out. Local. */
+xd_result images_recall(xd_ctx *ctx, const images_options *options, images_row *row);
+xd_result images_remember(xd_ctx *ctx, const images_options *options, const images_row *row);
+
 /* The table on standard output and as table.txt; grid.png. */
 xd_result images_report(xd_ctx *ctx, const images_options *options, const images_row *rows, int count);
 

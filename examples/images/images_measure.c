@@ -35,7 +35,7 @@ static xd_sampler_desc images_sampler(const images_judge *j, const images_row *r
     d.samples = CALL;
     d.elements = IMAGE_PIXELS;
     d.seed = (uint64_t)(SEEDS_FROM + generation);
-    for (int i = 0; i <= row->steps; i++) even[i] = d.schedule.max_t * (row->steps - i) / row->steps;
+    for (int i = 0; i <= row->steps; i++) even[i] = d.schedule.max_t * ((double)(row->steps - i) / row->steps);
     return d;
 }
 
@@ -98,7 +98,7 @@ static xd_result images_measure_once(images_judge *j, images_row *row, int gener
     xd_result result = images_draw_all(j, row, sampler, count, &right);
     xd_sampler_destroy(sampler);
     if (result == XD_OK) result = images_gather(j, count, &right);
-    if (result != XD_OK || row->known) return result;
+    if (result != XD_OK || row->known || xd_comm_rank(j->world) != 0) return result;
     frechet_sums sums;
     frechet_gaussian drawn;
     frechet_begin(&sums, FEATURES);

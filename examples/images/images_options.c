@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef IMAGES_LEAD
+#define IMAGES_LEAD 20 /* tests make it small */
+#endif
+
 static bool images_parse_mesh(const char *text, void *options) {
     images_options *o = (images_options *)options;
     const char *number = strchr(text, '=');
@@ -80,7 +84,7 @@ void images_recipes(const images_options *options, images_recipe out[IMAGES_STUD
         .name = "steps-4",
         .rungs = 4,
         .list = { 0.999, 0.74925, 0.4995, 0.24975, 0.0 },
-        .lead = 20,
+        .lead = IMAGES_LEAD,
         .critics = 4,
         .batch = 128,
         .warming = { { 2e-4, 0, 0.0, 0.0 }, 0.9, 0.99, 0.0, XD_EMA_RAMP, 0.98 },

@@ -97,5 +97,6 @@ static xd_result images_save_grid(xd_ctx *ctx, const images_options *o, const im
 
 xd_result images_report(xd_ctx *ctx, const images_options *options, const images_row *rows, int count) {
     XD_TRY(images_print_table(ctx, options, rows, count));
+    if (options->teacher_50) XD_TRY(images_remember(ctx, options, &rows[IMAGES_TEACHER_50]));
     return images_save_grid(ctx, options, rows);
 }

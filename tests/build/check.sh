@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence bench demo demo_mpi demo_sharded demo_toys demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose equivalence bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -456,6 +456,10 @@ step_demo_sharded() {
 
 step_demo_toys() {
     sh tests/demo/test_demo_toys.sh
+}
+
+step_demo_images() {
+    sh tests/demo/test_demo_images.sh
 }
 
 step_demo_real() {

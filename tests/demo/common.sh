@@ -22,8 +22,8 @@ conclude() {
 }
 
 # demo_sources INCLUDE: leaves in $sources what a compiler needs besides flags to make the demonstration with the header in
-# that folder, and in $sharded_sources and $toys_sources the same for those of sharded training and of points in the plane; fails
-# when the library cannot be built
+# that folder, and in $sharded_sources, $toys_sources and $images_sources the same for those of sharded training, of points in the
+# plane and of images; fails when the library cannot be built
 demo_sources() {
     library=$work/xdistill.o
     if [ "$1" = . ]; then
@@ -35,6 +35,7 @@ demo_sources() {
     shared="-std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$1 examples/common/*.c examples/nn/*.c $library -lm -lpthread"
     sources="examples/demo/*.c $shared"
     toys_sources="examples/toys/*.c $shared"
+    images_sources="examples/images/*.c $shared"
     sharded_sources="examples/sharded/*.c $(ls examples/demo/*.c | grep -v '/demo\.c$' | tr '\n' ' ') $shared"
 }
 

@@ -1,0 +1,77 @@
+#!/bin/sh
+# The demonstration of image distillation: pictures, table, metrics and students have the same bytes on any number of ranks, with networks
+# whole or in parts, and after a run that was killed; what is wrong is refused. The last line is `N passed, N failed, N skipped`.
+#
+#   sh tests/demo/test_demo_images.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#
+# It trains for few steps and draws 100 images, so its students are poor.
+set -u
+include=${1:-.}
+. tests/demo/common.sh
+
+short="--warm-up 1 --steps 2 --one-steps 2 --save-every 1 --count 100 --generations 1"
+
+# start NAME OPTION...: a short run into the folder NAME, quietly
+start() {
+    name=$1
+    shift
+    "$work/images" $short --out "$work/$name" "$@" >"$work/$name.log" 2>&1
+}
+
+# refused WORDS OPTION...: nothing runs, and it says WORDS
+refused() {
+    words=$1
+    shift
+    start refused "$@" && return 1
+    grep -q -e "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
+}
+
+# same NAME: all that a run leaves has the bytes of that on one rank
+same() {
+    for file in grid.png table.txt steps-4/metrics.jsonl steps-1/metrics.jsonl steps-4/warm-up/model.safetensors \
+        steps-4/student/model.safetensors steps-4/student-ema/model.safetensors steps-1/student-ema/model.safetensors; do
+        cmp "$work/one/$file" "$work/$1/$file" || return 1
+    done
+}
+
+demo_sources "$include" && ${CC:-cc} -DIMAGES_LEAD=1 $images_sources -o "$work/images"
+verdict $? 'it builds'
+
+start one --mesh dp=1 && [ "$(grep -c 'right class' "$work/one/table.txt")" -eq 7 ] &&
+! grep -qi 'nan\|inf' "$work/one/table.txt" "$work/one"/steps-*/metrics.jsonl &&
+[ "$(wc -l <"$work/one/steps-4/metrics.jsonl")" -eq 12 ] && [ "$(head -c 4 "$work/one/grid.png" | tail -c 3)" = PNG ]
+verdict $? 'a short run on one rank leaves a table, a picture and metrics' "$work/one.log"
+for mesh in dp=3 fsdp=2; do
+    start $mesh --mesh $mesh && same $mesh
+    verdict $? "--mesh $mesh has the bytes of one rank" "$work/$mesh.log"
+done
+
+start killed --mesh dp=2 &
+run=$!
+appears "$work/killed/steps-4/checkpoints/latest"
+pkill -9 -P $run 2>/dev/null
+end $run
+[ ! -s "$work/killed/table.txt" ]
+verdict $? 'a run was killed after its first checkpoint' "$work/killed.log"
+start killed --mesh fsdp=2 --resume && same killed
+verdict $? 'it goes on under another wrapper with the bytes of one rank' "$work/killed.log"
+cp "$work/one/table.txt" "$work/table.before"
+refused 'holds a finished student' --out "$work/one"
+verdict $? 'a finished student is not replaced unasked'
+refused 'was begun with seed 1' --out "$work/one" --resume --seed 2
+verdict $? 'a run does not go on with another seed'
+cmp -s "$work/one/table.txt" "$work/table.before"
+verdict $? 'nothing was changed by what was refused'
+
+for bad in '--mesh tp=2:--mesh takes dp=N or fsdp=N' '--mesh dp=9:--mesh takes' '--count 99:--count takes a number from 100' \
+    '--steps 0:--steps takes a number from 1' '--data /nowhere:/nowhere' '--epochs 3:no option --epochs'; do
+    refused "${bad#*:}" ${bad%%:*}
+    verdict $? "${bad%%:*} is answered with what would be right"
+done
+"$work/images" --help >"$work/help.log"
+for option in mesh warm-up steps one-steps count generations seed save-every resume data out overwrite train-teacher help; do
+    grep -q "^  --$option " "$work/help.log" || echo "no --$option"
+done >"$work/missing"
+[ ! -s "$work/missing" ]
+verdict $? '--help lists the options' "$work/missing"
+conclude

@@ -79,8 +79,9 @@ static void toy_print_row(FILE *out, const toy_world *w, int toy, int row) {
 static void toy_print_table(FILE *out, const toy_world *w) {
     fprintf(out, "seed %llu, %d steps of the teacher, %d of each student\n\n",
             (unsigned long long)w->options->seed, w->options->teacher_steps, w->options->steps);
-    fprintf(out, "%-10s %-18s %9s %9s %9s %9s\n", "", "", "sliced W2", "to T at 4", "least of", "within");
-    fprintf(out, "%-10s %-18s %9s %9s %9s %9s\n", "toy", "sampler", "to data", "", "8 modes", "3 sigma");
+    fprintf(out, "%-10s %-18s %9s %9s %9s %9s\n", "", "", "sliced W2", "ratio to", "least of", "within");
+    fprintf(out, "%-10s %-18s %9s %9s %9s %9s\n", "toy", "sampler", "to data", "T at 4", "8 modes",
+            "3 sigma");
     for (int toy = 0; toy < w->count; toy++)
         for (int row = 0; row < TOY_ROWS; row++) toy_print_row(out, w, toy, row);
 }

@@ -5825,10 +5825,10 @@ typedef struct xd_vsd_desc {
     const double *
         chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
                           * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
-    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     xd_sample_common common; /* N: elements; weight 0 is an error */
+    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
 } xd_vsd_desc;
 
 /* Weight 1, everything else zero: mean normaliser, exact form. Pure. */
@@ -6087,22 +6087,24 @@ typedef struct xd_dmd_sizes {
     xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
 } xd_dmd_sizes;
 
-/* What a student of several steps is trained on: where its input x_t comes from. */
-typedef enum xd_dmd_inputs {
-    XD_DMD_NOISED_REAL = 0, /* real samples, noised to a rung that is drawn for each */
-    XD_DMD_ROLL_OUT, /* the student's own (backward simulation), at one drawn rung for all samples of the step; the
-                             * last noise on the way there is the batch's */
-    XD_DMD_ROLL_OUTS /* the student's own, sample number k of the step at rung k mod steps: exactly what xd_sampler_run
-                             * hands to it there, from the batch's noise on */
-} xd_dmd_inputs;
+/* At which rungs roll-outs end. */
+typedef enum xd_dmd_deal {
+    XD_DMD_ONE_RUNG =
+        0, /* one drawn rung for all samples of the step; the last noise on the way there is the batch's */
+    XD_DMD_RUNGS_IN_TURN /* sample number k of the step at rung k mod steps: exactly what xd_sampler_run hands to the student there,
+                          * from the batch's noise on. Takes steps - 1 forwards without gradient for all samples */
+} xd_dmd_deal;
 
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps; /* >= 1 */
     const double
         *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
-    xd_dmd_inputs from; /* steps > 1; roll-outs take steps - 1 forwards of the student without gradient */
-    bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    bool
+        roll_out; /* training samples of several steps come from the student itself (backward simulation); otherwise
+                     * from noised real ones, at a drawn rung for each sample */
+    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    xd_dmd_deal deal; /* with roll_out */
 } xd_dmd_rungs;
 
 /* Warm-up of the student by regression (xd_dmd_warm_up). */
@@ -6167,7 +6169,6 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    xd_dmd_regression regression;
     bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
@@ -6178,14 +6179,14 @@ typedef struct xd_dmd_desc {
     xd_dmd_recipe
         alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
-    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
-    int64_t
-        lead; /* steps of the others alone, before step 0 of the alternation; the samples of these are generated anew */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1; steps here are those after `lead` */
     bool
         own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
+    int64_t lead; /* steps of the others alone, before step 0 of the alternation: on samples made anew */
+    xd_dmd_regression regression;
 } xd_dmd_desc;
 
 /* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
@@ -6195,29 +6196,28 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 where they had no part. */
 typedef struct xd_dmd_values {
-    double vsd, generator; /* the student's loss is vsd + gan.weight generator */
-    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
+    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
     double fake_score;        /* the fake score's */
     double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
-    double regression;        /* of xd_dmd_warm_up */
+    bool skipped;             /* something was not finite: no role has stepped */
+    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
+    double regression; /* of xd_dmd_warm_up */
     double norms
-        [XD_DMD_ROLES]; /* of the gradient, before clipping, of each role that had its turn; not finite when that was
-                                 * what was found */
-    bool skipped; /* something was not finite: no role has stepped */
+        [XD_DMD_ROLES]; /* of the gradient before clipping, of each role that had its turn; what was found may be in it */
 } xd_dmd_values;
 
 /* What resumes a run. */
 typedef struct xd_dmd_record {
-    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
+    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of their random numbers */
     int64_t updates[XD_DMD_ROLES]; /* of each role by xd_dmd_step, without skipped ones */
-    int64_t
-        warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of warm-up's random numbers */
     uint64_t seed;
+    int64_t warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of its random numbers */
 } xd_dmd_record;
 
 /* Checks everything and takes all memory that later calls need.
  *
- * Collective over data when it is given: the settings that decide about terms and turns are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
+ * rank that has one and PEER on the others: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number),
  * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
  * xd_noise_steps_check. */
@@ -6337,6 +6337,7 @@ XD_API xd_sampler_desc xd_sampler_defaults(void);
 /* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
+/* A network with its settings and memory. */
 typedef struct xd_sampler xd_sampler;
 
 /* Checks everything and takes all memory. Local. Errors, nothing kept: ARGUMENT (a network without forward, steps, samples, a list
@@ -6352,7 +6353,7 @@ XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
 /* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
  * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of xd_dmd's
- * roll-out (XD_DMD_ROLL_OUTS), and a sample is the x that its last rung trains on.
+ * roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on.
  *
  * Collective over what the network's own calls are collective over; the number of those calls depends on desc alone, so ranks without
  * samples say samples = 0. Allocates nothing. Deterministic: a sample depends on its number, not on the batch, where the
@@ -10252,7 +10253,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_role XDISTILL_NO_DMD_leaves_out_xd_dmd_role
 #    define xd_dmd_batch XDISTILL_NO_DMD_leaves_out_xd_dmd_batch
 #    define xd_dmd_sizes XDISTILL_NO_DMD_leaves_out_xd_dmd_sizes
-#    define xd_dmd_inputs XDISTILL_NO_DMD_leaves_out_xd_dmd_inputs
+#    define xd_dmd_deal XDISTILL_NO_DMD_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
@@ -10293,7 +10294,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_role XDISTILL_NO_MODELS_leaves_out_xd_dmd_role
 #    define xd_dmd_batch XDISTILL_NO_MODELS_leaves_out_xd_dmd_batch
 #    define xd_dmd_sizes XDISTILL_NO_MODELS_leaves_out_xd_dmd_sizes
-#    define xd_dmd_inputs XDISTILL_NO_MODELS_leaves_out_xd_dmd_inputs
+#    define xd_dmd_deal XDISTILL_NO_MODELS_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
@@ -62820,14 +62821,15 @@ static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_dmd_rungs *rungs = &desc->rungs;
     const int substeps = desc->regression.substeps;
     XD_REQUIRE(ctx, rungs->steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", rungs->steps);
-    XD_REQUIRE(ctx, rungs->from >= XD_DMD_NOISED_REAL && rungs->from <= XD_DMD_ROLL_OUTS, XD_ERROR_ARGUMENT,
-               "inputs of kind %d", (int)rungs->from);
-    XD_REQUIRE(ctx, rungs->steps > 1 || rungs->from == XD_DMD_NOISED_REAL, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, rungs->steps > 1 || !rungs->roll_out, XD_ERROR_ARGUMENT,
                "roll-outs of a student of %d step", rungs->steps);
-    XD_REQUIRE(
-        ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || rungs->from == XD_DMD_NOISED_REAL,
-        XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
-        XDI_DMD_FRESH_STEPS);
+    XD_REQUIRE(ctx, rungs->deal >= XD_DMD_ONE_RUNG && rungs->deal <= XD_DMD_RUNGS_IN_TURN, XD_ERROR_ARGUMENT,
+               "rungs dealt in manner %d", (int)rungs->deal);
+    XD_REQUIRE(ctx, rungs->roll_out || rungs->deal == XD_DMD_ONE_RUNG, XD_ERROR_ARGUMENT,
+               "%d rungs in turn without roll-outs", rungs->steps);
+    XD_REQUIRE(ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || !rungs->roll_out,
+               XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
+               XDI_DMD_FRESH_STEPS);
     XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
                rungs->steps);
     XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
@@ -62934,7 +62936,8 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
                                desc->network_scale,
                                (double)desc->network_dtype,
                                (double)desc->rungs.steps,
-                               (double)desc->rungs.from,
+                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.deal,
                                (double)desc->rungs.fresh_noise,
                                (double)desc->regression.substeps,
                                (double)desc->regression.step_samples,
@@ -63532,8 +63535,8 @@ static xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch 
     xdi_dmd_where first = xdi_dmd_at(phase, XD_STREAM_RUNG, batch);
     XD_TRY(xdi_dmd_take_noise(d, phase, batch));
     if (d->desc.rungs.steps == 1) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], batch->samples);
-    if (d->desc.rungs.from == XD_DMD_NOISED_REAL) return xdi_dmd_noise_real(d, phase, batch);
-    if (d->desc.rungs.from == XD_DMD_ROLL_OUTS) return xdi_dmd_roll_outs(d, phase, batch);
+    if (!d->desc.rungs.roll_out) return xdi_dmd_noise_real(d, phase, batch);
+    if (d->desc.rungs.deal == XD_DMD_RUNGS_IN_TURN) return xdi_dmd_roll_outs(d, phase, batch);
     first.first = 0; /* one rung for all samples of the step: every rank draws the same */
     XD_TRY(xdi_dmd_draw_rungs(d, first, 1));
     return xdi_dmd_roll_out(d, phase, batch, d->rung[0]);
@@ -66559,4 +66562,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b37b376950b8aec6d1ede649af971e8505e3d0b8bd4e44d2e770ddf91ee320ad */
+/* xdistill sha256 5724abe94e8633e95196d609587cedb7dbd64f0fb7238f930c47aa3defcbb04e */

@@ -75,6 +75,21 @@ static xd_result run_dmd(place *p) {
     return XD_OK;
 }
 
+static xd_result run_sampler(place *p) {
+    static const double rungs[] = { 0.999, 0.0 };
+    xd_sampler_desc d = xd_sampler_defaults();
+    xd_sampler *sampler = NULL;
+    d.network.predicts = XD_PREDICT_FLOW;
+    d.network.forward = no_pass;
+    d.steps = 1;
+    d.list = rungs;
+    d.samples = 4;
+    d.elements = 5;
+    XD_TRY(untouched(xd_sampler_create(p->ctx, &d, &sampler), sampler));
+    xd_sampler_destroy(sampler);
+    return XD_OK;
+}
+
 static xd_result run_ctx(place *p) {
     xd_ctx *ctx = NULL;
     XD_TRY(untouched(xd_ctx_create(p->desc, &ctx), ctx));
@@ -554,6 +569,7 @@ static xd_result run_weight_map(place *p) {
 static const call calls[] = {
     { "xd_weight_map_check", run_weight_map, false },
     { "xd_dmd_create", run_dmd, false },
+    { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },

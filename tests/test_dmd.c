@@ -54,7 +54,7 @@ XD_TEST(a_discriminator_with_its_penalty_keeps_the_bits) {
 
 XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
-    run->desc.rungs.from = XD_DMD_ROLL_OUT;
+    run->desc.rungs.roll_out = true;
     check_layouts(run);
     run->desc.rungs.fresh_noise = true;
     check_layouts(run);
@@ -63,7 +63,8 @@ XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
 
 XD_TEST(a_rung_for_each_sample_keeps_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
-    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    run->desc.rungs.roll_out = true;
+    run->desc.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     check_layouts(run);
     run->desc.rungs.fresh_noise = true;
     check_layouts(run);
@@ -72,7 +73,8 @@ XD_TEST(a_rung_for_each_sample_keeps_the_bits) {
 
 XD_TEST(critics_that_lead_and_then_take_the_students_samples_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true);
-    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    run->desc.rungs.roll_out = true;
+    run->desc.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     run->desc.own_samples = true;
     run->desc.lead = 2;
     check_layouts(run);
@@ -170,7 +172,8 @@ XD_TEST(a_step_allocates_nothing) {
         run->fsdp = true;
         run->warm_ups = 2;
         run->desc.regression.substeps = 2;
-        run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+        run->desc.rungs.roll_out = true;
+        run->desc.rungs.deal = XD_DMD_RUNGS_IN_TURN;
         CHECK_EQ_INT(dmd_execute(run, 1, XD_REDUCTION_INVARIANT), XD_OK);
         CHECK(run->allocated > 0);
         CHECK_EQ_INT(run->taken_by_steps, 0);
@@ -212,7 +215,8 @@ XD_TEST(a_run_goes_on_from_its_record_to_the_same_bits) {
 
 XD_TEST(a_run_with_warm_up_and_lead_goes_on_from_its_records_to_the_same_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, true), *resumed;
-    run->desc.rungs.from = XD_DMD_ROLL_OUTS;
+    run->desc.rungs.roll_out = true;
+    run->desc.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     run->desc.regression.substeps = 2;
     run->desc.own_samples = true;
     run->desc.lead = 3;
@@ -298,14 +302,14 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = INT64_MAX, "every 9223372036854775807");
     REFUSES(XD_ERROR_ARGUMENT, d.regression.substeps = -1, "warm-up by -1 steps a rung");
     REFUSES(XD_ERROR_ARGUMENT, d.regression.step_samples = -1, "-1 noises");
-    REFUSES(XD_ERROR_ARGUMENT, d.rungs.from = (xd_dmd_inputs)3, "inputs of kind 3");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.deal = (xd_dmd_deal)3, "dealt in manner 3");
+    REFUSES(XD_ERROR_ARGUMENT, d.rungs.deal = XD_DMD_RUNGS_IN_TURN, "3 rungs in turn without roll-outs");
     REFUSES(XD_ERROR_ARGUMENT,
-            (d.rungs.steps = 58, d.rungs.from = XD_DMD_ROLL_OUTS, d.rungs.fresh_noise = true,
+            (d.rungs.steps = 58, d.rungs.roll_out = true, d.rungs.fresh_noise = true,
              d.rungs.list = dmd_rungs_one),
             "new noise between 58 rungs; there are numbers for 57");
     REFUSES(XD_ERROR_ARGUMENT, d.rungs.list = rising, "0.7");
-    REFUSES(XD_ERROR_ARGUMENT,
-            (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.from = XD_DMD_ROLL_OUT),
+    REFUSES(XD_ERROR_ARGUMENT, (d.rungs.steps = 1, d.rungs.list = dmd_rungs_one, d.rungs.roll_out = true),
             "roll-outs of a student of 1 step");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.weight = 0.0, "weight 0");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.r1_weight = -1.0, "r1_weight -1");

@@ -29,7 +29,7 @@ typedef struct outcome {
     xd_result result;
     xd_sample_values values;
     xd_status status;
-    double sample_loss[SAMPLES];
+    double sample_loss[SAMPLES], distance[SAMPLES];
     float gradient[CELLS];
 } outcome;
 
@@ -77,12 +77,16 @@ static int64_t counted_in(int64_t begin, int64_t end) {
     return n;
 }
 
-static double weight_of(int b) {
+static double distance_of(int b) {
     double sum = 0.0;
     const int64_t at = b * p.elements, n = counted_in(at, at + p.elements);
     for (int64_t i = at; i < at + p.elements; i++)
         if (counts(i)) sum += fabs((double)p.in[0][i] - (double)p.in[1][i]);
-    const double mean = n ? sum / (double)n : 0.0;
+    return n ? sum / (double)n : 0.0;
+}
+
+static double weight_of(int b) {
+    const double mean = distance_of(b);
     if (p.normaliser == XD_VSD_NONE) return p.scale[b];
     return p.scale[b] / (p.normaliser == XD_VSD_MEAN ? mean + 1e-6 : mean);
 }
@@ -135,6 +139,7 @@ typedef struct part {
     int64_t from, to, begin, end;
     void *in[3], *gradient;
     uint8_t *mask;
+    double distance[SAMPLES]; /* of the part's own samples */
 } part;
 
 static void *room_for(int64_t count) {
@@ -163,6 +168,8 @@ static void part_close(part *s, outcome *out) {
         for (int64_t c = 0; c < width; c++)
             out->gradient[(s->from + r) * p.elements + s->begin + c] =
                 (float)xd_load_f64(s->gradient, p.gradient_dtype, r * width + c);
+    if (s->begin == 0)
+        memcpy(out->distance + s->from, s->distance, (size_t)(s->to - s->from) * sizeof(double));
     for (int k = 0; k < 3; k++) free(s->in[k]);
     free(s->gradient);
     free(s->mask);
@@ -181,8 +188,7 @@ static xd_sample_common common_of(outcome *out, const part *s, xd_comm *split, x
     return common;
 }
 
-static xd_result vsd_of(xd_ctx *ctx, const part *s, const xd_sample_common *common,
-                        xd_sample_values *values) {
+static xd_result vsd_of(xd_ctx *ctx, part *s, const xd_sample_common *common, xd_sample_values *values) {
     const int64_t rows = s->to - s->from, width = s->end - s->begin;
     xd_vsd_desc d = xd_vsd_defaults();
     d.generated = xd_rows_of(s->in[0], p.dtype, rows, width);
@@ -192,6 +198,7 @@ static xd_result vsd_of(xd_ctx *ctx, const part *s, const xd_sample_common *comm
     d.mask = p.masked ? s->mask : NULL;
     d.sample_scale = p.scale + s->from;
     d.chain = p.chain + s->from;
+    d.distance = s->distance;
     d.normaliser = p.normaliser;
     d.form = p.form;
     d.common = *common;
@@ -295,6 +302,7 @@ static void same_bits(const outcome *a, const outcome *b) {
     CHECK_EQ_INT(a->result, b->result);
     CHECK(memcmp(&a->values, &b->values, sizeof a->values) == 0);
     CHECK(memcmp(a->sample_loss, b->sample_loss, sizeof a->sample_loss) == 0);
+    CHECK(memcmp(a->distance, b->distance, sizeof a->distance) == 0);
     CHECK(memcmp(a->gradient, b->gradient, (size_t)(SAMPLES * p.elements) * sizeof(float)) == 0);
 }
 
@@ -305,6 +313,8 @@ static void same_as_formulas(const outcome *out, double tolerance) {
     CHECK_NEAR(out->values.loss, loss, 1e-6 * fabs(loss));
     CHECK_NEAR(out->values.denominator, denominator_of(), 0.0);
     CHECK_EQ_INT(out->values.counted, counted_in(0, SAMPLES * p.elements));
+    for (int b = 0; b < SAMPLES && p.kind == VSD; b++)
+        CHECK_NEAR(out->distance[b], distance_of(b), 1e-6 * distance_of(b));
     for (int b = 0; b < SAMPLES; b++)
         for (int64_t i = b * p.elements;
              i<(b + 1) * p.elements; i += p.elements> 4096 ? 997 : p.elements / 9 + 1) {

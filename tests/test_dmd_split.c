@@ -133,7 +133,8 @@ static xd_dmd_desc settings(const run *r, xd_comm *data, xd_comm *split) {
     d.sizes.dtype = r->dtype;
     d.rungs.steps = 3;
     d.rungs.list = three;
-    d.rungs.from = XD_DMD_ROLL_OUTS;
+    d.rungs.roll_out = true;
+    d.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     d.rungs.fresh_noise = r->fresh;
     d.regression.substeps = 2;
     d.own_samples = true;
@@ -289,7 +290,7 @@ static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
     switch (number) {
     case 0: d->rungs.list = other; break;
-    case 1: d->rungs.from = XD_DMD_ROLL_OUT; break;
+    case 1: d->rungs.deal = XD_DMD_ONE_RUNG; break;
     case 2: d->rungs.fresh_noise = true; break;
     case 3: d->lead = 1; break;
     case 4: d->regression.substeps = 3; break;
@@ -329,7 +330,8 @@ static xd_result differ_rank(xd_comm *world, void *argument) {
     d.data = world;
     d.rungs.steps = 3;
     d.rungs.list = three;
-    d.rungs.from = XD_DMD_ROLL_OUTS;
+    d.rungs.roll_out = true;
+    d.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     d.sizes.samples = 2;
     d.sizes.step_samples = 8;
     d.sizes.elements = WHOLE;

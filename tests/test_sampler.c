@@ -79,7 +79,8 @@ static xd_dmd_desc distillation(formula *student, formula *teacher, formula *fak
     d.networks[XD_DMD_FAKE_SCORE] = network_of(fake);
     d.rungs.steps = 4;
     d.rungs.list = four;
-    d.rungs.from = XD_DMD_ROLL_OUTS;
+    d.rungs.roll_out = true;
+    d.rungs.deal = XD_DMD_RUNGS_IN_TURN;
     d.sizes.samples = SAMPLES;
     d.sizes.step_samples = 40;
     d.sizes.elements = ELEMENTS;

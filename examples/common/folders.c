@@ -54,7 +54,8 @@ static void folders_remove_checkpoint(void *argument, const char *name) {
 
 xd_result folders_forget_checkpoints(xd_ctx *ctx, const char *directory) {
     folders_removal removal = { &xd_ctx_settings(ctx)->files, directory, "" };
-    const int error = removal.files->list(removal.files->user, directory, folders_remove_checkpoint, &removal);
+    const int error =
+        removal.files->list(removal.files->user, directory, folders_remove_checkpoint, &removal);
     XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "cannot read the directory %s: %s", directory, strerror(error));
     XD_REQUIRE(ctx, !removal.failed[0], XD_ERROR_IO, "cannot remove %s", removal.failed);
     return XD_OK;

@@ -53,7 +53,8 @@ static void images_tell_lesson(void *user, int step, double loss) {
 static xd_result images_teach(xd_comm *world, void *argument) {
     const images_world *w = (const images_world *)argument;
     const images_options *o = w->options;
-    const images_shape shape = { o->fsdp, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES, 1 };
+    const images_shape shape = { o->fsdp, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES,
+                                 1 };
     const images_lesson lesson = { &w->set, o->teacher_steps, o->seed };
     images_watch watch = { progress_begin(), o->teacher_steps, 0.0 };
     images_role teacher;
@@ -121,7 +122,8 @@ static int images_main(const images_options *o) {
     xd_result result = xd_ctx_create(&desc, &ctx);
     if (result == XD_OK && o->train_teacher) result = dataset_load(ctx, o->train_teacher, "train", &w.set);
     if (result != XD_OK) {
-        fprintf(stderr, "demo-images: %s: %s\n", xd_result_name(result), ctx ? xd_last_error(ctx)->message : "");
+        fprintf(stderr, "demo-images: %s: %s\n", xd_result_name(result),
+                ctx ? xd_last_error(ctx)->message : "");
         return 1;
     }
     images_recipes(o, w.recipes);

@@ -16,10 +16,11 @@ enum { IMAGES_MOST_RANKS = 8, IMAGES_MOST_GENERATIONS = 8 };
 typedef struct images_options {
     int ranks;
     bool fsdp;
-    int warm_up, steps, one_steps; /* steps of each training; those of the critic beside the student's come on top */
-    int count;                     /* generated for each distance */
-    int generations;               /* seeds that distances are means of */
-    int save_every;                /* student's steps between checkpoints */
+    int warm_up, steps,
+        one_steps;   /* steps of each training; those of the critic beside the student's come on top */
+    int count;       /* generated for each distance */
+    int generations; /* seeds that distances are means of */
+    int save_every;  /* student's steps between checkpoints */
     uint64_t seed;
     bool teacher_50; /* is measured again; otherwise the figure in `data` is told */
     bool resume, overwrite, help;
@@ -86,8 +87,8 @@ typedef struct images_row {
     const char *title;
     char directory[480]; /* of the model */
     int steps;
-    const double *list;               /* [steps + 1]; NULL -> the teacher's Euler steps */
-    bool known;                       /* distances are those of an earlier measurement */
+    const double *list;                                 /* [steps + 1]; NULL -> the teacher's Euler steps */
+    bool known;                                         /* distances are those of an earlier measurement */
     double distance[IMAGES_MOST_GENERATIONS], accuracy; /* accuracy: mean over generations, in [0, 1] */
     float shown[IMAGES_COLUMNS * IMAGE_PIXELS];
 } images_row;

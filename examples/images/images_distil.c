@@ -19,7 +19,8 @@ static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
     random.stream = DRAWN_CLASS;
     random.micro = run->warming;
     random.step = (uint32_t)run->drawn_at;
-    batch->samples = (run->warming ? run->recipe->batch / run->recipe->rungs : run->recipe->batch) / IMAGES_LEAVES;
+    batch->samples =
+        (run->warming ? run->recipe->batch / run->recipe->rungs : run->recipe->batch) / IMAGES_LEAVES;
     batch->first = leaf * batch->samples;
     batch->condition = run->classes;
     for (int64_t i = 0; i < batch->samples; i++) {
@@ -109,7 +110,8 @@ static xd_result images_tell(images_run *run, int done, int steps, const xd_dmd_
     if (run->warming)
         snprintf(text, sizeof text, "squared error %.4f", values->regression);
     else
-        snprintf(text, sizeof text, "|x - T| %.4f, fake score's error %.4f", run->distance, values->fake_score);
+        snprintf(text, sizeof text, "|x - T| %.4f, fake score's error %.4f", run->distance,
+                 values->fake_score);
     images_show(run, run->warming ? "warm-up" : "matching", done, steps, text);
     return images_note(run, done, values);
 }
@@ -144,7 +146,8 @@ static xd_result images_match_step(images_run *run, int step) {
     const double rate = images_rate_at(&recipe->student.rate, student_step, recipe->steps);
     xd_dmd_values values;
     run->drawn_at = images_turn(recipe, step);
-    if (step >= recipe->lead) XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
+    if (step >= recipe->lead)
+        XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
     XD_TRY(xd_dmd_step(run->dmd, images_batch, run, &values));
     return images_agree_on(run, images_tell(run, step + 1, total, &values));
 }

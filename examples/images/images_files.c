@@ -21,8 +21,8 @@ static void images_path(const images_run *run, const char *name, char out[480]) 
 static void images_describe(const images_run *run, char out[256]) {
     const images_recipe *recipe = run->recipe;
     snprintf(out, 256, "seed %llu, warm-up %d, lead %d, steps %d with %d critics, batch %d\n",
-             (unsigned long long)run->options->seed, recipe->warm_up, recipe->lead, recipe->steps, recipe->critics,
-             recipe->batch);
+             (unsigned long long)run->options->seed, recipe->warm_up, recipe->lead, recipe->steps,
+             recipe->critics, recipe->batch);
 }
 
 /* An older run's settings, "" without one. */
@@ -42,8 +42,8 @@ static xd_result images_older(xd_ctx *ctx, const char *path, char out[256]) {
 
 /* Nothing of an older run may be taken for this one's. */
 static xd_result images_forget(const images_run *run, const char *checkpoints) {
-    static const char *const files[] = { "metrics.jsonl", "warm-up/model.safetensors", "student/model.safetensors",
-                                         "student-ema/model.safetensors" };
+    static const char *const files[] = { "metrics.jsonl", "warm-up/model.safetensors",
+                                         "student/model.safetensors", "student-ema/model.safetensors" };
     char path[480];
     for (int i = 0; i < 4; i++) {
         images_path(run, files[i], path);
@@ -72,15 +72,16 @@ static xd_result images_find(images_run *run) {
     XD_TRY(folders_make(ctx, checkpoints));
     XD_TRY(images_older(ctx, settings, older));
     if (o->resume && older[0]) {
-        XD_REQUIRE(ctx, strcmp(mine, older) == 0, XD_ERROR_MISMATCH, "%s was begun with %.*s, not with %.*s", settings,
-                   (int)strcspn(older, "\n"), older, (int)strcspn(mine, "\n"), mine);
+        XD_REQUIRE(ctx, strcmp(mine, older) == 0, XD_ERROR_MISMATCH, "%s was begun with %.*s, not with %.*s",
+                   settings, (int)strcspn(older, "\n"), older, (int)strcspn(mine, "\n"), mine);
         run->warmed = run->recipe->warm_up > 0 && images_exists(run, "warm-up/model.safetensors");
         run->resumes = xd_checkpoint_find(ctx, checkpoints, &step) == XD_OK;
         return XD_OK;
     }
-    XD_REQUIRE(ctx, o->overwrite || !images_exists(run, "student-ema/model.safetensors"), XD_ERROR_STATE,
-               "%s holds a finished student: --overwrite replaces it, --resume goes on, --out names another folder",
-               run->directory);
+    XD_REQUIRE(
+        ctx, o->overwrite || !images_exists(run, "student-ema/model.safetensors"), XD_ERROR_STATE,
+        "%s holds a finished student: --overwrite replaces it, --resume goes on, --out names another folder",
+        run->directory);
     XD_TRY(images_forget(run, checkpoints));
     return xd_file_save(ctx, settings, mine, strlen(mine));
 }
@@ -101,7 +102,8 @@ xd_result images_prepare(images_run *run) {
 /* ---- checkpoints ---- */
 
 /* Student and fake score, each with optimizer and average. */
-static void images_networks(images_run *run, xd_checkpoint_network networks[2], xd_checkpoint_average averages[2]) {
+static void images_networks(images_run *run, xd_checkpoint_network networks[2],
+                            xd_checkpoint_average averages[2]) {
     static const xd_dmd_role roles[] = { XD_DMD_STUDENT, XD_DMD_FAKE_SCORE };
     memset(networks, 0, 2 * sizeof *networks);
     for (int i = 0; i < 2; i++) {
@@ -203,7 +205,8 @@ xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
                 values->regression, values->norms[XD_DMD_STUDENT], values->skipped ? "true" : "false");
     else
         fprintf(file,
-                "{\"step\": %d, \"vsd\": %.17g, \"distance\": %.17g, \"fake_score\": %.17g, \"student_norm\": %.17g, "
+                "{\"step\": %d, \"vsd\": %.17g, \"distance\": %.17g, \"fake_score\": %.17g, "
+                "\"student_norm\": %.17g, "
                 "\"fake_score_norm\": %.17g, \"skipped\": %s}\n",
                 step, values->vsd, values->distance, values->fake_score, values->norms[XD_DMD_STUDENT],
                 values->norms[XD_DMD_FAKE_SCORE], values->skipped ? "true" : "false");

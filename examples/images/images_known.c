@@ -17,9 +17,12 @@ static bool images_read_distances(const xd_json *list, int count, double *out) {
 static void images_read_known(const xd_json *root, const images_options *options, images_row *row) {
     int64_t count = 0, generations = 0;
     if (!xd_json_int64(xd_json_find(root, "count"), &count) || count != options->count) return;
-    if (!xd_json_int64(xd_json_find(root, "generations"), &generations) || generations != options->generations) return;
-    row->known = images_read_distances(xd_json_find(root, "distances"), options->generations, row->distance) &&
-                 xd_json_double(xd_json_find(root, "accuracy"), &row->accuracy);
+    if (!xd_json_int64(xd_json_find(root, "generations"), &generations) ||
+        generations != options->generations)
+        return;
+    row->known =
+        images_read_distances(xd_json_find(root, "distances"), options->generations, row->distance) &&
+        xd_json_double(xd_json_find(root, "accuracy"), &row->accuracy);
     if (!row->known) row->accuracy = 0.0;
 }
 

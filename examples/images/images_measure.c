@@ -35,7 +35,8 @@ static xd_sampler_desc images_sampler(const images_judge *j, const images_row *r
     d.samples = CALL;
     d.elements = IMAGE_PIXELS;
     d.seed = (uint64_t)(SEEDS_FROM + generation);
-    for (int i = 0; i <= row->steps; i++) even[i] = d.schedule.max_t * ((double)(row->steps - i) / row->steps);
+    for (int i = 0; i <= row->steps; i++)
+        even[i] = d.schedule.max_t * ((double)(row->steps - i) / row->steps);
     return d;
 }
 
@@ -63,7 +64,8 @@ static int64_t images_count_right(const images_judge *j, int64_t count) {
 }
 
 /* Calls are dealt to the ranks; all make the same number, since parts of the network may be on other ranks. */
-static xd_result images_draw_all(images_judge *j, images_row *row, xd_sampler *sampler, int64_t count, int64_t *right) {
+static xd_result images_draw_all(images_judge *j, images_row *row, xd_sampler *sampler, int64_t count,
+                                 int64_t *right) {
     xd_ctx *ctx = xd_comm_ctx(j->world);
     const int64_t ranks = xd_comm_size(j->world), calls = (count + CALL - 1) / CALL;
     *right = 0;
@@ -72,7 +74,8 @@ static xd_result images_draw_all(images_judge *j, images_row *row, xd_sampler *s
         const int64_t n = call >= calls ? 0 : count - first < CALL ? count - first : CALL;
         XD_TRY(images_draw(j, sampler, n ? first : 0, n));
         if (n == 0) continue;
-        XD_TRY(classifier_forward(ctx, &j->classifier, j->pictures, n, j->features + first * FEATURES, j->logits));
+        XD_TRY(classifier_forward(ctx, &j->classifier, j->pictures, n, j->features + first * FEATURES,
+                                  j->logits));
         *right += images_count_right(j, n);
         if (call == 0) memcpy(row->shown, j->pictures, sizeof row->shown);
     }
@@ -113,8 +116,10 @@ static xd_result images_measure_once(images_judge *j, images_row *row, int gener
 static xd_result images_measure_row(images_judge *j, images_row *row) {
     const int last = row->known ? 0 : j->options->generations - 1;
     XD_TRY(images_role_load(&j->drawer, row->directory));
-    for (int generation = last; generation >= 0; generation--) XD_TRY(images_measure_once(j, row, generation));
-    if (xd_comm_rank(j->world) == 0 && !row->known) images_say("%-20s distance %.3f", row->title, row->distance[0]);
+    for (int generation = last; generation >= 0; generation--)
+        XD_TRY(images_measure_once(j, row, generation));
+    if (xd_comm_rank(j->world) == 0 && !row->known)
+        images_say("%-20s distance %.3f", row->title, row->distance[0]);
     return XD_OK;
 }
 
@@ -128,8 +133,8 @@ static xd_result images_open_judge(images_judge *j) {
     j->pictures = (float *)xd_allocate(ctx, CALL * IMAGE_PIXELS * sizeof(float));
     j->logits = (float *)xd_allocate(ctx, CALL * IMAGE_CLASSES * sizeof(float));
     j->features = (float *)xd_allocate(ctx, (size_t)(rows * FEATURES) * sizeof(float));
-    XD_REQUIRE(ctx, j->pictures && j->logits && j->features, XD_ERROR_MEMORY, "no room for the features of %lld images",
-               (long long)rows);
+    XD_REQUIRE(ctx, j->pictures && j->logits && j->features, XD_ERROR_MEMORY,
+               "no room for the features of %lld images", (long long)rows);
     snprintf(path, sizeof path, "%s/classifier.safetensors", j->options->data);
     XD_TRY(classifier_load(ctx, path, &j->classifier));
     snprintf(path, sizeof path, "%s/features.safetensors", j->options->data);

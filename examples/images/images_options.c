@@ -8,7 +8,7 @@
 #include <string.h>
 
 #ifndef IMAGES_LEAD
-#define IMAGES_LEAD 20 /* tests make it small */
+#    define IMAGES_LEAD 20 /* tests make it small */
 #endif
 
 static bool images_parse_mesh(const char *text, void *options) {
@@ -28,11 +28,13 @@ static const option images_table[] = {
     { "--mesh", "dp=N", OPTION_PARSED, 0, 1, IMAGES_MOST_RANKS,
       "dp=N or fsdp=N: ranks, and whether they hold networks whole or in parts (dp=2)", "dp=N or fsdp=N, N",
       images_parse_mesh },
-    { "--warm-up", "N", OPTION_INT, FIELD(warm_up), 1, 1000000, "steps of regression before the 4-step student (80)",
-      NULL, NULL },
+    { "--warm-up", "N", OPTION_INT, FIELD(warm_up), 1, 1000000,
+      "steps of regression before the 4-step student (80)", NULL, NULL },
     { "--steps", "N", OPTION_INT, FIELD(steps), 1, 1000000, "of the 4-step student (40)", NULL, NULL },
-    { "--one-steps", "N", OPTION_INT, FIELD(one_steps), 1, 1000000, "of the 1-step student (350)", NULL, NULL },
-    { "--count", "N", OPTION_INT, FIELD(count), 100, 1000000, "images behind each distance (5000)", NULL, NULL },
+    { "--one-steps", "N", OPTION_INT, FIELD(one_steps), 1, 1000000, "of the 1-step student (350)", NULL,
+      NULL },
+    { "--count", "N", OPTION_INT, FIELD(count), 100, 1000000, "images behind each distance (5000)", NULL,
+      NULL },
     { "--generations", "N", OPTION_INT, FIELD(generations), 1, IMAGES_MOST_GENERATIONS,
       "seeds of noise that distances are means of (2)", NULL, NULL },
     { "--teacher-50", "", OPTION_FLAG, FIELD(teacher_50), 0, 0,
@@ -40,12 +42,13 @@ static const option images_table[] = {
     { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000, "of training (1)", NULL, NULL },
     { "--save-every", "N", OPTION_INT, FIELD(save_every), 1, 1000000,
       "student's steps between checkpoints (10)", NULL, NULL },
-    { "--resume", "", OPTION_FLAG, FIELD(resume), 0, 0, "go on from the last checkpoints, with the same bits", NULL,
-      NULL },
-    { "--data", "DIR", OPTION_PATH, FIELD(data), 0, 0, "teacher, classifier and test pictures (data/images)", NULL,
-      NULL },
+    { "--resume", "", OPTION_FLAG, FIELD(resume), 0, 0, "go on from the last checkpoints, with the same bits",
+      NULL, NULL },
+    { "--data", "DIR", OPTION_PATH, FIELD(data), 0, 0, "teacher, classifier and test pictures (data/images)",
+      NULL, NULL },
     { "--out", "DIR", OPTION_PATH, FIELD(out), 0, 0, "where results go (out/images)", NULL, NULL },
-    { "--overwrite", "", OPTION_FLAG, FIELD(overwrite), 0, 0, "replace an older run that is there", NULL, NULL },
+    { "--overwrite", "", OPTION_FLAG, FIELD(overwrite), 0, 0, "replace an older run that is there", NULL,
+      NULL },
     { "--train-teacher", "DIR", OPTION_PATH, FIELD(train_teacher), 0, 0,
       "train the teacher itself on the full set in DIR, into DATA/teacher, and stop", NULL, NULL },
     { "--teacher-steps", "N", OPTION_INT, FIELD(teacher_steps), 1, 1000000, "of that (1720)", NULL, NULL },
@@ -55,11 +58,13 @@ static const option images_table[] = {
 enum { IMAGES_OPTIONS = sizeof images_table / sizeof images_table[0] };
 
 void images_print_help(void) {
-    printf("demo-images: distils a diffusion model of 50 steps into students of 4 steps and of 1 (DMD2), and compares "
+    printf("demo-images: distils a diffusion model of 50 steps into students of 4 steps and of 1 (DMD2), and "
+           "compares "
            "their images.\n\n");
     options_print(images_table, IMAGES_OPTIONS);
     printf("\nFor example, a short form on two ranks that hold the networks in parts:\n"
-           "  build/demo-images --mesh fsdp=2 --warm-up 5 --steps 5 --one-steps 5 --count 200 --out out/short\n");
+           "  build/demo-images --mesh fsdp=2 --warm-up 5 --steps 5 --one-steps 5 --count 200 --out "
+           "out/short\n");
 }
 
 bool images_parse(int argc, char **argv, images_options *o) {

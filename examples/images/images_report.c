@@ -56,10 +56,12 @@ static xd_result images_print_table(xd_ctx *ctx, const images_options *o, const 
     snprintf(path, sizeof path, "%s/table.txt", o->out);
     FILE *file = fopen(path, "wb");
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);
-    images_line(file, "Frechet distance to 10,000 test images; %d generated, %d generations", o->count, o->generations);
+    images_line(file, "Frechet distance to 10,000 test images; %d generated, %d generations", o->count,
+                o->generations);
     for (int i = 0; i < count; i++)
-        images_line(file, "%-20s %6.3f +- %.3f   right class %4.1f %%%s", rows[i].title, images_mean(o, &rows[i]),
-                    images_spread(o, &rows[i]), 100.0 * rows[i].accuracy, rows[i].known ? "  (measured before)" : "");
+        images_line(file, "%-20s %6.3f +- %.3f   right class %4.1f %%%s", rows[i].title,
+                    images_mean(o, &rows[i]), images_spread(o, &rows[i]), 100.0 * rows[i].accuracy,
+                    rows[i].known ? "  (measured before)" : "");
     images_print_ratios(file, o, rows);
     const bool failed = ferror(file) != 0;
     XD_REQUIRE(ctx, fclose(file) == 0 && !failed, XD_ERROR_IO, "cannot write %s", path);

@@ -9,7 +9,9 @@ enum { ELEMENTS = IMAGE_PIXELS, LEAF = IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEA
 enum { DRAWN_IMAGE = XD_STREAM_USER, DRAWN_LABEL, DRAWN_TIME, DRAWN_NOISE };
 
 static const double label_left_out = 0.1, most_norm = 1.0;
-static const images_trainer teacher_trainer = { { 1.5e-3, 20, 0.3, 0.0 }, 0.9, 0.99, 0.01, XD_EMA_RAMP, 0.999 };
+static const images_trainer teacher_trainer = {
+    { 1.5e-3, 20, 0.3, 0.0 }, 0.9, 0.99, 0.01, XD_EMA_RAMP, 0.999
+};
 
 /* What a leaf needs. */
 typedef struct lesson_leaf {
@@ -55,7 +57,8 @@ static void draw_samples(const images_lesson *lesson, int step, int64_t first, l
 }
 
 /* hidden = x_t, and the factors of its loss. */
-static xd_result make_noisy(xd_ctx *ctx, const images_lesson *lesson, int step, int64_t first, lesson_leaf *leaf) {
+static xd_result make_noisy(xd_ctx *ctx, const images_lesson *lesson, int step, int64_t first,
+                            lesson_leaf *leaf) {
     const xd_noise_schedule flow = { .kind = XD_NOISE_FLOW, .min_t = 0.0, .max_t = 1.0 };
     const xd_philox random = random_of(lesson, step, DRAWN_TIME, first);
     xd_time_sampler times = xd_times_defaults(XD_DMD_MODELOPT);
@@ -93,8 +96,8 @@ static xd_result take_loss(xd_ctx *ctx, lesson_leaf *leaf, double *loss) {
     return XD_OK;
 }
 
-static xd_result train_leaf(images_role *role, const images_lesson *lesson, int step, int64_t k, lesson_leaf *leaf,
-                            double *loss) {
+static xd_result train_leaf(images_role *role, const images_lesson *lesson, int step, int64_t k,
+                            lesson_leaf *leaf, double *loss) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
     const int64_t number = xd_parallel_leaf(role->parallel, k);
     xd_network_call call;
@@ -129,7 +132,8 @@ static xd_result sum_losses(xd_comm *world, int64_t bits[IMAGES_TEACHER_LEAVES],
     return XD_OK;
 }
 
-static xd_result train_step(images_role *role, const images_lesson *lesson, int step, lesson_leaf *leaf, double *loss) {
+static xd_result train_step(images_role *role, const images_lesson *lesson, int step, lesson_leaf *leaf,
+                            double *loss) {
     const double rate = images_rate_at(&teacher_trainer.rate, step, lesson->steps);
     int64_t bits[IMAGES_TEACHER_LEAVES] = { 0 };
     XD_TRY(xd_optimizer_set_learning_rate(role->optimizer, rate));
@@ -143,7 +147,8 @@ static xd_result train_step(images_role *role, const images_lesson *lesson, int 
     return sum_losses(role->world, bits, loss);
 }
 
-xd_result images_teacher_train(images_role *role, const images_lesson *lesson, images_told shown, void *user) {
+xd_result images_teacher_train(images_role *role, const images_lesson *lesson, images_told shown,
+                               void *user) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
     lesson_leaf *leaf = (lesson_leaf *)xd_allocate(ctx, sizeof *leaf);
     xd_result result = leaf ? images_role_train(role, &teacher_trainer)

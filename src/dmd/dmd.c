@@ -153,14 +153,15 @@ static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_dmd_rungs *rungs = &desc->rungs;
     const int substeps = desc->regression.substeps;
     XD_REQUIRE(ctx, rungs->steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", rungs->steps);
-    XD_REQUIRE(ctx, rungs->from >= XD_DMD_NOISED_REAL && rungs->from <= XD_DMD_ROLL_OUTS, XD_ERROR_ARGUMENT,
-               "inputs of kind %d", (int)rungs->from);
-    XD_REQUIRE(ctx, rungs->steps > 1 || rungs->from == XD_DMD_NOISED_REAL, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, rungs->steps > 1 || !rungs->roll_out, XD_ERROR_ARGUMENT,
                "roll-outs of a student of %d step", rungs->steps);
-    XD_REQUIRE(
-        ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || rungs->from == XD_DMD_NOISED_REAL,
-        XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
-        XDI_DMD_FRESH_STEPS);
+    XD_REQUIRE(ctx, rungs->deal >= XD_DMD_ONE_RUNG && rungs->deal <= XD_DMD_RUNGS_IN_TURN, XD_ERROR_ARGUMENT,
+               "rungs dealt in manner %d", (int)rungs->deal);
+    XD_REQUIRE(ctx, rungs->roll_out || rungs->deal == XD_DMD_ONE_RUNG, XD_ERROR_ARGUMENT,
+               "%d rungs in turn without roll-outs", rungs->steps);
+    XD_REQUIRE(ctx, rungs->steps <= XDI_DMD_FRESH_STEPS || !rungs->fresh_noise || !rungs->roll_out,
+               XD_ERROR_ARGUMENT, "new noise between %d rungs; there are numbers for %d", rungs->steps,
+               XDI_DMD_FRESH_STEPS);
     XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
                rungs->steps);
     XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
@@ -267,7 +268,8 @@ static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
                                desc->network_scale,
                                (double)desc->network_dtype,
                                (double)desc->rungs.steps,
-                               (double)desc->rungs.from,
+                               (double)desc->rungs.roll_out,
+                               (double)desc->rungs.deal,
                                (double)desc->rungs.fresh_noise,
                                (double)desc->regression.substeps,
                                (double)desc->regression.step_samples,

@@ -47,22 +47,24 @@ typedef struct xd_dmd_sizes {
     xd_comm *split; /* ranks that hold the other elements of the same samples; NULL -> there are none */
 } xd_dmd_sizes;
 
-/* What a student of several steps is trained on: where its input x_t comes from. */
-typedef enum xd_dmd_inputs {
-    XD_DMD_NOISED_REAL = 0, /* real samples, noised to a rung that is drawn for each */
-    XD_DMD_ROLL_OUT, /* the student's own (backward simulation), at one drawn rung for all samples of the step; the
-                             * last noise on the way there is the batch's */
-    XD_DMD_ROLL_OUTS /* the student's own, sample number k of the step at rung k mod steps: exactly what xd_sampler_run
-                             * hands to it there, from the batch's noise on */
-} xd_dmd_inputs;
+/* At which rungs roll-outs end. */
+typedef enum xd_dmd_deal {
+    XD_DMD_ONE_RUNG =
+        0, /* one drawn rung for all samples of the step; the last noise on the way there is the batch's */
+    XD_DMD_RUNGS_IN_TURN /* sample number k of the step at rung k mod steps: exactly what xd_sampler_run hands to the student there,
+                          * from the batch's noise on. Takes steps - 1 forwards without gradient for all samples */
+} xd_dmd_deal;
 
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps; /* >= 1 */
     const double
         *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
-    xd_dmd_inputs from; /* steps > 1; roll-outs take steps - 1 forwards of the student without gradient */
-    bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    bool
+        roll_out; /* training samples of several steps come from the student itself (backward simulation); otherwise
+                     * from noised real ones, at a drawn rung for each sample */
+    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    xd_dmd_deal deal; /* with roll_out */
 } xd_dmd_rungs;
 
 /* Warm-up of the student by regression (xd_dmd_warm_up). */
@@ -127,7 +129,6 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    xd_dmd_regression regression;
     bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
@@ -138,14 +139,14 @@ typedef struct xd_dmd_desc {
     xd_dmd_recipe
         alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
                                 * 0, f, 2f, and the others in every step */
-    int64_t frequency; /* f; at least 2, ORIGINAL 1 */
-    int64_t
-        lead; /* steps of the others alone, before step 0 of the alternation; the samples of these are generated anew */
+    int64_t frequency; /* f; at least 2, ORIGINAL 1; steps here are those after `lead` */
     bool
         own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */
+    int64_t lead; /* steps of the others alone, before step 0 of the alternation: on samples made anew */
+    xd_dmd_regression regression;
 } xd_dmd_desc;
 
 /* The columns of the references: times, rungs, frequency and weights as in their configurations; MODELOPT: rectified flow, one
@@ -155,29 +156,28 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 where they had no part. */
 typedef struct xd_dmd_values {
-    double vsd, generator; /* the student's loss is vsd + gan.weight generator */
-    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
+    double vsd, generator;    /* the student's loss is vsd + gan.weight generator */
     double fake_score;        /* the fake score's */
     double discriminator, r1; /* the discriminator's is discriminator + gan.r1_weight r1 */
-    double regression;        /* of xd_dmd_warm_up */
+    bool skipped;             /* something was not finite: no role has stepped */
+    double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
+    double regression; /* of xd_dmd_warm_up */
     double norms
-        [XD_DMD_ROLES]; /* of the gradient, before clipping, of each role that had its turn; not finite when that was
-                                 * what was found */
-    bool skipped; /* something was not finite: no role has stepped */
+        [XD_DMD_ROLES]; /* of the gradient before clipping, of each role that had its turn; what was found may be in it */
 } xd_dmd_values;
 
 /* What resumes a run. */
 typedef struct xd_dmd_record {
-    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of all random numbers */
+    int64_t step; /* calls of xd_dmd_step, skipped ones too; also the step of their random numbers */
     int64_t updates[XD_DMD_ROLES]; /* of each role by xd_dmd_step, without skipped ones */
-    int64_t
-        warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of warm-up's random numbers */
     uint64_t seed;
+    int64_t warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too; also the step of its random numbers */
 } xd_dmd_record;
 
 /* Checks everything and takes all memory that later calls need.
  *
- * Collective over data when it is given: the settings that decide about terms and turns are compared. Errors, the same on every rank, nothing kept: ARGUMENT (a
+ * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
+ * rank that has one and PEER on the others: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number),
  * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
  * xd_noise_steps_check. */

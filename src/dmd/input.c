@@ -99,8 +99,8 @@ static xd_result xdi_dmd_input(xd_dmd *d, xd_dmd_role phase, const xd_dmd_batch 
     xdi_dmd_where first = xdi_dmd_at(phase, XD_STREAM_RUNG, batch);
     XD_TRY(xdi_dmd_take_noise(d, phase, batch));
     if (d->desc.rungs.steps == 1) return xdi_dmd_begin(d, d->tensors[XDI_DMD_NOISE], batch->samples);
-    if (d->desc.rungs.from == XD_DMD_NOISED_REAL) return xdi_dmd_noise_real(d, phase, batch);
-    if (d->desc.rungs.from == XD_DMD_ROLL_OUTS) return xdi_dmd_roll_outs(d, phase, batch);
+    if (!d->desc.rungs.roll_out) return xdi_dmd_noise_real(d, phase, batch);
+    if (d->desc.rungs.deal == XD_DMD_RUNGS_IN_TURN) return xdi_dmd_roll_outs(d, phase, batch);
     first.first = 0; /* one rung for all samples of the step: every rank draws the same */
     XD_TRY(xdi_dmd_draw_rungs(d, first, 1));
     return xdi_dmd_roll_out(d, phase, batch, d->rung[0]);

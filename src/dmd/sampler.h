@@ -43,6 +43,7 @@ XD_API xd_sampler_desc xd_sampler_defaults(void);
 /* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
+/* A network with its settings and memory. */
 typedef struct xd_sampler xd_sampler;
 
 /* Checks everything and takes all memory. Local. Errors, nothing kept: ARGUMENT (a network without forward, steps, samples, a list
@@ -58,7 +59,7 @@ XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
 /* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
  * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of xd_dmd's
- * roll-out (XD_DMD_ROLL_OUTS), and a sample is the x that its last rung trains on.
+ * roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on.
  *
  * Collective over what the network's own calls are collective over; the number of those calls depends on desc alone, so ranks without
  * samples say samples = 0. Allocates nothing. Deterministic: a sample depends on its number, not on the batch, where the

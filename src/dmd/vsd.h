@@ -25,10 +25,10 @@ typedef struct xd_vsd_desc {
     const double *
         chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
                           * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
-    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     xd_sample_common common; /* N: elements; weight 0 is an error */
+    double *distance; /* [samples] out: m_b, of a sample with a finding any number; NULL -> not wanted */
 } xd_vsd_desc;
 
 /* Weight 1, everything else zero: mean normaliser, exact form. Pure. */

@@ -23,7 +23,7 @@ static xd_rows rows_of(void *base, size_t offset, xd_dtype dtype, const SampleCa
 
 /* Where things are on the board. */
 struct SampleBoard {
-    size_t in[3], gradient, mask, scale, chain, terms, factor, status, values, losses, work, work_bytes;
+    size_t in[3], gradient, mask, scale, chain, terms, factor, status, values, losses, distances, work, work_bytes;
 };
 
 static xd_sample_common common_at(void *at, const SampleBoard &b, const SampleCase &c) {
@@ -61,6 +61,7 @@ static void call(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &
     d.mask = mask;
     d.sample_scale = place<double>(at, b.scale);
     d.chain = place<double>(at, b.chain);
+    d.distance = place<double>(at, b.distances);
     d.form = c.kind == 1 ? XD_VSD_COMPAT : XD_VSD_EXACT;
     d.common = common_at(at, b, c);
     CHECK(xd_vsd_loss(ctx, &d, out) == XD_OK);
@@ -96,6 +97,7 @@ static void compare(Pair *pair, const SampleCase &c, uint64_t seed) {
     b.status = board.add(&none, sizeof none);
     b.values = board.add(nullptr, sizeof(xd_sample_values));
     b.losses = board.add(std::vector<double>(samples, 9.0));
+    b.distances = board.add(std::vector<double>(samples, 9.0));
     b.work_bytes = 8192 + samples * (size_t)(c.elements / XD_SAMPLE_CHUNK + 3) * 512;
     b.work = board.add(nullptr, b.work_bytes);
     const std::vector<unsigned char> after =
@@ -103,6 +105,7 @@ static void compare(Pair *pair, const SampleCase &c, uint64_t seed) {
     const unsigned char *x = after.data(), *y = board.bytes.data();
     CHECK(memcmp(x + b.gradient, y + b.gradient, stored) == 0);
     CHECK(memcmp(x + b.losses, y + b.losses, samples * sizeof(double)) == 0);
+    CHECK(c.bad || memcmp(x + b.distances, y + b.distances, samples * sizeof(double)) == 0);
     CHECK(memcmp(x + b.values, y + b.values, sizeof(xd_sample_values)) == 0);
     check_status((const xd_status *)(const void *)(x + b.status), (const xd_status *)(const void *)(y + b.status));
     CHECK(!c.bad || c.samples <= 2 || ((const xd_status *)(const void *)(x + b.status))->not_finite == 3);

@@ -348,9 +348,7 @@ static void set_rungs(golden_case *c, xd_dmd_desc *d, double *list) {
     static const char *const types[] = { "ode", "sde", NULL };
     d->rungs.steps = golden_integer(c, "cfg.student_sample_steps", 1, 1, STEPS_MAX - 1);
     d->rungs.fresh_noise = golden_choice(c, "cfg.student_sample_type", types, 0) == 1;
-    d->rungs.from = golden_flag(c, "cfg.backward_simulation", false) && d->rungs.steps > 1
-                        ? XD_DMD_ROLL_OUT
-                        : XD_DMD_NOISED_REAL;
+    d->rungs.roll_out = golden_flag(c, "cfg.backward_simulation", false) && d->rungs.steps > 1;
     if (d->rungs.steps == 1) list[0] = d->student_times.max_t, list[1] = 0.0;
     d->rungs.list = list;
 }

@@ -40,6 +40,7 @@
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_dmd_has_turn: reads two whole numbers
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
+ *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
  *   xd_times_check, xd_time_of_draw, xd_times_draw, xd_times_draw_frames: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c

@@ -25,7 +25,8 @@ test_implementation = $(test_dir)/implementation.o
 test_libs = $(LIBS)
 test_sources := $(sort $(wildcard tests/test_*.c))
 
-# A test that uses private names includes the implementation; the others share one object.
+# A test that uses private names includes the implementation; the others share one object. There it is static, so that the
+# compiler makes code of what the test reaches only: half of its time, and less.
 whole_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
@@ -87,7 +88,7 @@ $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | 
 	$(test_cc) $(test_includes) $(dependencies) $(linked) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
-	$(whole_test_cc) $(dependencies) $< -o $@ $(test_libs)
+	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)
 
 $(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
 	$(test_cc) $(test_includes) $(dependencies) -c $< -o $@

@@ -125,8 +125,9 @@ step_poison() {
     gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION \
         tests/test_poison.c -o "$dir/test_poison_undefined" -lm -lpthread &&
     XDISTILL_POISON=23 "$dir/test_poison_undefined" || return 1
-    gcc -std=c99 -O2 -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION tests/test_poison.c -o "$dir/test_poison" -lm -lpthread &&
-    XDISTILL_POISON=all "$dir/test_poison" && python3 tools/api.py --build "$dir" &&
+    make --no-print-directory build/xdistill.o &&
+    gcc -std=c99 -O2 -I. -Itests/helpers -DXDISTILL_IMPLEMENTED tests/test_poison.c build/xdistill.o -o "$dir/test_poison" \
+        -lm -lpthread && XDISTILL_POISON=all "$dir/test_poison" && python3 tools/api.py --build "$dir" &&
     python3 tests/build/test_poison_table.py "$dir/api.json"
 }
 
@@ -288,13 +289,14 @@ step_fastmath() {
 }
 
 # Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
-# it, so that those of `make test` are linked again where not they, but what they call, is to be another.
+# it, so that those of `make test` are linked again where not they, but what they call, is to be another: with clang's code
+# too, since address and thread have clang compile the tests.
 step_tests() {
     sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own=
     need gcc clang
     case $1 in
     generated) unit gcc c99 O3 ;;
-    clang) unit clang c99 O3 && whole="clang -std=c11 -O3" own=$whole ;;
+    clang) unit clang c99 O3 && whole="clang -std=c11 -O3" ;;
     address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
     thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
@@ -523,11 +525,12 @@ step_cuda() {
 # The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first.
 step_cuda_emu() {
     need g++
+    make --no-print-directory build/xdistill.o || return 1
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_BUILD="$dir/cuda" CUDA_HEADER=. sh tests/cuda/run.sh "$1"
+    CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh "$1"
 }
 
-# With the emulation that cuda_emu:plain has built before, if it has.
+# With the emulation that cuda_emu:plain has built before, if it has. So has the step below.
 step_gpu_check() {
     need g++
     EMU_BUILD="$out/cuda_emu-plain.d/emu" sh tests/build/test_gpu_check.sh "$dir"
@@ -535,7 +538,8 @@ step_gpu_check() {
 
 step_coverage_cuda() {
     need g++ gcov
-    CUDA_BUILD="$dir/cuda" sh tests/cuda/run.sh coverage
+    make --no-print-directory build/xdistill.o || return 1
+    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh coverage
 }
 
 step_install() {

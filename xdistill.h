@@ -4512,7 +4512,8 @@ typedef struct xd_fsdp_desc {
                         * are numbered group after group. NULL -> there is one group */
     bool
         accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
-                            * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
+                            * of the whole unit; and several units of a level may be amid a leaf's backwards (xd_pass.more).
+                            * The default where leaves cannot be dealt (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
      * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
      * One rank rounds as many do. */
@@ -6256,7 +6257,8 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  *   loss = mean over noises, rungs and elements of (student(x_r, t_r) - (x_{r+1} - x_r) / (t_{r+1} - t_r))^2
  *
  * Forwards of a leaf: steps * substeps of the teacher, twice that with guidance, and steps of the student, each followed by
- * its backward (`more` but for the last). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
+ * its backward (`more` but for the last; a student with several FSDP units needs xd_fsdp_desc.accumulate_whole for that, as does such a
+ * discriminator). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
  * the velocity is that of rounded ends.
  *
  *   values   regression is added to; NULL -> not read back from a device
@@ -66562,4 +66564,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5724abe94e8633e95196d609587cedb7dbd64f0fb7238f930c47aa3defcbb04e */
+/* xdistill sha256 5b3f68f9d7b2c3d4b363b7f025fe46f3efb7e00ddaedfe6d46af6dba479749ca */

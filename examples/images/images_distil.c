@@ -72,7 +72,8 @@ static void images_fill_desc(images_run *run) {
     d->fake_times = images_times(3.0);
     d->rungs.steps = recipe->rungs;
     d->rungs.list = recipe->list;
-    if (recipe->rungs > 1) d->rungs.from = XD_DMD_ROLL_OUTS;
+    d->rungs.roll_out = recipe->rungs > 1;
+    d->rungs.deal = recipe->rungs > 1 ? XD_DMD_RUNGS_IN_TURN : XD_DMD_ONE_RUNG;
     d->regression.substeps = 4;
     d->regression.step_samples = recipe->batch / recipe->rungs;
     d->fake_loss.space = XD_PREDICT_FLOW;

@@ -15,6 +15,7 @@ static xd_result images_wrap(images_role *role, const images_shape *shape) {
     ddp.leaves = fsdp.leaves = shape->leaves;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
+    fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf */
     return shape->fsdp ? xd_fsdp_create(role->model, role->world, &fsdp, &role->parallel)
                        : xd_ddp_create(role->model, role->world, &ddp, &role->parallel);
 }

@@ -216,7 +216,8 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  *   loss = mean over noises, rungs and elements of (student(x_r, t_r) - (x_{r+1} - x_r) / (t_{r+1} - t_r))^2
  *
  * Forwards of a leaf: steps * substeps of the teacher, twice that with guidance, and steps of the student, each followed by
- * its backward (`more` but for the last). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
+ * its backward (`more` but for the last; a student with several FSDP units needs xd_fsdp_desc.accumulate_whole for that, as does such a
+ * discriminator). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
  * the velocity is that of rounded ends.
  *
  *   values   regression is added to; NULL -> not read back from a device

@@ -81,7 +81,8 @@ typedef struct xd_fsdp_desc {
                         * are numbered group after group. NULL -> there is one group */
     bool
         accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
-                            * of the whole unit. The default where leaves cannot be dealt (see xd_parallel_leaf) */
+                            * of the whole unit; and several units of a level may be amid a leaf's backwards (xd_pass.more).
+                            * The default where leaves cannot be dealt (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
      * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
      * One rank rounds as many do. */

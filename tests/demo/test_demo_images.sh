@@ -46,10 +46,9 @@ for mesh in dp=3 fsdp=2; do
     verdict $? "--mesh $mesh has the bytes of one rank" "$work/$mesh.log"
 done
 
-start killed --mesh dp=2 &
+"$work/images" $short --out "$work/killed" --mesh dp=2 >"$work/killed.log" 2>&1 &
 run=$!
 appears "$work/killed/steps-4/checkpoints/latest"
-pkill -9 -P $run 2>/dev/null
 end $run
 [ ! -s "$work/killed/table.txt" ]
 verdict $? 'a run was killed after its first checkpoint' "$work/killed.log"

@@ -147,11 +147,16 @@ toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/
 build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
-demo-images: build/demo-images ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help
-	build/demo-images $(own_out) $(ARGS)
+images_mpi = $(if $(filter --mpi,$(ARGS)),-mpi)
+
+demo-images: build/demo-images$(images_mpi) ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help; with --mpi ranks are processes
+	$(if $(images_mpi),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
 
 build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+
+build/demo-images-mpi: $(wildcard examples/images/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh

@@ -131,13 +131,20 @@ demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
 	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
-demo-sharded: build/demo-sharded ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help
-	build/demo-sharded $(own_out) $(ARGS)
+# What Open MPI wants to hear before it starts more processes than cores, or for root; --mpi in ARGS asks for processes.
+open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
+
+demo-sharded: build/demo-sharded$(mpi_if_asked) ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --mpi ranks are processes
+	$(open_mpi) $< $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
 
 build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
+
+build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(library) -o $@ $(LIBS)
 
 demo-toys: build/demo-toys ## distil points in the plane into students of four steps and of one: a table and a figure, a minute; ARGS=--help
 	build/demo-toys $(ARGS)
@@ -147,10 +154,8 @@ toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/
 build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
-images_mpi = $(if $(filter --mpi,$(ARGS)),-mpi)
-
-demo-images: build/demo-images$(images_mpi) ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help; with --mpi ranks are processes
-	$(if $(images_mpi),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
+demo-images: build/demo-images$(mpi_if_asked) ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help; with --mpi ranks are processes
+	$(if $(mpi_if_asked),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
 
 build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)

@@ -41,7 +41,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -212,7 +212,7 @@ wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
 bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
-	@for program in $(filter-out build/bench/wrap build/bench/files,$(bench)); do $$program || exit 1; done
+	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || $(two_processes) $(bench_mpi)
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
@@ -236,6 +236,15 @@ bench-wrap: build/bench/wrap $(wrap_mpi) ## wrapped models on two ranks, and PyT
 bench-files: build/bench/files ## checkpoints by two ranks, on a disk and in memory, and PyTorch's in turn; TORCH_PYTHON, MACHINE, ARGS
 	build/bench/files $(call results,files)
 	$(TORCH_PYTHON) bench/torch/files.py build/bench/files $(call results,files) $(ARGS)
+
+bench-dmd: build/bench/dmd ## steps of distribution matching on two ranks, and PyTorch's with DDP in turn; TORCH_PYTHON, MACHINE, ARGS
+	build/bench/dmd $(call results,dmd)
+	$(TORCH_PYTHON) bench/torch/dmd.py build/bench/dmd $(call results,dmd) $(ARGS)
+
+dmd_networks = examples/toys/toy_net.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
+
+build/bench/dmd: bench/dmd.c $(dmd_networks) $(wildcard bench/*.h examples/toys/toy_net.h examples/nn/*.h) build/bench/xdistill.o
+	$(CC) -std=c99 -O3 $(linked) -I. $< $(dmd_networks) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/wrap: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) build/bench/xdistill.o
 	$(CC) -std=c99 -O3 $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
@@ -264,7 +273,7 @@ build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | b
 bench-tokenizers: ## ids and speed of tokenizer files compared with the reference packages; TOKENIZERS=folder, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)
 
-build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h) xdistill.h | build/bench
+build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h bench/torch/*.h) xdistill.h | build/bench
 	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
 mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc

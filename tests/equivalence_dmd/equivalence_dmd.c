@@ -88,8 +88,12 @@ static void add_mixed(void) {
     wrap_as(add(RUN_PATCH, 3, 1, 1, RUN_DDP), RUN_WHOLE, RUN_DDP, RUN_FSDP);
     wrap_as(add(RUN_PATCH, 5, 1, 1, RUN_SHARDED), RUN_FSDP, RUN_DDP, RUN_WHOLE);
     wrap_as(add(RUN_PATCH, 8, 1, 1, RUN_WHOLE), RUN_DDP, RUN_SHARDED, RUN_FSDP);
+    wrap_as(c = add(RUN_PATCH, 6, 1, 1, RUN_DDP), RUN_WHOLE, RUN_DDP, RUN_FSDP);
+    c->queues = XD_QUEUE_AUTO;
     wrap_as(add(RUN_PATCH, 2, 1, 1, RUN_FSDP), RUN_FSDP, RUN_FSDP, RUN_DDP);
     wrap_as(add(RUN_STRIP, 2, 2, 2, RUN_DDP), RUN_WHOLE, RUN_DDP, RUN_FSDP);
+    wrap_as(add(RUN_STRIP, 3, 1, 2, RUN_WHOLE), RUN_DDP, RUN_SHARDED, RUN_DDP);
+    wrap_as(add(RUN_STRIP, 3, 2, 1, RUN_DDP), RUN_SHARDED, RUN_WHOLE, RUN_FSDP);
     wrap_as(c = add(RUN_PATCH, 4, 1, 1, RUN_DDP), RUN_HSDP_WHOLE, RUN_DDP, RUN_HSDP);
     c->groups = 2;
     wrap_as(c = add(RUN_STRIP, 4, 2, 1, RUN_HSDP_WHOLE), RUN_WHOLE, RUN_SHARDED, RUN_FSDP);
@@ -184,8 +188,8 @@ static bool run_line(const run_config *c) {
     job.news = -1;
     const run_result *one = find_one(c, message);
     const double begin = seconds_now();
-    const bool ok = one && run_on_threads(&job, message) &&
-                    (invariant ? run_equal : run_close)(one, &other, message);
+    const bool ok =
+        one && run_on_threads(&job, message) && (invariant ? run_equal : run_close)(one, &other, message);
     run_name(c, name);
     printf("%-6s %s  %.2f s  %s%s\n", ok ? "ok" : "FAILED", name, seconds_now() - begin,
            invariant ? "" : "DETERMINISTIC: the draws of one rank, ", message);
@@ -202,7 +206,8 @@ static bool kill_line(const run_config *first, const run_config *second, uint64_
     run_name(first, name);
     printf("%-6s killed: %s\n", ok ? "ok" : "FAILED", name);
     run_name(second, name);
-    printf("       goes on from step %d: %s  %.2f s  %s\n", other.begun, name, seconds_now() - begin, message);
+    printf("       goes on from step %d: %s  %.2f s  %s\n", other.begun, name, seconds_now() - begin,
+           message);
     return ok;
 }
 

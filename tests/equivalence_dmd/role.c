@@ -51,7 +51,8 @@ static uint64_t role_seed(xd_dmd_role which) {
     return which == XD_DMD_FAKE_SCORE ? XD_DMD_TEACHER + 1 : (uint64_t)which + 1;
 }
 
-static xd_result role_describe(const role_ranks *ranks, const run_config *config, xd_dmd_role which, role *r) {
+static xd_result role_describe(const role_ranks *ranks, const run_config *config, xd_dmd_role which,
+                               role *r) {
     const nn_patch_config patch = role_patch();
     xd_ctx *ctx = xd_comm_ctx(ranks->world);
     const int64_t feature =
@@ -119,7 +120,8 @@ static xd_result role_train(xd_ctx *ctx, role *r) {
     return xd_ema_create(ctx, r->params, r->count, &ema, &r->average);
 }
 
-xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh, role *r) {
+xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh,
+                    role *r) {
     const nn_patch_config patch = role_patch();
     xd_ctx *ctx = xd_comm_ctx(ranks->world);
     XD_TRY(role_describe(ranks, config, which, r));

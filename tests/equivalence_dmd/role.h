@@ -11,8 +11,9 @@ enum { ROLE_WEIGHTS = 40, ROLE_QUEUES = 2, PATCH_SIDE = 4, PATCH_LABELS = 3 };
 
 /* The groups of a run's ranks. */
 typedef struct role_ranks {
-    xd_comm *world, *data;       /* ranks with other samples */
-    xd_comm *group, *replicas;   /* HSDP: data ranks of this one's group, and those with the same part in others */
+    xd_comm *world, *data; /* ranks with other samples */
+    xd_comm *group,
+        *replicas; /* HSDP: data ranks of this one's group, and those with the same part in others */
     strip_cut cut;
     xd_queue *queues[2][ROLE_QUEUES]; /* over data and over group: gathers, reductions; NULL without */
 } role_ranks;
@@ -36,7 +37,8 @@ void role_ranks_close(role_ranks *ranks);
 
 /* Makes and wraps a network, and what trains it. `fresh`: it gets its first values; otherwise a checkpoint is loaded next. role_close
  * in any case, of a role that was zero before. Collective. */
-xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh, role *out);
+xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh,
+                    role *out);
 void role_close(role *r);
 
 /* What a checkpoint holds of a role. */

@@ -68,8 +68,7 @@ static void run_note(run_state *s, const run_witness *w, const xd_network_call *
         const float *x = (const float *)call->hidden + i * s->elements;
         const uint64_t bits = run_sum(s, what, s->first + i, x);
         const bool pure = w->role == XD_DMD_STUDENT && call->times[i] == first_rung;
-        if (s->first_element == 0)
-            s->drawn[s->step] += run_sum_time(what, s->first + i, call->times[i]);
+        if (s->first_element == 0) s->drawn[s->step] += run_sum_time(what, s->first + i, call->times[i]);
         if (pure) s->drawn[s->step] += bits;
         s->seen[s->step] += bits;
     }
@@ -427,8 +426,9 @@ bool run_close(const run_result *a, const run_result *b, char message[512]) {
 }
 
 void run_name(const run_config *c, char name[160]) {
-    static const char *const wraps[] = { "DDP", "DDP + sharded optimizer", "FSDP",
-                                         "FSDP one-send", "HSDP", "HSDP one-send" };
+    static const char *const wraps[] = { "DDP",  "DDP + sharded optimizer",
+                                         "FSDP", "FSDP one-send",
+                                         "HSDP", "HSDP one-send" };
     static const char *const queues[] = { "no queues", "inline", "workers" };
     const run_wrap *w = c->wraps;
     bool mixed = false;
@@ -439,5 +439,6 @@ void run_name(const run_config *c, char name[160]) {
     if (mixed)
         used += snprintf(name + used, (size_t)(160 - used), " (others %s, %s, %s)", wraps[w[1]], wraps[w[2]],
                          wraps[w[3]]);
-    if (used < 140) snprintf(name + used, (size_t)(160 - used), " %s%s", queues[c->queues], c->sick ? ", a NaN" : "");
+    if (used < 140)
+        snprintf(name + used, (size_t)(160 - used), " %s%s", queues[c->queues], c->sick ? ", a NaN" : "");
 }

@@ -42,7 +42,7 @@ typedef struct run_result {
     uint64_t images[RUN_RANKS]; /* of what the student generates afterwards */
     xd_dmd_record record;
     int columns; /* ranks of tp */
-    int begun; /* the first step; those before were another process's */
+    int begun;   /* the first step; those before were another process's */
 } run_result;
 
 /* A run that ranks share. */

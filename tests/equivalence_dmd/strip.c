@@ -21,7 +21,7 @@ struct strip {
     xd_block *root, *body;
     xd_leaf_stack *pieces, *parts;
     xd_leaves of_pieces, of_parts;
-    float *y[STRIP_SLOTS]; /* [samples, STRIP_ELEMENTS] of a forward that was kept */
+    float *y[STRIP_SLOTS];       /* [samples, STRIP_ELEMENTS] of a forward that was kept */
     float *whole, *slopes, *d_y; /* the same size */
     float *hidden, *d_hidden;    /* [samples, blocks, units] here */
     float *here, *gathered;
@@ -258,7 +258,8 @@ static xd_result strip_forward_body(strip *s, const xd_network_call *call, xd_pa
     XD_TRY(xd_block_begin(s->body, pass, &view));
     if (call->samples > 0) {
         strip_hidden(s, call, (const float *)view.values[UP]);
-        XD_TRY(strip_by_pieces(s, call->samples, s->hidden, (const float *)view.values[DOWN], (int)s->units, 1));
+        XD_TRY(
+            strip_by_pieces(s, call->samples, s->hidden, (const float *)view.values[DOWN], (int)s->units, 1));
         XD_TRY(strip_join(s, call->samples, s->here, y));
     }
     return xd_block_end(s->body);
@@ -274,8 +275,7 @@ static xd_result strip_forward(void *user, const xd_network_call *call) {
     XD_TRY(xd_block_begin(s->root, pass, &root));
     XD_TRY(strip_forward_body(s, call, pass, y));
     strip_predict(s, call->samples, y, root.values, (float *)call->raw);
-    if (call->features)
-        memcpy(call->features[0], y, (size_t)(call->samples * STRIP_ELEMENTS) * sizeof *y);
+    if (call->features) memcpy(call->features[0], y, (size_t)(call->samples * STRIP_ELEMENTS) * sizeof *y);
     return xd_block_end(s->root);
 }
 

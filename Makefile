@@ -113,6 +113,10 @@ build/compose: $(wildcard tests/compose/*) build/golden.d/implementation.o | bui
 build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) build/golden.d/implementation.o | build
 	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) build/golden.d/implementation.o -o $@ $(LIBS)
 
+# A distillation of small networks under every wrapper against one rank: build/equivalence_dmd
+build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) build/golden.d/implementation.o | build
+	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) build/golden.d/implementation.o -o $@ $(LIBS)
+
 fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
 	@sh tests/build/check.sh fuzz
 

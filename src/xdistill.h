@@ -310,6 +310,7 @@
 #include "tensor/tensor.c"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
+#include "tensor/runs.c"
 
 #include "train/internal.h"
 #include "train/param.c"
@@ -351,7 +352,7 @@
 
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/internal.h"
-#include "checkpoint/runs.c"
+#include "checkpoint/rounds.c"
 #include "checkpoint/fingerprint.c"
 #include "checkpoint/content.c"
 #include "checkpoint/cover.c"

@@ -142,7 +142,8 @@ XD_TEST(a_compensated_average_is_saved_as_two_tensors_and_resumed_to_the_bit) {
         memcpy(xd_ema_compensation(resumed, 0).value, term, sizeof term);
     }
     CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof shadow) == 0);
-    CHECK(memcmp(xd_ema_compensation(through, 0).value, xd_ema_compensation(resumed, 0).value, sizeof term) == 0);
+    CHECK(memcmp(xd_ema_compensation(through, 0).value, xd_ema_compensation(resumed, 0).value, sizeof term) ==
+          0);
     xd_ema_destroy(resumed);
     xd_ema_destroy(through);
     xd_ctx_destroy(ctx);
@@ -185,8 +186,8 @@ static void check_random(xd_cpu_level level, double decay, xd_dtype dtype, int64
         for (int i = 0; i < N; i++) {
             const float source = (float)xd_load_f64(live, dtype, i), before = widened(shadow[i]);
             const float difference = source - before;
-            const float x = weight < 0.5f ? fmaf(weight, difference, before)
-                                          : fmaf(weight - 1.0f, difference, source);
+            const float x =
+                weight < 0.5f ? fmaf(weight, difference, before) : fmaf(weight - 1.0f, difference, source);
             shadow[i] = expected_random("layer.w", x, first + i, t);
         }
         CHECK(memcmp(xd_ema_view(ema, 0).value, shadow, sizeof shadow) == 0);
@@ -219,7 +220,8 @@ XD_TEST(the_mean_of_shadows_at_random_is_the_average_where_nearest_ones_stand_st
         exact += (1.0 - 0.9999) * (1.5 - exact);
     }
     for (int k = 0; k < 2; k++)
-        for (int i = 0; i < N; i++) mean[k] += xd_load_f64(xd_ema_view(ema[k], 0).value, XD_DTYPE_BF16, i) / N;
+        for (int i = 0; i < N; i++)
+            mean[k] += xd_load_f64(xd_ema_view(ema[k], 0).value, XD_DTYPE_BF16, i) / N;
     /* a shadow wanders by sqrt(0.09 / 2^-7) 2^-7, 0.027; the mean of 3001 by 0.0005; six of those */
     CHECK_NEAR(mean[0], exact, 0.003);
     CHECK_NEAR(mean[1], 1.0, 1e-9);
@@ -349,7 +351,9 @@ XD_TEST(steps_update_averages_of_every_format_as_calls_of_their_own_do) {
             const xd_optimizer_desc desc = xd_adamw_defaults(&param[k], 1);
             CHECK_EQ_INT(xd_optimizer_create(ctx, &desc, &optimizer[k]), XD_OK);
             ema[k] = scene_ema(ctx, &param[k], 1,
-                               form == 0 ? compensated(0.99) : form == 1 ? at_random(0.99) : scene_decay(0.9999));
+                               form == 0   ? compensated(0.99)
+                               : form == 1 ? at_random(0.99)
+                                           : scene_decay(0.9999));
             xd_ema_count_unmoved(ema[k], &unmoved[k]);
         }
         for (uint32_t t = 0; t < 3; t++) {
@@ -478,8 +482,9 @@ static void check_unmoved(xd_ema_desc desc, xd_dtype dtype, int threads, int64_t
         for (int64_t i = 0; i < MANY; i++) {
             double average = xd_load_f64(before, view.dtype, i);
             if (lacked.value) average += xd_load_f64(term, XD_DTYPE_BF16, i);
-            const bool same = memcmp(before + (size_t)i * size, (char *)view.value + (size_t)i * size, size) == 0 &&
-                              (!lacked.value || term[i] == ((uint16_t *)lacked.value)[i]);
+            const bool same =
+                memcmp(before + (size_t)i * size, (char *)view.value + (size_t)i * size, size) == 0 &&
+                (!lacked.value || term[i] == ((uint16_t *)lacked.value)[i]);
             expected += same && xd_load_f64(live, dtype, i) != average;
         }
         CHECK_EQ_INT(unmoved, expected);

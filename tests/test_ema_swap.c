@@ -16,14 +16,13 @@ static size_t bytes_of(const xd_param *p) {
 static model *new_model(void) {
     static const char *const names[ENTRIES] = { "w",     "frozen",  "half", "brain", "double",
                                                 "empty", "counter", "mask", "tied" };
-    static const xd_dtype dtypes[ENTRIES] = { XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F16,
+    static const xd_dtype dtypes[ENTRIES] = { XD_DTYPE_F32,  XD_DTYPE_F32, XD_DTYPE_F16,
                                               XD_DTYPE_BF16, XD_DTYPE_F64, XD_DTYPE_F32,
-                                              XD_DTYPE_I64, XD_DTYPE_U8,  XD_DTYPE_F32 };
+                                              XD_DTYPE_I64,  XD_DTYPE_U8,  XD_DTYPE_F32 };
     static const int64_t counts[ENTRIES] = { MOST, 7, 65, 999, 3, 0, 1, 5, MOST };
     model *m = (model *)calloc(1, sizeof *m);
     for (int i = 0; i < ENTRIES; i++)
-        m->params[i] =
-            scene_param(names[i], i == 5 ? NULL : m->values[i == 8 ? 0 : i], dtypes[i], counts[i]);
+        m->params[i] = scene_param(names[i], i == 5 ? NULL : m->values[i == 8 ? 0 : i], dtypes[i], counts[i]);
     m->params[1].frozen = true;
     m->params[6].buffer = m->params[7].buffer = true;
     return m;
@@ -133,7 +132,8 @@ static xd_result export_it(xd_ctx *ctx, xd_ema *ema, const xd_param *p, int *tak
 
 XD_TEST(while_exchanged_nothing_updates_steps_publishes_loads_or_saves) {
     static const char words[] = "the average is exchanged with the values of its 1 parameters";
-    float value[3] = { 1.0f, 2.0f, 3.0f }, gradient[3] = { 1.0f, 1.0f, 1.0f }, other[3] = { 0.0f, 0.0f, 0.0f };
+    float value[3] = { 1.0f, 2.0f, 3.0f }, gradient[3] = { 1.0f, 1.0f, 1.0f },
+          other[3] = { 0.0f, 0.0f, 0.0f };
     int taken = 0;
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     xd_param param = scene_param("w", value, XD_DTYPE_F32, 3);

@@ -110,7 +110,8 @@ typedef struct xd_average_args {
     float factor;      /* ADD */
     uint64_t seed;     /* of random arrays */
     int64_t iteration; /* of random arrays */
-    int64_t *unmoved;  /* MOVE: receives more: elements that kept their bits although the source differs from them;
+    int64_t
+        *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
                         * in memory of the arrays' device; NULL -> not counted */
 } xd_average_args;
 

@@ -139,8 +139,7 @@ XD_SCALAR void xd_lerp_compensated(float weight, float source, float *target, ui
     const float difference = xd_subf(xd_subf(source, *target), kept);
     const bool far = fabsf(weight) >= 0.5f;
     const float base = far ? source : *target;
-    const float step =
-        far ? xd_mulf(xd_subf(weight, 1.0f), difference) : xd_fmaf(weight, difference, kept);
+    const float step = far ? xd_mulf(xd_subf(weight, 1.0f), difference) : xd_fmaf(weight, difference, kept);
     const float sum = xd_addf(base, step);
     const float moved = xd_subf(sum, base);
     const float lost = xd_addf(xd_subf(base, xd_subf(sum, moved)), xd_subf(step, moved));

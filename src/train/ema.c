@@ -1,5 +1,6 @@
 /* Exponential moving averages of parameters. */
 
+#include "comm/topology.h"
 #include "tensor/internal.h"
 #include "train/internal.h"
 #include "train/optimizer.h"
@@ -7,14 +8,17 @@
 #include <math.h>
 #include <string.h>
 
-enum { XDI_EMA_NAME_ROOM = 1024, XDI_EMA_AT_ONCE = 32 }; /* names, and lists of some calls, are on the stack */
+enum {
+    XDI_EMA_NAME_ROOM = 1024,
+    XDI_EMA_AT_ONCE = 32
+}; /* names, and lists of some calls, are on the stack */
 
 /* One shadow, and the entry of the caller's list it follows. */
 typedef struct xdi_ema_shadow {
     void *value;
     uint16_t *compensation; /* NULL -> none */
-    const char *name; /* stripped */
-    int64_t source;   /* index into the caller's list */
+    const char *name;       /* stripped */
+    int64_t source;         /* index into the caller's list */
     xd_dtype dtype;
     uint64_t key; /* of its random bits */
     bool tied;    /* several entries of the list */
@@ -42,7 +46,7 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     bool swapped;
-    int64_t *unmoved; /* the caller's; NULL -> not counted */
+    int64_t *unmoved;    /* the caller's; NULL -> not counted */
     void *device_memory; /* that of the shadows when it is not this block itself */
     xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
@@ -81,7 +85,8 @@ static xd_result xdi_ema_validate_format(xd_ctx *ctx, const xd_ema_desc *d) {
     XD_REQUIRE(ctx, !(d->compensated && d->stochastic_bf16), XD_ERROR_ARGUMENT,
                "compensated and stochastic_bf16 exclude each other");
     XD_REQUIRE(ctx, !either || !(d->live_dtype || d->compat_credit), XD_ERROR_ARGUMENT,
-               "%s excludes live_dtype and compat_credit", d->compensated ? "compensated" : "stochastic_bf16");
+               "%s excludes live_dtype and compat_credit",
+               d->compensated ? "compensated" : "stochastic_bf16");
     XD_REQUIRE(ctx, !d->compensated || d->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
                "compensated shadows are F32, not %s", xd_dtype_name(d->dtype));
     XD_REQUIRE(ctx, !d->stochastic_bf16 || d->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -546,7 +551,8 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 /* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
-    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
+        return false;
     args->keep = xdi_ema_decay_at(&ema->desc, i);
     args->weighted_sum = ema->desc.compat_credit;
     return true;
@@ -572,8 +578,8 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_dtype dtype = ema->created[s->source].dtype;
-        XD_REQUIRE(ema->ctx, s->dtype == dtype, XD_ERROR_DTYPE, "%s: a shadow of %s and values of %s", s->name,
-                   xd_dtype_name(s->dtype), xd_dtype_name(dtype));
+        XD_REQUIRE(ema->ctx, s->dtype == dtype, XD_ERROR_DTYPE, "%s: a shadow of %s and values of %s",
+                   s->name, xd_dtype_name(s->dtype), xd_dtype_name(dtype));
     }
     return XD_OK;
 }

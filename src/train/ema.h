@@ -41,11 +41,11 @@ typedef struct xd_ema_desc {
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
-    bool compensated;     /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
+    bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
     bool stochastic_bf16; /* BF16 shadows of parameters, rounded up or down at random, see below */
     uint64_t seed;        /* of that rounding */
-    const xd_tensor_part
-        *parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
+    const xd_tensor_part *
+        parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
                  * the average; NULL -> adjacent, from xd_param.first on */
 } xd_ema_desc;
 

@@ -532,11 +532,10 @@ XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_a
         XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
                    XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
                    xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(
-            launch->ctx,
-            (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
-            XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
-            xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
     }
     if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_average_job job = { args, spans };

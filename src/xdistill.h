@@ -110,6 +110,7 @@
 #include "train/optimizer.h"
 #include "train/clip.h"
 #include "train/ema.h"
+#include "train/post_hoc.h"
 
 /* Models over data-parallel ranks. */
 
@@ -316,6 +317,7 @@
 #include "train/param.c"
 #include "train/clip.c"
 #include "train/ema.c"
+#include "train/post_hoc.c"
 #include "train/optimizer.c"
 
 #include "io/internal.h"

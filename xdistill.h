@@ -31528,7 +31528,7 @@ XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
     return XD_OK;
 }
 
-/* What xd_ema_unchanged and xd_ema_swap ask of the list. */
+/* What updates, steps and exchanges ask of the list. */
 static xd_result xdi_ema_same_list(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
@@ -67479,4 +67479,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5473313b06114ee437f989cfcc31e05e30691fa416aced4c3b34d6f72ccc4ca9 */
+/* xdistill sha256 9749bf88f06e4b65be102c856444b3421ffe667d39bdba4ba6e20fc97c6246f9 */

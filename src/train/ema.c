@@ -503,7 +503,7 @@ XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
     return XD_OK;
 }
 
-/* What xd_ema_unchanged and xd_ema_swap ask of the list. */
+/* What updates, steps and exchanges ask of the list. */
 static xd_result xdi_ema_same_list(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];

@@ -187,4 +187,60 @@ XD_TEST(tensors_are_added_and_arrays_refused_as_on_the_cpu) {
     xd_ctx_destroy(ctx);
 }
 
+/* Snapshots on the host, brought to either side. */
+struct Snapshots {
+    enum { COUNT = 4, TENSORS = 3 };
+    std::vector<unsigned char> data[COUNT][TENSORS];
+    const Gpu *gpu = nullptr; /* NULL: the host */
+
+    static xd_result read(void *user, int64_t snapshot, int64_t tensor, void *to) {
+        const Snapshots *s = (const Snapshots *)user;
+        const std::vector<unsigned char> &from = s->data[snapshot][tensor];
+        if (!s->gpu) {
+            memcpy(to, from.data(), from.size());
+            return XD_OK;
+        }
+        const xd_launch launch = s->gpu->launch();
+        const xd_result result =
+            s->gpu->kernels()->memory.copy(&launch, to, from.data(), from.size(), XD_COPY_TO_DEVICE);
+        return result == XD_OK ? s->gpu->kernels()->memory.synchronize(&launch) : result;
+    }
+};
+
+XD_TEST(sums_of_snapshots_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1001, 37, 5 };
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_U8 };
+    static const double coefficients[] = { 0.3, -2.7, 0.0, 3.4 };
+    Gpu gpu;
+    xd_ctx *ctx = nullptr;
+    Random random(6);
+    Snapshots snapshots;
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    for (int k = 0; k < Snapshots::COUNT; k++)
+        for (int i = 0; i < Snapshots::TENSORS; i++)
+            snapshots.data[k][i] = elements(i == 2 ? XD_DTYPE_U8 : XD_DTYPE_BF16, counts[i], &random, k == 1);
+    const xd_post_hoc_sum_desc desc = { coefficients, Snapshots::COUNT, XD_DTYPE_BF16, Snapshots::read, &snapshots };
+    std::vector<unsigned char> found[2][Snapshots::TENSORS];
+    for (int side = 0; side < 2; side++) {
+        std::vector<Device> memory;
+        xd_param targets[Snapshots::TENSORS];
+        memset(targets, 0, sizeof targets);
+        for (int i = 0; i < Snapshots::TENSORS; i++) {
+            found[side][i] = elements(dtypes[i], counts[i], &random, false);
+            memory.emplace_back(found[side][i]);
+            targets[i].name = "tensor";
+            targets[i].dtype = dtypes[i];
+            targets[i].count = counts[i];
+            targets[i].buffer = i == 2;
+            targets[i].value = side ? memory[i].at() : found[side][i].data();
+        }
+        snapshots.gpu = side ? &gpu : nullptr;
+        CHECK_EQ_INT(xd_post_hoc_sum(side ? gpu.ctx : ctx, &desc, targets, Snapshots::TENSORS), XD_OK);
+        gpu.wait();
+        for (int i = 0; i < Snapshots::TENSORS && side; i++) found[side][i] = memory[i].host<unsigned char>();
+    }
+    for (int i = 0; i < Snapshots::TENSORS; i++) CHECK_ELEMENTS(dtypes[i], found[0][i], found[1][i]);
+    xd_ctx_destroy(ctx);
+}
+
 XD_CUDA_TEST_MAIN()

@@ -165,11 +165,11 @@ static xd_result train(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
-static int run(int ranks, xd_rank_function function, void *argument) {
+static xd_result run(int ranks, xd_rank_function function, void *argument) {
     const xd_ctx_desc desc = scene_ctx_desc();
     xd_error error;
     memset(&error, 0, sizeof error);
-    const int result = xd_run_threads(ranks, &desc, function, argument, &error);
+    const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
     if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
     return result;
 }

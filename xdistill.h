@@ -3752,7 +3752,27 @@ typedef struct xd_ema_desc {
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
+    bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
+    bool stochastic_bf16; /* BF16 shadows of parameters, rounded up or down at random, see below */
+    uint64_t seed;        /* of that rounding */
+    const xd_tensor_part *
+        parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
+                 * the average; NULL -> adjacent, from xd_param.first on */
 } xd_ema_desc;
+
+/* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
+ * than about 2^-24 |s| / (1 - b): 6e-3 of it at decay 0.99999.
+ *
+ *   compensated       the average is shadow + term. Each update rounds the sum to the shadow and keeps what was lost, in 8 bits,
+ *                     as the term: 2 bytes more an element, and it stands still 512 times nearer, 2^-33 |s| / (1 - b).
+ *                     What is published is the shadow alone, which is the average rounded to f32
+ *   stochastic_bf16   2 bytes instead of 4. The average of the shadow and the weight, which is not rounded first, is computed
+ *                     in f32 and stored as the neighbour above or below, with the probabilities that make the mean exact (as
+ *                     xd_optimizer_desc.stochastic_bf16). The random bits are a function of (seed, name without wrappers,
+ *                     iteration, index in the whole parameter): the same on every device, after a resumed run and, with
+ *                     `parts` or `first`, for every cut
+ *
+ * dtype is NONE or that of the format; live_dtype and compat_credit exclude both. Copies round to nearest. */
 
 /* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
  * EMAConfig). Pure. */
@@ -3789,7 +3809,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
- * stripped; no name), DTYPE, MEMORY. */
+ * stripped; no name; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -3811,8 +3831,35 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *               the host does not read it: then the values do not change but the iteration does
  *
  * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
+ * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
+
+/* Counts, in every update from now on, the elements of parameters that an average leaves to the bit as they were, a compensation
+ * too, although their weights differ from them: those in the zone where nothing moves. Frozen weights do not differ and are not
+ * counted; a shadow that is NaN is.
+ *
+ *   unmoved   in memory of the context's device; set by each update and by each step that updates the average, of the elements
+ *             here alone, replicas too: sum it over ranks that hold different ones. 0 after an update that copies or does
+ *             nothing. NULL -> not counted any more
+ *
+ * The update is then a pass over memory of its own. Local, allocates nothing; the same number on every device. */
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
+
+/* Exchanges the shadows with the values of the parameters and buffers, in place: to evaluate the average with the model's own
+ * memory. A second call exchanges them back; every bit is then as before. What the model computes with must be those values: a
+ * wrapper's views and gathered copies follow when they are formed again.
+ *
+ * While they are exchanged xd_ema_update, xd_ema_copy_to, xd_ema_load, steps that name the average, saves and exports return
+ * STATE, and views show the weights. Steps that do not name it cannot know: do not step. xd_ema_destroy does not exchange back.
+ *
+ * Local, allocates nothing, a block at a time. Errors: DTYPE when a shadow has another dtype than its parameter, since neither
+ * could hold the other (publish with xd_ema_copy_to instead); STATE when the list changed since creation. Nothing is
+ * exchanged then. */
+XD_API xd_result xd_ema_swap(xd_ema *ema);
+
+/* Whether shadows and values are exchanged now. */
+XD_API bool xd_ema_is_swapped(const xd_ema *ema);
 
 /* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
  * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
@@ -3820,14 +3867,18 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
+/* The compensation of a shadow, BF16, to save and to restore in place: the average of view i is xd_ema_view(ema, i) +
+ * xd_ema_compensation(ema, i). An empty view for buffers, and without xd_ema_desc.compensated. */
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
+
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
  * to evaluate, to save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
- * written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), STATE while shadows and values
+ * are exchanged. Nothing is written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
@@ -3841,6 +3892,7 @@ typedef struct xd_ema_load_desc {
 } xd_ema_load_desc;
 
 /* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
+ * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
  *
  *   desc   NULL -> defaults
  *
@@ -3850,6 +3902,84 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
+
+/* >>train/post_hoc */
+
+/* Averages of any length, formed after training from snapshots of a few that were kept (Karras, Aittala, Lehtinen, Hellsten, Aila,
+ * Laine 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", section 3 and appendix C).
+ *
+ * The average of XD_EMA_POWER with the exponent g at iteration t contains the weights of iteration u <= t in the proportion
+ * (g + 1) u^g / t^(g + 1): its profile. Profiles of snapshots, added with the right coefficients, come close to any other one;
+ * the same coefficients then add the snapshots to the average that would have had it.
+ *
+ *     two averages, exponents xd_post_hoc_gamma of 0.05 and 0.10, followed in training and exported now and then
+ *     xd_post_hoc_coefficients   once for each average that is wanted
+ *     xd_post_hoc_sum            reads the snapshots, a tensor at a time, and adds them */
+
+/* The exponent of a relative width: the standard deviation of the profile divided by its length, which is
+ * sqrt(g + 1) / ((g + 2) sqrt(g + 3)).
+ *
+ *   sigma_rel   above 0 and at most 1 / sqrt(12), which is that of the plain mean, exponent 0
+ *
+ * Local, allocates nothing. Errors: ARGUMENT. */
+XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma);
+
+/* The relative width of an exponent above -1. Local, allocates nothing. Errors: ARGUMENT. */
+XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel);
+
+/* An average of XD_EMA_POWER at a moment. */
+typedef struct xd_post_hoc_profile {
+    int64_t iteration; /* of its last update; at least 1 */
+    double gamma;      /* above -1/2: others have no finite square */
+} xd_post_hoc_profile;
+
+/* What there is and what is wanted. */
+typedef struct xd_post_hoc_desc {
+    const xd_post_hoc_profile *snapshots; /* [snapshot_count] required, no two equal, in any order */
+    int64_t snapshot_count;
+    xd_post_hoc_profile target; /* not after the last snapshot; iteration 0 -> that of the last snapshot */
+} xd_post_hoc_desc;
+
+/* The coefficients with which the profiles of the snapshots come closest to the target's, in the mean square over iterations.
+ *
+ *   coefficients   out, [snapshot_count], in the order of the snapshots. Snapshots whose profiles are, to the rounding of double,
+ *                  sums of others have 0 and need not be read. They add up to about 1
+ *   error          out: the distance to the target's profile, divided by the length of that, to about 1e-8; may be NULL
+ *
+ * Local, memory of 2 n^2 + 5 n numbers while it runs, time n^3. All in double: a pivoted Cholesky factor of the matrix of inner
+ * products of profiles of length 1, and steps of refinement. The same on every rank of a kind of machine: its powers are the math
+ * library's.
+ * Errors, with nothing written: ARGUMENT (no snapshots; an iteration or an exponent out of range; two that are equal; a target
+ * after the last snapshot), MEMORY. */
+XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
+                                          double *error);
+
+/* Brings the elements that this rank has of tensor number `tensor` of the targets from a snapshot to `to`, which is memory of the
+ * context's device, ordered on its stream. Whatever is not XD_OK ends the sum. */
+typedef xd_result (*xd_post_hoc_read)(void *user, int64_t snapshot, int64_t tensor, void *to);
+
+/* Snapshots to add. */
+typedef struct xd_post_hoc_sum_desc {
+    const double *coefficients; /* [snapshot_count] required, finite */
+    int64_t snapshot_count;
+    xd_dtype dtype;        /* of parameters that `read` brings: F32 BF16 F16 F64; NONE -> F32 */
+    xd_post_hoc_read read; /* required; buffers come in their own dtype */
+    void *user;
+} xd_post_hoc_sum_desc;
+
+/* Fills a list of parameters and buffers with the sum of snapshots. Parameters: in f32, from 0, snapshot after snapshot in the order
+ * of the coefficients, each by one fused multiply-add with the coefficient rounded to f32; then rounded to the dtype of the
+ * target. Snapshots whose coefficient is 0 are not read. Buffers, which are not averaged, are those of the last snapshot of the
+ * list. Elements are independent, so the sum of a shard has the bits of the shard of the sum, for every placement.
+ *
+ *   targets   [count]; one after the other, and of each the snapshots in their order: so are the calls of `read`
+ *
+ * Local. Memory while it runs: the largest parameter in f32, and in the dtype that is read. Deterministic, the same bits on every
+ * device.
+ * Errors: ARGUMENT (no snapshots; a coefficient that is not finite; a target without name or elements), DTYPE, MEMORY: nothing is
+ * written then. What `read` returned: the tensors before that one are complete, the later ones as before. */
+XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, const xd_param *targets,
+                                 int64_t count);
 
 
 /* Models over data-parallel ranks. */
@@ -5023,6 +5153,7 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
  *     root/step-200/model.safetensors        weights and buffers, as Hugging Face reads them
  *                   optim.safetensors        optim.exp_avg.NAME, optim.exp_avg_sq.NAME, optim.master.NAME, optim.step.NAME
  *                   ema-slow.safetensors     an average, under the names of the weights
+ *                                            and ema.compensation.NAME, where it has one
  *                   state.json               step, settings of optimizers and averages, the caller's own state
  *                   manifest.json            sizes and checksums of all files, places and fingerprints of all tensors
  *     root/latest                            "step-200", a hint for people
@@ -5271,7 +5402,7 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
  * Tensors have the groups and names that they have in a checkpoint: NAME in "model", optim.exp_avg.NAME and the like in "optim",
- * NAME in "ema-AVERAGE". No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
+ * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
 
 /* A whole tensor of the state. */
 typedef struct xd_state_tensor {
@@ -8289,6 +8420,47 @@ typedef struct xd_lerp_args {
     xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
+/* What the average entry does to its targets. */
+typedef enum xd_average_kind {
+    XD_AVERAGE_MOVE = 0, /* as the lerp entry, to the bit where it has the format */
+    XD_AVERAGE_COPY,     /* target <- source, rounded to nearest; compensation 0 */
+    XD_AVERAGE_ADD       /* target <- fma(factor, source, target), F32; the source is rounded to F32 first */
+} xd_average_kind;
+
+/* One array of an average in a format that lerp does not have, or whose elements are counted. */
+typedef struct xd_average_array {
+    void *target;
+    uint16_t *compensation; /* [count] BF16: what the F32 target lacks of the average; NULL -> none */
+    const void *source;
+    int64_t count;
+    int64_t origin;        /* random: index of the first element in the whole parameter */
+    uint64_t key;          /* random: of this array */
+    xd_dtype target_dtype; /* F32 BF16 F16 F64 */
+    xd_dtype source_dtype; /* F32 BF16 F16 F64 */
+    bool random;           /* MOVE: the target, BF16, is rounded at random */
+} xd_average_array;
+
+/* Inputs and outputs of the average entry. */
+typedef struct xd_average_args {
+    const xd_average_array *arrays;
+    int64_t array_count;
+    xd_average_kind kind;
+    bool weighted_sum; /* MOVE, of arrays that lerp has: see xd_lerp_args */
+    double keep;       /* MOVE */
+    float factor;      /* ADD */
+    uint64_t seed;     /* of random arrays */
+    int64_t iteration; /* of random arrays */
+    int64_t
+        *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
+                        * in memory of the arrays' device; NULL -> not counted */
+} xd_average_args;
+
+/* Two arrays that change places; neither overlaps another one. */
+typedef struct xd_swap_array {
+    void *a, *b;
+    int64_t bytes;
+} xd_swap_array;
+
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
 typedef struct xd_cast_array {
     void *target;
@@ -8337,7 +8509,7 @@ typedef struct xd_scale_args {
 } xd_scale_args;
 
 /* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
- * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp, cast and average do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -8351,6 +8523,8 @@ typedef struct xd_optimizer_kernels {
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
     /* What list_create takes. */
     xd_memory_bytes (*list_bytes)(int64_t arrays);
+    xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
+    xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -8489,6 +8663,37 @@ XD_SCALAR double xd_lerp_f64(double keep, bool weighted_sum, double target, doub
     const double difference = xd_sub(source, target);
     return fabs(weight) < 0.5 ? xd_fma(weight, difference, target)
                               : xd_fma(xd_sub(weight, 1.0), difference, source);
+}
+
+/* lerp of an average that is target + compensation, both of which are read and written:
+ *   d = (source - target) - compensation
+ *   |w| <  0.5   target + (fma(w, d, compensation))
+ *   |w| >= 0.5   source + (w - 1) d                    w = 1 gives the bits of the source
+ * The outer sum is rounded to the target; what that rounding lost, which an f32 holds exactly (Knuth's sum of two), is rounded to
+ * the compensation, or forgotten where it is not finite. */
+XD_SCALAR void xd_lerp_compensated(float weight, float source, float *target, uint16_t *compensation) {
+    const float kept = xd_bits_from_bf16(*compensation);
+    const float difference = xd_subf(xd_subf(source, *target), kept);
+    const bool far = fabsf(weight) >= 0.5f;
+    const float base = far ? source : *target;
+    const float step = far ? xd_mulf(xd_subf(weight, 1.0f), difference) : xd_fmaf(weight, difference, kept);
+    const float sum = xd_addf(base, step);
+    const float moved = xd_subf(sum, base);
+    const float lost = xd_addf(xd_subf(base, xd_subf(sum, moved)), xd_subf(step, moved));
+    *target = sum;
+    *compensation = (xd_bits_of_float(lost) & 0x7f800000u) == 0x7f800000u ? 0 : xd_bits_to_bf16(lost);
+}
+
+/* The sequence of random bits of an array in an iteration. Elements take them as those of an optimizer's step do. */
+XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t iteration) {
+    xd_philox random = xd_update_random(seed, key, iteration);
+    random.stream = XD_STREAM_EMA;
+    return random;
+}
+
+/* Whether the source of an average differs from the average before. */
+XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
+    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
 }
 
 /* ---- norms ---- */
@@ -13699,6 +13904,9 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 
 /* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
  * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
@@ -13722,44 +13930,49 @@ XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const f
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
 XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
-/* A function and its spans make an entry, six entries the table of a level. */
-#define XDI_SPAN_ENTRIES(level, spans)                                                               \
-    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
-        return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {  \
-        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {   \
-        return xdi_lerp_run(launch, args, &(spans));                                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,  \
-                                              int64_t array_count) {                                 \
-        return xdi_cast_run(launch, arrays, array_count, &(spans));                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) { \
-        return xdi_scale_run(launch, args, &(spans));                                                \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,     \
-                                              xd_norm_sum *sum) {                                    \
-        return xdi_norm_run(launch, args, sum, &(spans));                                            \
-    }                                                                                                \
-    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
-        xdi_##level##_entry_adam,                                                                    \
-        xdi_##level##_entry_sgd,                                                                     \
-        xdi_##level##_entry_lerp,                                                                    \
-        xdi_##level##_entry_cast,                                                                    \
-        xdi_##level##_entry_scale,                                                                   \
-        xdi_##level##_entry_norm,                                                                    \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-    };                                                                                               \
-    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
-        return &(spans);                                                                             \
-    }                                                                                                \
-    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                     \
-        return &xdi_##level##_optimizer;                                                             \
+/* A function and its spans make an entry, these entries the table of a level. */
+#define XDI_SPAN_ENTRIES(level, spans)                                                                   \
+    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) {     \
+        return xdi_update_run(launch, args, &(spans), (spans).adam);                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {      \
+        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {       \
+        return xdi_lerp_run(launch, args, &(spans));                                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,      \
+                                              int64_t array_count) {                                     \
+        return xdi_cast_run(launch, arrays, array_count, &(spans));                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) {     \
+        return xdi_scale_run(launch, args, &(spans));                                                    \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,         \
+                                              xd_norm_sum *sum) {                                        \
+        return xdi_norm_run(launch, args, sum, &(spans));                                                \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_average(const xd_launch *launch, const xd_average_args *args) { \
+        return xdi_average_run(launch, args, &(spans));                                                  \
+    }                                                                                                    \
+    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                        \
+        xdi_##level##_entry_adam,                                                                        \
+        xdi_##level##_entry_sgd,                                                                         \
+        xdi_##level##_entry_lerp,                                                                        \
+        xdi_##level##_entry_cast,                                                                        \
+        xdi_##level##_entry_scale,                                                                       \
+        xdi_##level##_entry_norm,                                                                        \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        xdi_##level##_entry_average,                                                                     \
+        xdi_swap_run,                                                                                    \
+    };                                                                                                   \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
+        return &(spans);                                                                                 \
+    }                                                                                                    \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                         \
+        return &xdi_##level##_optimizer;                                                                 \
     }
 
 /* >>kernel/cells */
@@ -17954,6 +18167,147 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     const xdi_cast_job job = { arrays, spans };
     const xdi_walk walk = { &job, array_count, xdi_cast_count,
                             xdi_cast_part }; /* an empty array may be NULL */
+    return xdi_walk_run(launch, &walk);
+}
+
+/* ---- averages in other formats, and counted ones ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+static int64_t xdi_average_count(const void *job, int64_t k) {
+    return ((const xdi_average_job *)job)->args->arrays[k].count;
+}
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        const float *source = xdi_average_source(j->spans, a, at, n, room);
+        for (int64_t i = 0; i < n; i++)
+            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+/* xdi_average_move, and how many elements it left as they were although their sources differ. */
+static int64_t xdi_average_counted(const xdi_average_job *j, const xd_average_array *a, int64_t at,
+                                   int64_t n) {
+    const size_t size = xd_dtype_size(a->target_dtype);
+    const char *target = (const char *)a->target + (size_t)at * size;
+    double before[XDI_SPAN]; /* room for elements of any type */
+    uint16_t lacked[XDI_SPAN];
+    int64_t unmoved = 0;
+    memcpy(before, target, (size_t)n * size);
+    memset(lacked, 0, sizeof lacked);
+    if (a->compensation) memcpy(lacked, a->compensation + at, (size_t)n * sizeof *lacked);
+    xdi_average_move(j, a, at, n);
+    for (int64_t i = 0; i < n; i++) {
+        const size_t offset = (size_t)i * size;
+        if (memcmp((const char *)before + offset, target + offset, size) != 0) continue;
+        if (a->compensation && a->compensation[at + i] != lacked[i]) continue;
+        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i),
+                                      xd_load_f64(before, a->target_dtype, i), lacked[i]);
+    }
+    return unmoved;
+}
+
+static void xdi_average_add(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    float room[XDI_SPAN];
+    const float *source = xdi_average_source(j->spans, a, at, n, room);
+    float *target = (float *)a->target + at;
+    for (int64_t i = 0; i < n; i++) target[i] = xd_fmaf(j->args->factor, source[i], target[i]);
+}
+
+static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_average_job *j = (const xdi_average_job *)job;
+    const xd_average_array *a = &j->args->arrays[k];
+    int64_t unmoved = 0;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        if (j->args->kind == XD_AVERAGE_ADD)
+            xdi_average_add(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE && j->args->unmoved)
+            unmoved += xdi_average_counted(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE)
+            xdi_average_move(j, a, at, n);
+    }
+    if (j->args->kind == XD_AVERAGE_COPY) {
+        const xd_cast_array cast = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+        const xdi_cast_job copy = { &cast, j->spans };
+        xdi_cast_part(&copy, 0, begin, end);
+        if (a->compensation)
+            memset(a->compensation + begin, 0, (size_t)(end - begin) * sizeof *a->compensation);
+    }
+    if (unmoved) __atomic_add_fetch(j->args->unmoved, unmoved, __ATOMIC_RELAXED); /* of several threads */
+}
+
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_average_array *a = &args->arrays[k];
+        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+    }
+    if (xd_status_refuses(launch->status)) return XD_OK;
+    const xdi_average_job job = { args, spans };
+    const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };
+    return xdi_walk_run(launch, &walk);
+}
+
+static int64_t xdi_swap_count(const void *job, int64_t k) {
+    return ((const xd_swap_array *)job)[k].bytes;
+}
+
+static void xdi_swap_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xd_swap_array *s = &((const xd_swap_array *)job)[k];
+    char *a = (char *)s->a, *b = (char *)s->b, room[4 * XDI_SPAN];
+    for (int64_t at = begin, n; at < end; at += n) {
+        n = end - at < (int64_t)sizeof room ? end - at : (int64_t)sizeof room;
+        memcpy(room, a + at, (size_t)n);
+        memcpy(a + at, b + at, (size_t)n);
+        memcpy(b + at, room, (size_t)n);
+    }
+}
+
+/* swap: a block at a time, whatever the status. */
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count) {
+    const xdi_walk walk = { arrays, array_count, xdi_swap_count, xdi_swap_part };
     return xdi_walk_run(launch, &walk);
 }
 
@@ -28763,6 +29117,10 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
 
+/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
+ * and in *index the first one's in the whole tensor. */
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
 
@@ -30258,6 +30616,45 @@ XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, co
     return xdi_part_fill(ctx, &named, init, random, numel);
 }
 
+/* >>tensor/runs.c */
+
+/* Where the elements of a part lie in the whole tensor. */
+
+/* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
+static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
+    int d = p->ndim - 1;
+    *row = 1;
+    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
+        *row *= p->shape[d];
+    return d;
+}
+
+/* The index at a position of a list; *after: how many follow it in its interval, it included. */
+static int64_t xdi_run_index(const xd_interval *list, int64_t position, int64_t *after) {
+    for (; position >= list->end - list->begin; list++) position -= list->end - list->begin;
+    *after = list->end - list->begin - position;
+    return list->begin + position;
+}
+
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64_t *index) {
+    int64_t row, at[XD_DIMS_MAX], after = 1;
+    *index = position;
+    if (!p->region || p->ndim == 0) return p->range.end - position;
+    const int last = xdi_run_dimension(p, &row);
+    int64_t left = position / row;
+    for (int d = last; d >= 0; d--) {
+        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
+        at[d] = left % extent;
+        left /= extent;
+    }
+    *index = 0;
+    for (int d = 0; d <= last; d++)
+        *index = *index * p->shape[d] + xdi_run_index(p->region->interval[d], at[d], &after);
+    *index = *index * row + position % row;
+    const int64_t run = after * row - position % row, rest = p->range.end - position;
+    return run < rest ? run : rest;
+}
+
 
 /* >>train/internal */
 
@@ -30288,7 +30685,7 @@ XD_PRIVATE bool xdi_train_steps(const xd_param *param);
  * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: the error that xd_ema_update would return for a changed list. */
+/* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
 /* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
@@ -30301,6 +30698,11 @@ XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
 XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
+
+/* ema.c: the compensation of that shadow, of no dtype where the format has none; and the error of what cannot work while
+ * shadows and values are exchanged. */
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index);
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema);
 
 /* ema.c: sets the counters, when the shadows have been filled otherwise. */
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
@@ -30635,15 +31037,20 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
 #include <math.h>
 #include <string.h>
 
-enum { XDI_EMA_NAME_ROOM = 1024 }; /* names are stripped on the stack */
+enum {
+    XDI_EMA_NAME_ROOM = 1024,
+    XDI_EMA_AT_ONCE = 32
+}; /* names, and lists of some calls, are on the stack */
 
 /* One shadow, and the entry of the caller's list it follows. */
 typedef struct xdi_ema_shadow {
     void *value;
-    const char *name; /* stripped */
-    int64_t source;   /* index into the caller's list */
+    uint16_t *compensation; /* NULL -> none */
+    const char *name;       /* stripped */
+    int64_t source;         /* index into the caller's list */
     xd_dtype dtype;
-    bool tied; /* several entries of the list */
+    uint64_t key; /* of its random bits */
+    bool tied;    /* several entries of the list */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */
@@ -30667,6 +31074,8 @@ struct xd_ema {
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
+    bool swapped;
+    int64_t *unmoved;    /* the caller's; NULL -> not counted */
     void *device_memory; /* that of the shadows when it is not this block itself */
     xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
@@ -30689,7 +31098,7 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule) {
 
 static void xdi_ema_resolve(xd_ema_desc *d) {
     if (d->batch_size == 0) d->batch_size = 1;
-    if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
+    if (d->dtype == XD_DTYPE_NONE) d->dtype = d->stochastic_bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     if (!d->strip_tokens) {
         d->strip_tokens = xdi_ema_wrappers;
         d->strip_count = (int)(sizeof xdi_ema_wrappers / sizeof *xdi_ema_wrappers);
@@ -30698,6 +31107,20 @@ static void xdi_ema_resolve(xd_ema_desc *d) {
 
 static bool xdi_ema_averages(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_ema_validate_format(xd_ctx *ctx, const xd_ema_desc *d) {
+    const bool either = d->compensated || d->stochastic_bf16;
+    XD_REQUIRE(ctx, !(d->compensated && d->stochastic_bf16), XD_ERROR_ARGUMENT,
+               "compensated and stochastic_bf16 exclude each other");
+    XD_REQUIRE(ctx, !either || !(d->live_dtype || d->compat_credit), XD_ERROR_ARGUMENT,
+               "%s excludes live_dtype and compat_credit",
+               d->compensated ? "compensated" : "stochastic_bf16");
+    XD_REQUIRE(ctx, !d->compensated || d->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "compensated shadows are F32, not %s", xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, !d->stochastic_bf16 || d->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "shadows of stochastic_bf16 are BF16, not %s", xd_dtype_name(d->dtype));
+    return XD_OK;
 }
 
 /* Written so that NaN fails each of them. */
@@ -30718,7 +31141,7 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
                (long long)d->start_iteration);
     XD_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
                xd_dtype_name(d->dtype));
-    return XD_OK;
+    return xdi_ema_validate_format(ctx, d);
 }
 
 static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
@@ -30806,6 +31229,25 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
     return XD_OK;
 }
 
+/* Where elements are in their whole parameters, for their random bits. */
+static xd_result xdi_ema_validate_places(xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
+                                         int64_t count) {
+    for (int64_t i = 0; i < count && d->stochastic_bf16; i++) {
+        const xd_param *p = &params[i];
+        XD_REQUIRE(ctx, p->first >= 0, XD_ERROR_ARGUMENT, "%s: its first element is number %lld", p->name,
+                   (long long)p->first);
+        if (!d->parts) continue;
+        XD_REQUIRE(ctx, d->parts[i].ndim >= 0 && d->parts[i].ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                   "%s: its part has %d dimensions, allowed are %d", p->name, d->parts[i].ndim,
+                   (int)XD_DIMS_MAX);
+        const int64_t here = d->parts[i].range.end - d->parts[i].range.begin;
+        XD_REQUIRE(ctx, here == p->count, XD_ERROR_SHAPE, "%s: %lld elements, its part has %lld", p->name,
+                   (long long)p->count, (long long)here);
+        XD_TRY(xdi_part_check_region(ctx, &d->parts[i]));
+    }
+    return XD_OK;
+}
+
 /* Index of the first entry with the same memory, or i itself. */
 static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
     if (params[i].value)
@@ -30844,6 +31286,9 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
         void *value = NULL;
         if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
+        uint16_t *compensation = NULL;
+        if (tie == i && d->compensated && !p->buffer)
+            compensation = (uint16_t *)xd_arena_take_pointer(memory, (size_t)p->count * sizeof *compensation);
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
         if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
@@ -30857,6 +31302,8 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         }
         xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
         shadow->value = value;
+        shadow->compensation = compensation;
+        shadow->key = xd_hash(0, text, strlen(text));
         shadow->name = text;
         shadow->source = i;
         shadow->dtype = dtype;
@@ -30876,6 +31323,79 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
+/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
+static bool xdi_ema_is_special(const xd_ema *ema) {
+    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+}
+
+/* A list of arrays that is given to the average entry whenever it is full. */
+typedef struct xdi_ema_batch {
+    const xd_launch *launch;
+    xd_average_args args;
+    xd_average_array arrays[XDI_EMA_AT_ONCE];
+} xdi_ema_batch;
+
+static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
+    batch->args.arrays = batch->arrays;
+    const xd_result result =
+        xd_ctx_kernels(batch->launch->ctx)->optimizer.average(batch->launch, &batch->args);
+    batch->args.array_count = 0;
+    return result;
+}
+
+/* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    const xd_param *p = &ema->created[s->source];
+    xd_average_array *a = &batch->arrays[batch->args.array_count++];
+    memset(a, 0, sizeof *a);
+    a->count = elements.end - elements.begin;
+    if (a->count > 0) {
+        a->target = (char *)s->value + (size_t)elements.begin * xd_dtype_size(s->dtype);
+        a->source = (const char *)p->value + (size_t)elements.begin * xd_dtype_size(p->dtype);
+        a->compensation = s->compensation ? s->compensation + elements.begin : NULL;
+    }
+    a->origin = origin;
+    a->key = s->key;
+    a->target_dtype = s->dtype;
+    a->source_dtype = p->dtype;
+    a->random = ema->desc.stochastic_bf16;
+    return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
+}
+
+/* A shadow, in pieces that are adjacent in the whole parameter where that decides on bits. */
+static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s) {
+    const xd_param *p = &ema->created[s->source];
+    const xd_tensor_part *part = ema->desc.parts ? &ema->desc.parts[s->source] : NULL;
+    xd_interval piece = { 0, p->count };
+    int64_t origin = p->first;
+    if (!part || !ema->desc.stochastic_bf16) return xdi_ema_push(batch, ema, s, piece, origin);
+    for (; piece.begin < p->count; piece.begin = piece.end) {
+        piece.end = piece.begin + xdi_part_run(part, part->range.begin + piece.begin, &origin);
+        XD_TRY(xdi_ema_push(batch, ema, s, piece, origin));
+    }
+    return XD_OK;
+}
+
+/* The average entry over all shadows of parameters. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                             const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xdi_ema_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.launch = &launch;
+    batch.args.kind = kind;
+    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
+    batch.args.weighted_sum = ema->desc.compat_credit;
+    batch.args.seed = ema->desc.seed;
+    batch.args.iteration = iteration;
+    batch.args.unmoved = ema->unmoved;
+    for (int64_t i = 0; i < ema->shadow_count; i++)
+        if (!ema->created[ema->shadows[i].source].buffer)
+            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
+}
+
 /* shadow <- live, parameters too when `all`, else buffers only. */
 static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -30883,7 +31403,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (!all && !p->buffer) continue;
+        if (!p->buffer && (!all || ema->desc.compensated)) continue;
         xd_cast_array *cast = &ema->casts[n++];
         cast->target = s->value;
         cast->target_dtype = s->dtype;
@@ -30891,7 +31411,8 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -30927,6 +31448,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
     xdi_ema_resolve(d);
     XD_TRY(xdi_ema_validate(ctx, d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    XD_TRY(xdi_ema_validate_places(ctx, d, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
     bytes->host = plan.peak;
@@ -30976,6 +31498,10 @@ static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
 
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+    if (xdi_ema_is_special(ema)) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+        return xdi_ema_copy(ema, false, status);
+    }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
@@ -30998,7 +31524,16 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     return xdi_ema_copy(ema, false, status);
 }
 
-XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+/* The error of calls that cannot work while values and shadows are exchanged. */
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
+    XD_REQUIRE(ema->ctx, !ema->swapped, XD_ERROR_STATE,
+               "the average is exchanged with the values of its %lld parameters: xd_ema_swap brings it back",
+               (long long)ema->param_count);
+    return XD_OK;
+}
+
+/* What updates, steps and exchanges ask of the list. */
+static xd_result xdi_ema_same_list(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XD_REQUIRE(ema->ctx,
@@ -31010,10 +31545,27 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+    XD_TRY(xdi_ema_in_place(ema));
+    return xdi_ema_same_list(ema);
+}
+
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved) {
+    ema->unmoved = unmoved;
+}
+
+/* The count of an update begins. */
+static xd_result xdi_ema_count_none(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    if (!ema->unmoved) return XD_OK;
+    return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
+    XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
@@ -31028,7 +31580,8 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 /* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
-    if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
+        return false;
     args->keep = xdi_ema_decay_at(&ema->desc, i);
     args->weighted_sum = ema->desc.compat_credit;
     return true;
@@ -31045,6 +31598,42 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
     ema->iteration++;
     return xdi_ema_average(ema, ema->iteration, true, status);
+}
+
+/* ---- exchange ---- */
+
+static xd_result xdi_ema_check_swap(const xd_ema *ema) {
+    XD_TRY(xdi_ema_same_list(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_dtype dtype = ema->created[s->source].dtype;
+        XD_REQUIRE(ema->ctx, s->dtype == dtype, XD_ERROR_DTYPE, "%s: a shadow of %s and values of %s",
+                   s->name, xd_dtype_name(s->dtype), xd_dtype_name(dtype));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    xd_swap_array arrays[XDI_EMA_AT_ONCE];
+    int64_t n = 0;
+    XD_TRY(xdi_ema_check_swap(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_param *p = &ema->created[s->source];
+        arrays[n].a = s->value;
+        arrays[n].b = p->value;
+        arrays[n++].bytes = p->count * (int64_t)xd_dtype_size(s->dtype);
+        if (n < XDI_EMA_AT_ONCE && i + 1 < ema->shadow_count) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.swap(&launch, arrays, n));
+        n = 0;
+    }
+    ema->swapped = !ema->swapped;
+    return XD_OK;
+}
+
+XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
+    return ema->swapped;
 }
 
 /* ---- in and out ---- */
@@ -31078,6 +31667,23 @@ XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
     entry.dtype = s->dtype;
     entry.gradient = NULL;
     return entry;
+}
+
+/* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
+static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
+    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
+    if (view.name) view.dtype = XD_DTYPE_BF16;
+    view.value = s->compensation;
+    return view;
+}
+
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
+    const xd_param view = xd_ema_view(ema, index);
+    return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
+}
+
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index) {
+    return xdi_ema_compensation_of(ema, &ema->shadows[ema->names[index].shadow], xdi_ema_entry(ema, index));
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
@@ -31177,6 +31783,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
+    XD_TRY(xdi_ema_in_place(ema));
     XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
                (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
@@ -31198,15 +31805,350 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
+/* Compensations of what the last comparison matched become zero. */
+static xd_result xdi_ema_forget(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const size_t bytes = (size_t)ema->created[s->source].count * sizeof *s->compensation;
+        if (!s->compensation || ema->casts[i].count < 0 || bytes == 0) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->memory.fill(&launch, s->compensation, 0, bytes));
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match) {
     const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
+    XD_TRY(xdi_ema_forget(ema));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
+}
+
+/* >>train/post_hoc.c */
+
+/* Averages formed after training: the least squares of profiles, and sums of snapshots. */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- widths ---- */
+
+XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel) {
+    XD_REQUIRE(ctx, gamma > -1.0 && gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "the exponent %g is not above -1, or not finite", gamma);
+    *sigma_rel = sqrt((gamma + 1.0) / (gamma + 3.0)) / (gamma + 2.0);
+    return XD_OK;
+}
+
+/* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
+ * rises, so they go down until rounding stops them. */
+XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
+    const double widest = sqrt(1.0 / 12.0);
+    XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
+               "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
+    const double target = 1.0 / (sigma_rel * sigma_rel);
+    double g = 1.0 / sigma_rel, before;
+    do {
+        const double value = (g + 2.0) * (g + 2.0) * (g + 3.0) - target * (g + 1.0);
+        const double slope = (g + 2.0) * (3.0 * g + 8.0) - target;
+        before = g;
+        g -= value / slope;
+    } while (g > 0.0 && g < before);
+    *gamma = g > 0.0 ? before : 0.0;
+    return XD_OK;
+}
+
+/* ---- coefficients ---- */
+
+/* The problem in profiles of length 1: matrix y = right. */
+typedef struct xdi_post_hoc {
+    const xd_post_hoc_profile *snapshots;
+    int64_t n, rank;        /* snapshots, and those whose profiles are independent */
+    double *matrix;         /* [n, n] inner products */
+    double *factor;         /* [n, n] lower triangle, of the rows and columns in `order` */
+    double *right, *y;      /* [n] */
+    double *pivot, *change; /* [n] */
+    int64_t *order;         /* [n] the snapshots that are taken, then the others */
+} xdi_post_hoc;
+
+/* The length of a profile. */
+static double xdi_profile_length(const xd_post_hoc_profile *p) {
+    return (p->gamma + 1.0) / sqrt((2.0 * p->gamma + 1.0) * (double)p->iteration);
+}
+
+/* The inner product of two profiles divided by their lengths; the later of the two is the integrand's upper bound. */
+static double xdi_profile_cosine(const xd_post_hoc_profile *a, const xd_post_hoc_profile *b) {
+    const xd_post_hoc_profile *late = a->iteration > b->iteration ? a : b, *early = late == a ? b : a;
+    const double both = a->gamma + b->gamma + 1.0;
+    const double power = pow((double)early->iteration / (double)late->iteration, late->gamma + 0.5);
+    return sqrt((2.0 * a->gamma + 1.0) * (2.0 * b->gamma + 1.0)) / both * power;
+}
+
+static xd_result xdi_profile_check(xd_ctx *ctx, const char *what, int64_t index,
+                                   const xd_post_hoc_profile *p) {
+    XD_REQUIRE(ctx, p->iteration >= 1, XD_ERROR_ARGUMENT, "%s %lld is of iteration %lld", what,
+               (long long)index, (long long)p->iteration);
+    XD_REQUIRE(ctx, p->gamma > -0.5 && p->gamma < 1e15, XD_ERROR_ARGUMENT,
+               "%s %lld: the exponent %g is not above -1/2, or too large", what, (long long)index, p->gamma);
+    return XD_OK;
+}
+
+/* Checks everything and fills in the target's iteration. */
+static xd_result xdi_post_hoc_check(xd_ctx *ctx, const xd_post_hoc_desc *d, xd_post_hoc_profile *target) {
+    int64_t last = 0;
+    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->snapshots, XD_ERROR_ARGUMENT, "%lld snapshots at %p",
+               (long long)d->snapshot_count, (const void *)d->snapshots);
+    for (int64_t i = 0; i < d->snapshot_count; i++) {
+        const xd_post_hoc_profile *p = &d->snapshots[i];
+        XD_TRY(xdi_profile_check(ctx, "snapshot", i, p));
+        if (p->iteration > last) last = p->iteration;
+        for (int64_t k = 0; k < i; k++)
+            XD_REQUIRE(ctx, p->iteration != d->snapshots[k].iteration || p->gamma != d->snapshots[k].gamma,
+                       XD_ERROR_ARGUMENT, "snapshots %lld and %lld have the same profile", (long long)k,
+                       (long long)i);
+    }
+    *target = d->target;
+    if (target->iteration == 0) target->iteration = last;
+    XD_TRY(xdi_profile_check(ctx, "target", 0, target));
+    XD_REQUIRE(ctx, target->iteration <= last, XD_ERROR_ARGUMENT,
+               "an average of iteration %lld, the last snapshot is of %lld", (long long)target->iteration,
+               (long long)last);
+    return XD_OK;
+}
+
+static void xdi_post_hoc_exchange(xdi_post_hoc *p, int64_t i, int64_t k) {
+    const int64_t order = p->order[i];
+    const double pivot = p->pivot[i];
+    p->order[i] = p->order[k];
+    p->order[k] = order;
+    p->pivot[i] = p->pivot[k];
+    p->pivot[k] = pivot;
+    for (int64_t c = 0; c < p->n && i != k; c++) {
+        const double kept = p->factor[i * p->n + c];
+        p->factor[i * p->n + c] = p->factor[k * p->n + c];
+        p->factor[k * p->n + c] = kept;
+    }
+}
+
+/* Cholesky's factor, the largest pivot first, until what is left is rounding. */
+static void xdi_post_hoc_factor(xdi_post_hoc *p) {
+    const int64_t n = p->n;
+    for (p->rank = 0; p->rank < n; p->rank++) {
+        const int64_t j = p->rank;
+        int64_t best = j;
+        for (int64_t i = j + 1; i < n; i++)
+            if (p->pivot[i] > p->pivot[best]) best = i;
+        if (p->pivot[best] <= 4.0 * DBL_EPSILON * (double)n) return;
+        xdi_post_hoc_exchange(p, j, best);
+        double *row = &p->factor[j * n];
+        row[j] = sqrt(p->pivot[j]);
+        for (int64_t i = j + 1; i < n; i++) {
+            double *other = &p->factor[i * n];
+            double sum = p->matrix[p->order[i] * n + p->order[j]];
+            for (int64_t c = 0; c < j; c++) sum -= other[c] * row[c];
+            other[j] = sum / row[j];
+            p->pivot[i] -= other[j] * other[j];
+        }
+    }
+}
+
+/* change <- what the factor makes of change, in the order of the factor. */
+static void xdi_post_hoc_solve(const xdi_post_hoc *p) {
+    const int64_t n = p->n;
+    double *x = p->change;
+    for (int64_t i = 0; i < p->rank; i++) {
+        for (int64_t c = 0; c < i; c++) x[i] -= p->factor[i * n + c] * x[c];
+        x[i] /= p->factor[i * n + i];
+    }
+    for (int64_t i = p->rank; i-- > 0;) {
+        for (int64_t c = i + 1; c < p->rank; c++) x[i] -= p->factor[c * n + i] * x[c];
+        x[i] /= p->factor[i * n + i];
+    }
+}
+
+/* right - matrix y in row `i`, with products and sums in twice the precision. */
+static double xdi_post_hoc_residual(const xdi_post_hoc *p, int64_t i) {
+    double sum = p->right[i], low = 0.0;
+    for (int64_t c = 0; c < p->n; c++) {
+        const double a = -p->matrix[i * p->n + c], b = p->y[c];
+        const double product = xd_mul(a, b), next = xd_add(sum, product), moved = xd_sub(next, sum);
+        low = xd_add(low, xd_fma(a, b, -product));
+        low = xd_add(low, xd_add(xd_sub(sum, xd_sub(next, moved)), xd_sub(product, moved)));
+        sum = next;
+    }
+    return sum + low;
+}
+
+/* The distance from the target, whose length is 1. */
+static double xdi_post_hoc_distance(const xdi_post_hoc *p) {
+    double square = 1.0;
+    for (int64_t i = 0; i < p->n; i++) square -= p->y[i] * (p->right[i] + xdi_post_hoc_residual(p, i));
+    return square > 0.0 ? sqrt(square) : 0.0;
+}
+
+static void xdi_post_hoc_run(xdi_post_hoc *p, const xd_post_hoc_profile *target) {
+    enum { STEPS = 4 };
+    const int64_t n = p->n;
+    for (int64_t i = 0; i < n; i++) {
+        p->order[i] = i;
+        p->pivot[i] = 1.0;
+        p->y[i] = 0.0;
+        p->right[i] = xdi_profile_cosine(&p->snapshots[i], target);
+        for (int64_t k = 0; k <= i; k++)
+            p->matrix[i * n + k] = p->matrix[k * n + i] =
+                i == k ? 1.0 : xdi_profile_cosine(&p->snapshots[i], &p->snapshots[k]);
+    }
+    xdi_post_hoc_factor(p);
+    for (int step = 0; step < STEPS; step++) {
+        for (int64_t i = 0; i < p->rank; i++) p->change[i] = xdi_post_hoc_residual(p, p->order[i]);
+        xdi_post_hoc_solve(p);
+        for (int64_t i = 0; i < p->rank; i++) p->y[p->order[i]] += p->change[i];
+    }
+}
+
+XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
+                                          double *error) {
+    xd_post_hoc_profile target;
+    xdi_post_hoc p;
+    size_t bytes = 0;
+    XD_TRY(xdi_post_hoc_check(ctx, desc, &target));
+    memset(&p, 0, sizeof p);
+    const size_t n = (size_t)desc->snapshot_count;
+    const bool fits = n < (1u << 24) && xdi_size_multiply(n, (2 * n + 5) * sizeof(double), &bytes);
+    double *memory = fits ? (double *)xd_allocate(ctx, bytes) : NULL;
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
+               (long long)desc->snapshot_count);
+    p.snapshots = desc->snapshots;
+    p.n = desc->snapshot_count;
+    p.matrix = memory;
+    p.factor = p.matrix + n * n;
+    p.right = p.factor + n * n;
+    p.y = p.right + n;
+    p.pivot = p.y + n;
+    p.change = p.pivot + n;
+    p.order = (int64_t *)(void *)(p.change + n);
+    xdi_post_hoc_run(&p, &target);
+    for (int64_t i = 0; i < p.n; i++)
+        coefficients[i] = p.y[i] * xdi_profile_length(&target) / xdi_profile_length(&p.snapshots[i]);
+    if (error) *error = xdi_post_hoc_distance(&p);
+    xd_release(ctx, memory);
+    return XD_OK;
+}
+
+/* ---- sums ---- */
+
+static bool xdi_post_hoc_adds(xd_dtype dtype) {
+    return xdi_train_takes(dtype) || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_post_hoc_check_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *d, const xd_param *targets,
+                                        int64_t count) {
+    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->coefficients && d->read, XD_ERROR_ARGUMENT,
+               "%lld snapshots, coefficients at %p%s", (long long)d->snapshot_count,
+               (const void *)d->coefficients, d->read ? "" : ", nothing that reads");
+    for (int64_t k = 0; k < d->snapshot_count; k++)
+        XD_REQUIRE(ctx, fabs(d->coefficients[k]) <= (double)FLT_MAX, XD_ERROR_ARGUMENT,
+                   "the coefficient %g of snapshot %lld of %lld is no f32", d->coefficients[k], (long long)k,
+                   (long long)d->snapshot_count);
+    XD_REQUIRE(ctx, xdi_post_hoc_adds(d->dtype), XD_ERROR_DTYPE,
+               "parameters of snapshots are F32, BF16, F16 or F64, not %s", xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, count >= 0 && (targets || count == 0), XD_ERROR_ARGUMENT, "%lld targets at %p",
+               (long long)count, (const void *)targets);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_param *p = &targets[i];
+        XD_REQUIRE(ctx, p->name, XD_ERROR_ARGUMENT, "target %lld has no name", (long long)i);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_post_hoc_adds(p->dtype), XD_ERROR_DTYPE,
+                   "%s: %s cannot be a sum; buffers say so with the flag", p->name, xd_dtype_name(p->dtype));
+    }
+    return XD_OK;
+}
+
+/* Memory of the device for one parameter: what is read, and the sum. */
+typedef struct xdi_post_hoc_room {
+    const xd_post_hoc_sum_desc *desc;
+    void *read;
+    float *sum;
+} xdi_post_hoc_room;
+
+static xd_result xdi_post_hoc_take(xd_ctx *ctx, const xdi_post_hoc_room *room, const char *name,
+                                   const int64_t at[2], void *to) {
+    const xd_result result = room->desc->read(room->desc->user, at[0], at[1], to);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: snapshot %lld of %lld could not be read", name,
+               (long long)at[0], (long long)room->desc->snapshot_count);
+    return XD_OK;
+}
+
+/* One parameter. */
+static xd_result xdi_post_hoc_add(xd_ctx *ctx, const xdi_post_hoc_room *room, const xd_param *p,
+                                  int64_t index) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_average_array array;
+    xd_average_args args;
+    memset(&array, 0, sizeof array);
+    memset(&args, 0, sizeof args);
+    array.target = room->sum;
+    array.target_dtype = XD_DTYPE_F32;
+    array.source = room->read;
+    array.source_dtype = room->desc->dtype;
+    array.count = p->count;
+    args.arrays = &array;
+    args.array_count = 1;
+    args.kind = XD_AVERAGE_ADD;
+    XD_TRY(kernels->memory.fill(&launch, room->sum, 0, (size_t)p->count * sizeof *room->sum));
+    for (int64_t k = 0; k < room->desc->snapshot_count; k++) {
+        const int64_t at[2] = { k, index };
+        if (room->desc->coefficients[k] == 0.0) continue;
+        args.factor = (float)room->desc->coefficients[k];
+        XD_TRY(xdi_post_hoc_take(ctx, room, p->name, at, room->read));
+        XD_TRY(kernels->optimizer.average(&launch, &args));
+    }
+    const xd_cast_array cast = { p->value, room->sum, p->count, p->dtype, XD_DTYPE_F32 };
+    return kernels->optimizer.cast(&launch, &cast, 1);
+}
+
+static xd_result xdi_post_hoc_add_all(xd_ctx *ctx, const xdi_post_hoc_room *room, const xd_param *targets,
+                                      int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t last[2] = { room->desc->snapshot_count - 1, i };
+        if (targets[i].count == 0) continue;
+        if (targets[i].buffer)
+            XD_TRY(xdi_post_hoc_take(ctx, room, targets[i].name, last, targets[i].value));
+        else
+            XD_TRY(xdi_post_hoc_add(ctx, room, &targets[i], i));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, const xd_param *targets,
+                                 int64_t count) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    xd_post_hoc_sum_desc d = *desc;
+    xdi_post_hoc_room room;
+    size_t most = 0;
+    if (d.dtype == XD_DTYPE_NONE) d.dtype = XD_DTYPE_F32;
+    XD_TRY(xdi_post_hoc_check_sum(ctx, &d, targets, count));
+    for (int64_t i = 0; i < count; i++)
+        if (!targets[i].buffer && (size_t)targets[i].count > most) most = (size_t)targets[i].count;
+    room.desc = &d;
+    room.read = memory->allocate(ctx, most * xd_dtype_size(d.dtype) + 1);
+    room.sum = (float *)memory->allocate(ctx, most * sizeof *room.sum + 1);
+    xd_result result = XD_OK;
+    if (!room.read || !room.sum)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a parameter of %llu elements and its sum",
+                         (unsigned long long)most);
+    if (result == XD_OK) result = xdi_post_hoc_add_all(ctx, &room, targets, count);
+    memory->release(ctx, room.sum);
+    memory->release(ctx, room.read);
+    return result;
 }
 
 /* >>train/optimizer.c */
@@ -37942,11 +38884,7 @@ XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 /* Bytes of what this rank has of a tensor. */
 XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
 
-/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
- * and in *index the first one's in the whole tensor. */
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
-
-/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+/* rounds.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
@@ -38158,44 +39096,9 @@ XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offse
 XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block, void *stage,
                                       size_t stage_bytes);
 
-/* >>checkpoint/runs.c */
+/* >>checkpoint/rounds.c */
 
-/* Where the elements of a part lie in the whole tensor, and work in rounds. */
-
-/* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
-static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
-    int d = p->ndim - 1;
-    *row = 1;
-    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
-        *row *= p->shape[d];
-    return d;
-}
-
-/* The index at a position of a list; *after: how many follow it in its interval, it included. */
-static int64_t xdi_run_index(const xd_interval *list, int64_t position, int64_t *after) {
-    for (; position >= list->end - list->begin; list++) position -= list->end - list->begin;
-    *after = list->end - list->begin - position;
-    return list->begin + position;
-}
-
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64_t *index) {
-    int64_t row, at[XD_DIMS_MAX], after = 1;
-    *index = position;
-    if (!p->region || p->ndim == 0) return p->range.end - position;
-    const int last = xdi_run_dimension(p, &row);
-    int64_t left = position / row;
-    for (int d = last; d >= 0; d--) {
-        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
-        at[d] = left % extent;
-        left /= extent;
-    }
-    *index = 0;
-    for (int d = 0; d <= last; d++)
-        *index = *index * p->shape[d] + xdi_run_index(p->region->interval[d], at[d], &after);
-    *index = *index * row + position % row;
-    const int64_t run = after * row - position % row, rest = p->range.end - position;
-    return run < rest ? run : rest;
-}
+/* Work in rounds. */
 
 XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
     int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
@@ -38409,6 +39312,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
         XD_REQUIRE(ctx, a->ema && xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
                    "average \"%s\" has %lld parameters, the network %lld parts", a->name,
                    (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
+        XD_TRY(xdi_ema_in_place(a->ema));
         for (int64_t i = 0; i < n->part_count; i++) {
             xd_param shadow = xdi_ema_entry(a->ema, i);
             shadow.dtype = n->parts[i].dtype; /* shadows have types of their own */
@@ -38500,7 +39404,10 @@ static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network 
         xdi_content_add_group(c, "ema", n->name, n->averages[k].name);
         for (int64_t i = 0; i < n->part_count; i++) {
             const xd_param shadow = xdi_ema_entry(n->averages[k].ema, i);
+            const xd_param lacked = xdi_ema_entry_compensation(n->averages[k].ema, i);
             (void)xdi_content_add(c, NULL, &n->parts[i], shadow.dtype, shadow.value);
+            if (lacked.dtype != XD_DTYPE_NONE)
+                (void)xdi_content_add(c, "ema.compensation.", &n->parts[i], lacked.dtype, lacked.value);
         }
     }
 }
@@ -39258,6 +40165,14 @@ static void xdi_state_write_average(xd_json_writer *w, const xd_checkpoint_avera
     xd_json_write_int64(w, r.config.batch_size);
     xd_json_write_key(w, "start_iteration");
     xd_json_write_int64(w, r.config.start_iteration);
+    if (r.config.compensated || r.config.stochastic_bf16) {
+        xd_json_write_key(w, r.config.compensated ? "compensated" : "stochastic_bf16");
+        xd_json_write_bool(w, true);
+    }
+    if (r.config.stochastic_bf16) {
+        xd_json_write_key(w, "seed");
+        xd_json_write_uint64(w, r.config.seed);
+    }
     xd_json_write_end(w);
 }
 
@@ -66590,4 +67505,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8ec6d9694e1541b5a6b7a0acffad7b97809e21cf7c762d67769fe718c700be2f */
+/* xdistill sha256 293c7779e94cd5dfde83f9e673188bf19991e2b95eabac28bcbda4cdb2d4a129 */

@@ -110,6 +110,7 @@
 #include "train/optimizer.h"
 #include "train/clip.h"
 #include "train/ema.h"
+#include "train/post_hoc.h"
 
 /* Models over data-parallel ranks. */
 
@@ -310,11 +311,13 @@
 #include "tensor/tensor.c"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
+#include "tensor/runs.c"
 
 #include "train/internal.h"
 #include "train/param.c"
 #include "train/clip.c"
 #include "train/ema.c"
+#include "train/post_hoc.c"
 #include "train/optimizer.c"
 
 #include "io/internal.h"
@@ -351,7 +354,7 @@
 
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/internal.h"
-#include "checkpoint/runs.c"
+#include "checkpoint/rounds.c"
 #include "checkpoint/fingerprint.c"
 #include "checkpoint/content.c"
 #include "checkpoint/cover.c"

@@ -7,6 +7,7 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "comm/topology.h"
+#include "tensor/internal.h"
 #include "train/internal.h"
 
 #include <stdio.h>

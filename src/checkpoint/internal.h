@@ -83,11 +83,7 @@ XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 /* Bytes of what this rank has of a tensor. */
 XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
 
-/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
- * and in *index the first one's in the whole tensor. */
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
-
-/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+/* rounds.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);

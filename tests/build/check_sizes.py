@@ -92,7 +92,9 @@ COUNTS_LEFT_OUT = {
         xd_time_sampler.chunk xd_time_sampler.count xd_time_sampler.first xd_time_sampler.last xd_time_sampler.list_count
         xd_times_draw(count) xd_times_draw_frames(frames)""",
     "tests/test_thaw.c and test_rounding.c make them wrong": "xd_optimizer_thaw(index) xd_param.first",
-    "any number names a sequence or a place in it: arithmetic without a context": """xd_optimizer_desc.seed xd_philox.seed
+    "tests/test_post_hoc.c makes those wrong that can be": """xd_post_hoc_desc.snapshot_count xd_post_hoc_profile.iteration
+        xd_post_hoc_sum(count) xd_post_hoc_sum_desc.snapshot_count""",
+    "any number names a sequence or a place in it: arithmetic without a context": """xd_ema_desc.seed xd_optimizer_desc.seed xd_philox.seed
         xd_philox_counter(block) xd_philox_fill_normal(count) xd_philox_fill_normal(first) xd_philox_fill_uniform(count)
         xd_philox_fill_uniform(first) xd_philox_uniform_f64(block) xd_philox_word(element)""",
     "tests/test_full_state.c makes those wrong that can be; staging too small for an element of each rank is made larger": """

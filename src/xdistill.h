@@ -154,6 +154,7 @@
 #include "dmd/network.h"
 #include "dmd/dmd.h"
 #include "dmd/sampler.h"
+#include "dmd/fake_score.h"
 #endif
 #endif
 
@@ -365,6 +366,7 @@
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
+#include "checkpoint/move.c"
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"
@@ -482,6 +484,10 @@
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
 #include "dmd/sampler.c"
+#include "dmd/fake_score_internal.h"
+#include "dmd/fake_score.c"
+#include "dmd/fake_score_source.c"
+#include "dmd/fake_score_meta.c"
 #endif
 #endif
 

@@ -6449,7 +6449,8 @@ typedef struct xd_fake_score_reader {
 /* The source of values; fields of other kinds are not read. */
 typedef struct xd_fake_score_source {
     xd_fake_score_from from;
-    const xd_tensor_part *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same names
+    const xd_tensor_part
+        *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same names
                                   * in the same order, with an empty range where a rank holds nothing */
     int64_t part_count;
     const xd_state_tensor *tensors; /* [tensor_count] of rank 0 alone; `group` is not read */
@@ -6479,8 +6480,8 @@ typedef struct xd_fake_score_meta_desc {
     bool
         lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed, or, where `fresh` names it,
                   * begins with its init. false -> both are errors, but for computed buffers that are not saved */
-    const char *const
-        *fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
+    const char *const *
+        fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
                  * source has none, or none of their shape */
     int fresh_count;
     xd_fake_score_compute compute; /* zero -> none */
@@ -6490,15 +6491,15 @@ typedef struct xd_fake_score_meta_desc {
 
 /* What was found; the same on every rank. Numbers of weights and buffers, ties not counted. */
 typedef struct xd_fake_score_report {
-    int64_t loaded;     /* from the source */
-    int64_t local;      /* of these, copied on every rank from what it holds itself */
-    int64_t converted;  /* of those loaded, from another type */
-    int64_t computed;   /* by the function */
-    int64_t formed;     /* by their init */
-    int64_t missing;    /* nowhere to be had: an error */
-    int64_t unexpected; /* in the source, but not asked for */
+    int64_t loaded;      /* from the source */
+    int64_t local;       /* of these, copied on every rank from what it holds itself */
+    int64_t converted;   /* of those loaded, from another type */
+    int64_t computed;    /* by the function */
+    int64_t formed;      /* by their init */
+    int64_t missing;     /* nowhere to be had: an error */
+    int64_t unexpected;  /* in the source, but not asked for */
     int64_t wrong_shape; /* in both, with other shapes: an error unless they are formed */
-    char names[200]; /* the first five that are missing, unexpected or of a wrong shape, ", " between */
+    char names[200];     /* the first five that are missing, unexpected or of a wrong shape, ", " between */
 } xd_fake_score_report;
 
 /* Makes a fake score on all ranks of a world: the steps of xd_build with the values of a source. The order is fixed:
@@ -65313,7 +65314,8 @@ XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *w, bool whole) {
     }
     part.data = w->value;
     part.range.begin = 0;
-    part.range.end = w->count > 0 ? xd_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
+    part.range.end =
+        w->count > 0 ? xd_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
     return part;
 }
 
@@ -65353,8 +65355,8 @@ static xd_result xdi_fake_copy_values(const xd_model *teacher, const xd_model *m
         const int64_t count = part.range.end - part.range.begin;
         if (count > 0 && from->desc.dtype == to->desc.dtype)
             XD_TRY(xd_ctx_kernels(teacher->ctx)
-                       ->memory.copy(&launch, to->value, part.data,
-                                     (size_t)count * xd_dtype_size(part.dtype), XD_COPY_ON_DEVICE));
+                       ->memory.copy(&launch, to->value, part.data, (size_t)count * xd_dtype_size(part.dtype),
+                                     XD_COPY_ON_DEVICE));
         else if (count > 0)
             XD_TRY(xd_cast(teacher->ctx, to->value, to->desc.dtype, part.data, part.dtype, count));
     }
@@ -65381,9 +65383,10 @@ XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_sco
     const xd_fake_score_desc d = xdi_fake_settings(desc);
     xd_model *model = NULL;
     XD_TRY(xdi_fake_check(teacher, &d));
-    XD_REQUIRE(teacher->ctx, !d.shared || (!d.adapt && d.dtype == XD_DTYPE_NONE), XD_ERROR_ARGUMENT,
-               "a fake score that shares the teacher's values has its types and layouts: no dtype (%s) and no adapt",
-               xd_dtype_name(d.dtype));
+    XD_REQUIRE(
+        teacher->ctx, !d.shared || (!d.adapt && d.dtype == XD_DTYPE_NONE), XD_ERROR_ARGUMENT,
+        "a fake score that shares the teacher's values has its types and layouts: no dtype (%s) and no adapt",
+        xd_dtype_name(d.dtype));
     XD_REQUIRE(teacher->ctx, !d.shared || !teacher->parallel, XD_ERROR_STATE,
                "the teacher is wrapped: its %lld weights are the wrapper's and cannot be shared",
                (long long)teacher->weight_count);
@@ -65556,7 +65559,9 @@ static uint64_t xdi_fake_hash_keys(const xdi_fake *f) {
 
 /* ---- the list of rank 0 ---- */
 
-enum { XDI_FAKE_NUMBERS = 3 + XD_DIMS_MAX /* about a tensor: the place of its name, dtype, dimensions, shape */ };
+enum {
+    XDI_FAKE_NUMBERS = 3 + XD_DIMS_MAX /* about a tensor: the place of its name, dtype, dimensions, shape */
+};
 
 /* Into a message, or from there; names in f->text. */
 static void xdi_fake_write_keys(const xdi_fake *f, int64_t *numbers) {
@@ -65697,10 +65702,10 @@ static xd_result xdi_fake_scatter(const xdi_fake *f, xd_tensor_part *parts, xd_s
 static xd_result xdi_fake_load_root(xdi_fake *f, int64_t count) {
     xd_tensor_part *parts = (xd_tensor_part *)xd_allocate(f->ctx, (size_t)count * sizeof *parts);
     xd_state_tensor *tensors = (xd_state_tensor *)xd_allocate(f->ctx, (size_t)count * sizeof *tensors);
-    xd_result result = xd_agree(
-        f->world, parts && tensors
-                      ? XD_OK
-                      : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts", (long long)count));
+    xd_result result =
+        xd_agree(f->world, parts && tensors ? XD_OK
+                                            : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                      (long long)count));
     if (result == XD_OK) result = xdi_fake_scatter(f, parts, tensors);
     xd_release(f->ctx, tensors);
     xd_release(f->ctx, parts);
@@ -65777,12 +65782,12 @@ static xd_result xdi_fake_read_some(xdi_fake_reading *r, const xdi_fake_tensor *
     if (run > room) run = room;
     elements.end = elements.begin + run;
     xd_clear_error(f->ctx);
-    XD_TRY(xdi_builder_called(
-        f->ctx, reader->read(reader->user, &reader->entries[key->index], elements, r->stage),
-        "the reader of tensor", (int)key->index));
-    XD_TRY(xdi_fake_read_place(
-        r, t, key->dtype, run,
-        (unsigned char *)t->part.data + (size_t)(r->position - t->part.range.begin) * size));
+    XD_TRY(xdi_builder_called(f->ctx,
+                              reader->read(reader->user, &reader->entries[key->index], elements, r->stage),
+                              "the reader of tensor", (int)key->index));
+    XD_TRY(xdi_fake_read_place(r, t, key->dtype, run,
+                               (unsigned char *)t->part.data +
+                                   (size_t)(r->position - t->part.range.begin) * size));
     r->position += run;
     *bytes = (uint64_t)run * (size > there ? size : there);
     return XD_OK;
@@ -65848,11 +65853,10 @@ static xd_result xdi_fake_check_source(const xdi_fake *f) {
     XD_REQUIRE(f->ctx, !root || (s->tensor_count >= 0 && (s->tensors || !s->tensor_count)), XD_ERROR_ARGUMENT,
                "the source has %lld tensors at %p", (long long)s->tensor_count, (const void *)s->tensors);
     if (s->from != XD_FAKE_SCORE_FROM_READER) return XD_OK;
-    XD_REQUIRE(f->ctx,
-               s->reader.read && s->reader.entry_count >= 0 && (s->reader.entries || !s->reader.entry_count),
-               XD_ERROR_ARGUMENT, "the reader has %lld entries at %p and %s function",
-               (long long)s->reader.entry_count, (const void *)s->reader.entries,
-               s->reader.read ? "a" : "no");
+    XD_REQUIRE(
+        f->ctx, s->reader.read && s->reader.entry_count >= 0 && (s->reader.entries || !s->reader.entry_count),
+        XD_ERROR_ARGUMENT, "the reader has %lld entries at %p and %s function",
+        (long long)s->reader.entry_count, (const void *)s->reader.entries, s->reader.read ? "a" : "no");
     return XD_OK;
 }
 
@@ -65875,15 +65879,15 @@ static xd_result xdi_fake_check_desc(const xdi_fake *f) {
                "%d `fresh` at %p", d->fresh_count, (const void *)d->fresh);
     XD_REQUIRE(f->ctx, d->lenient || d->fresh_count == 0, XD_ERROR_ARGUMENT,
                "%d `fresh`, which are for `lenient`", d->fresh_count);
-    XD_REQUIRE(f->ctx, stages == 1, XD_ERROR_UNSUPPORTED,
-               "a pipeline of %d ranks: a fake score is one stage", stages);
+    XD_REQUIRE(f->ctx, stages == 1, XD_ERROR_UNSUPPORTED, "a pipeline of %d ranks: a fake score is one stage",
+               stages);
     return xdi_fake_check_source(f);
 }
 
 static uint64_t xdi_fake_hash(const xd_fake_score_meta_desc *d) {
-    const int64_t facts[] = { (int64_t)d->source.from,        d->lenient,
-                              (int64_t)d->staging_bytes,      d->compute.call != NULL,
-                              d->provider.describe != NULL,   (int64_t)d->fake.dtype,
+    const int64_t facts[] = { (int64_t)d->source.from,      d->lenient,
+                              (int64_t)d->staging_bytes,    d->compute.call != NULL,
+                              d->provider.describe != NULL, (int64_t)d->fake.dtype,
                               d->fake.adapt != NULL };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xdi_fake_hash_patterns(hash, d->fresh, d->fresh_count);
@@ -65939,7 +65943,8 @@ static xd_result xdi_fake_judge(xdi_fake *f, xdi_fake_tensor *t) {
         if (wrong || !found) xdi_fake_note(f, w->name);
         if (wrong && !found && f->desc->lenient)
             return XD_FAIL(f->ctx, XD_ERROR_SHAPE,
-                           "\"%.80s\" has another shape in the source, and `fresh` does not name it", w->name);
+                           "\"%.80s\" has another shape in the source, and `fresh` does not name it",
+                           w->name);
         return XD_OK;
     }
     const bool same = key->dtype == w->desc.dtype;
@@ -65969,8 +65974,8 @@ static xd_result xdi_fake_match(xdi_fake *f) {
     xdi_fake_find_unexpected(f);
     XD_REQUIRE(f->ctx, r->missing == 0, XD_ERROR_MISSING,
                "%lld of %lld tensors of the fake score are not in the source%s: %s", (long long)r->missing,
-               (long long)f->tensor_count,
-               f->desc->lenient ? ", and neither computed nor `fresh`" : "", r->names);
+               (long long)f->tensor_count, f->desc->lenient ? ", and neither computed nor `fresh`" : "",
+               r->names);
     if (f->desc->lenient) return XD_OK;
     XD_REQUIRE(f->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED,
                "the source has %lld of %lld tensors that the fake score lacks: %s", (long long)r->unexpected,
@@ -66052,8 +66057,8 @@ static xd_result xdi_fake_compute(const xdi_fake *f) {
         const xdi_fake_tensor *t = &f->tensors[i];
         if (t->origin != XDI_FAKE_COMPUTED || t->part.range.begin == t->part.range.end) continue;
         xd_clear_error(f->ctx);
-        XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part),
-                                  "compute of tensor", (int)i));
+        XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part), "compute of tensor",
+                                  (int)i));
     }
     return XD_OK;
 }
@@ -68113,4 +68118,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f9a61aba3fbb27c4b55aaa683a949e5d19fb0f06089574994fe81922e5d75438 */
+/* xdistill sha256 5fa844dd87ef441991fbed162838c263d2de115d44dccf8758b1c334c414cd3e */

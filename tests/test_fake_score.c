@@ -245,6 +245,31 @@ XD_TEST(a_teacher_that_every_data_rank_has_whole_is_copied_on_each) {
     }
 }
 
+/* ---- descriptions ---- */
+
+static xd_result describe_and_add(xd_comm *world, void *argument) {
+    const xd_weight_desc head = { .name = "extra", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 2 } };
+    xd_model *teacher = fake_describe(world, NULL, NULL), *fake = NULL;
+    (void)argument;
+    CHECK(xd_fake_score_describe(teacher, NULL, &fake) == XD_OK); /* of a teacher without storage */
+    CHECK(xd_weight_add(xd_model_find_block(fake, "out"), &head, NULL) == XD_OK);
+    CHECK(xd_model_seal(fake) == XD_OK);
+    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS + 1);
+    CHECK(!xd_weight_describe(xd_model_find_weight(fake, "embed.weight")).value);
+    CHECK(xd_model_allocate(fake) == XD_OK && xd_model_init_weights(fake) == XD_OK);
+    fake_fill(teacher);
+    xd_weight_info from = xd_weight_describe(xd_model_find_weight(teacher, "blocks.0.w")),
+                   to = xd_weight_describe(xd_model_find_weight(fake, "blocks.0.w"));
+    CHECK(to.desc->init.kind == XD_INIT_NORMAL && memcmp(from.value, to.value, 9 * 4 * 4) != 0);
+    xd_model_destroy(fake);
+    xd_model_destroy(teacher);
+    return XD_OK;
+}
+
+XD_TEST(a_description_needs_no_values_and_takes_more_weights) {
+    fake_ranks(1, describe_and_add, NULL);
+}
+
 /* ---- of parts: any cut to any other ---- */
 
 typedef enum fake_form {

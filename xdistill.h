@@ -6386,8 +6386,8 @@ XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch
 /* How the fake score differs from its teacher. Zero is the default of every field. */
 typedef struct xd_fake_score_desc {
     bool
-        shared; /* xd_fake_score_create: values are the teacher's storage, so training changes the teacher (xd_dmd_desc.allow_shared).
-                 * Without dtype and adapt */
+        shared; /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake score changes the teacher. For
+                 * one network in both roles see xd_dmd_desc.allow_shared. Without dtype and adapt */
     xd_dtype
         dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with keep_f32 do not become half types.
                 * NONE -> each as it is */
@@ -6517,7 +6517,8 @@ typedef struct xd_fake_score_report {
  *   report   filled in also when the source is refused for what it counts; may be NULL
  *   out      one stage: xd_built_stage(built, 0); untouched on failure
  *
- * Names: a tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
+ * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
+ * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
  * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
  * ranks exchange metadata alone.
  *
@@ -42319,7 +42320,16 @@ static int64_t xdi_move_numel(const xd_tensor_part *p) {
     return numel;
 }
 
+/* Whether this rank has exactly what it wants, in the same order. */
+static bool xdi_move_is_same(const xdi_move *m) {
+    const xd_tensor_part *from = m->from, *to = m->to;
+    if (from->range.begin != to->range.begin || from->range.end != to->range.end) return false;
+    return from->region && to->region ? xd_region_equal(from->region, to->region)
+                                      : from->region == to->region;
+}
+
 static bool xdi_move_is_here(const xdi_move *m) {
+    if (xdi_move_is_same(m)) return true;
     const xd_interval all = { 0, xdi_move_numel(m->to) };
     return xdi_move_count(m->from, m->to, NULL, all) == m->to->range.end - m->to->range.begin;
 }
@@ -42347,6 +42357,14 @@ static xd_result xdi_move_own(const xdi_mover *m, const xdi_move *move, xd_inter
         XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
                              xdi_move_at(from->data, from->dtype, c.a), from->dtype, c.count));
     return XD_OK;
+}
+
+/* The same where nothing is exchanged, in one copy if it can be. */
+static xd_result xdi_move_local(const xdi_mover *m, const xdi_move *move, xd_interval all) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    const int64_t count = to->range.end - to->range.begin;
+    if (!xdi_move_is_same(move)) return xdi_move_own(m, move, all);
+    return count ? xdi_move_copy(m, to->data, to->dtype, from->data, from->dtype, count) : XD_OK;
 }
 
 /* Appends what a rank gets from this one to what is sent. */
@@ -42485,7 +42503,7 @@ static xd_result xdi_move_run_all(xdi_mover *m, size_t staging_bytes, int64_t *l
     for (int64_t i = 0; i < m->count && mine == XD_OK; i++) {
         const xd_interval all = { 0, xdi_move_numel(m->moves[i].to) };
         *local += m->here[i];
-        if (m->here[i]) mine = xdi_move_own(m, &m->moves[i], all);
+        if (m->here[i]) mine = xdi_move_local(m, &m->moves[i], all);
     }
     return xd_agree(m->comm, mine);
 }
@@ -68118,4 +68136,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5fa844dd87ef441991fbed162838c263d2de115d44dccf8758b1c334c414cd3e */
+/* xdistill sha256 298e8bf3e6c52034c537fab9de4cbd54fc67363a158850106eaf776f77a9bb67 */

@@ -402,6 +402,27 @@ XD_TEST(ranks_with_other_descriptions_layouts_or_settings_fail_alike_before_memo
     fake_ranks(3, disagree, NULL);
 }
 
+static xd_result refuse_cheaply(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    scene_open(&s, world, WIDE_ROWS, WIDE_COLUMNS);
+    changes c = changes_of(&s);
+    s.desc.provider = (xd_stage_provider){ describe_changed, &c };
+    const int64_t before = fake_bytes;
+    fake_most = before;
+    c.add = "extra";
+    scene_fails(&s, XD_ERROR_MISSING, "extra");
+    c.rank_adds = 1;
+    scene_fails(&s, XD_ERROR_MISMATCH, "\"extra\" on rank 1");
+    CHECK(fake_most - before < 131072); /* a shard has a million bytes */
+    scene_close(&s);
+    return XD_OK;
+}
+
+XD_TEST(a_fake_score_that_is_refused_has_taken_no_memory_for_weights) {
+    fake_ranks(2, refuse_cheaply, NULL);
+}
+
 /* ---- sources that do not cover, or fail ---- */
 
 static xd_result read_badly(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {

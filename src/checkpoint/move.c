@@ -3,6 +3,7 @@
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "tensor/interval.h"
 
 #include <string.h>
 
@@ -85,7 +86,16 @@ static int64_t xdi_move_numel(const xd_tensor_part *p) {
     return numel;
 }
 
+/* Whether this rank has exactly what it wants, in the same order. */
+static bool xdi_move_is_same(const xdi_move *m) {
+    const xd_tensor_part *from = m->from, *to = m->to;
+    if (from->range.begin != to->range.begin || from->range.end != to->range.end) return false;
+    return from->region && to->region ? xd_region_equal(from->region, to->region)
+                                      : from->region == to->region;
+}
+
 static bool xdi_move_is_here(const xdi_move *m) {
+    if (xdi_move_is_same(m)) return true;
     const xd_interval all = { 0, xdi_move_numel(m->to) };
     return xdi_move_count(m->from, m->to, NULL, all) == m->to->range.end - m->to->range.begin;
 }
@@ -113,6 +123,14 @@ static xd_result xdi_move_own(const xdi_mover *m, const xdi_move *move, xd_inter
         XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
                              xdi_move_at(from->data, from->dtype, c.a), from->dtype, c.count));
     return XD_OK;
+}
+
+/* The same where nothing is exchanged, in one copy if it can be. */
+static xd_result xdi_move_local(const xdi_mover *m, const xdi_move *move, xd_interval all) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    const int64_t count = to->range.end - to->range.begin;
+    if (!xdi_move_is_same(move)) return xdi_move_own(m, move, all);
+    return count ? xdi_move_copy(m, to->data, to->dtype, from->data, from->dtype, count) : XD_OK;
 }
 
 /* Appends what a rank gets from this one to what is sent. */
@@ -251,7 +269,7 @@ static xd_result xdi_move_run_all(xdi_mover *m, size_t staging_bytes, int64_t *l
     for (int64_t i = 0; i < m->count && mine == XD_OK; i++) {
         const xd_interval all = { 0, xdi_move_numel(m->moves[i].to) };
         *local += m->here[i];
-        if (m->here[i]) mine = xdi_move_own(m, &m->moves[i], all);
+        if (m->here[i]) mine = xdi_move_local(m, &m->moves[i], all);
     }
     return xd_agree(m->comm, mine);
 }

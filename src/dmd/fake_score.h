@@ -21,8 +21,8 @@
 /* How the fake score differs from its teacher. Zero is the default of every field. */
 typedef struct xd_fake_score_desc {
     bool
-        shared; /* xd_fake_score_create: values are the teacher's storage, so training changes the teacher (xd_dmd_desc.allow_shared).
-                 * Without dtype and adapt */
+        shared; /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake score changes the teacher. For
+                 * one network in both roles see xd_dmd_desc.allow_shared. Without dtype and adapt */
     xd_dtype
         dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with keep_f32 do not become half types.
                 * NONE -> each as it is */
@@ -152,7 +152,8 @@ typedef struct xd_fake_score_report {
  *   report   filled in also when the source is refused for what it counts; may be NULL
  *   out      one stage: xd_built_stage(built, 0); untouched on failure
  *
- * Names: a tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
+ * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
+ * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
  * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
  * ranks exchange metadata alone.
  *

@@ -6505,11 +6505,11 @@ typedef struct xd_fake_score_report {
 /* Makes a fake score on all ranks of a world: the steps of xd_build with the values of a source. The order is fixed:
  *
  *     describe    on every rank, without memory for weights
- *     agree       names, shapes, types, ties, traits and layouts are the same on the whole world
+ *     agree       names, shapes, types, ties, traits and cuts of layouts are the same on the whole world
  *     compare     the source's list with these; all of the source's elements are held by some rank
  *     storage     of each rank's part, cleared, by layouts and wrapper
  *     values      each element from the rank itself where it has it, else from the one rank that speaks for it, or as the kind of
- *                 source says; then computed buffers. What has an init of its own has the bits of xd_model_init_weights
+ *                 source says; then computed buffers. What begins anew has the bits of xd_model_init_weights
  *     show        xd_parallel_publish, with a wrapper
  *
  * A failure before `storage` has taken no memory for weights. No element stays as the allocator gave it.
@@ -6520,10 +6520,11 @@ typedef struct xd_fake_score_report {
  * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
  * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
  * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
- * ranks exchange metadata alone.
+ * ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that trains as a whole, in the
+ * same units.
  *
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
- * on the host) and 17 KiB for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
+ * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
  * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function; negative
  * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no rank
  * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
@@ -65448,36 +65449,71 @@ static xd_result xdi_fake_check_teacher(const xdi_fake *f, bool holds) {
     return XD_OK;
 }
 
-/* Lists the weights of the teacher: here is nothing of them, or what this rank has. `first` is the lowest rank with values, which
- * speaks for weights without a layout. */
-static void xdi_fake_list_teacher(xdi_fake *f, bool holds, int first) {
+static xd_result xdi_fake_take_teacher(xdi_fake *f) {
     const xd_model *teacher = f->desc->teacher;
+    const bool holds = xdi_fake_teacher_holds(teacher);
+    int64_t any = holds;
+    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
+    XD_TRY(xd_all_reduce(f->world, &any, &any, 1, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(f->ctx, any, XD_ERROR_STATE, "no rank of %d has values of the teacher",
+               xd_comm_size(f->world));
+    f->teacher_parts =
+        (xd_tensor_part *)xd_allocate(f->ctx, ((size_t)teacher->weight_count + 1) * sizeof *f->teacher_parts);
+    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
+                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                         (long long)teacher->weight_count)));
     for (int64_t i = 0; i < teacher->weight_count; i++) {
         const xd_weight *w = teacher->weights[i];
         if (w->owner != w) continue;
         xd_tensor_part *part = &f->teacher_parts[f->part_count++];
         *part = xdi_fake_part(w, true);
         if (!holds) part->range.end = part->range.begin = 0;
-        if (!w->flat && !w->desc.layout) part->replica = xd_comm_rank(f->world) != first;
     }
-}
-
-static xd_result xdi_fake_take_teacher(xdi_fake *f) {
-    const xd_model *teacher = f->desc->teacher;
-    const bool holds = xdi_fake_teacher_holds(teacher);
-    const size_t room = (size_t)teacher->weight_count + 1;
-    const int size = xd_comm_size(f->world);
-    int64_t first = holds ? xd_comm_rank(f->world) : size;
-    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
-    XD_TRY(xd_all_reduce(f->world, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
-    XD_REQUIRE(f->ctx, first < size, XD_ERROR_STATE, "no rank of %d has values of the teacher", size);
-    f->teacher_parts = (xd_tensor_part *)xd_allocate(f->ctx, room * sizeof *f->teacher_parts);
-    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
-                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
-                                                         (long long)teacher->weight_count)));
-    xdi_fake_list_teacher(f, holds, (int)first);
     f->parts = f->teacher_parts;
     return XD_OK;
+}
+
+/* Of the indices that a rank has of a weight without a wrapper; 0 for none, and for those of which the wrapper knows who speaks. */
+static int64_t xdi_fake_region_hash(const xd_tensor_part *part, bool wrapped) {
+    uint64_t hash = 1;
+    int64_t out;
+    if (wrapped || part->range.begin == part->range.end) return 0;
+    for (int d = 0; d < part->ndim; d++)
+        hash = xd_hash(hash, part->region->interval[d],
+                       (size_t)part->region->count[d] * sizeof part->region->interval[d][0]);
+    hash |= 1;
+    memcpy(&out, &hash, sizeof out);
+    return out;
+}
+
+/* Of ranks with the same part of a weight the lowest speaks for it: layouts know the ranks of their own mesh alone. Collective. */
+static xd_result xdi_fake_choose(xdi_fake *f, int64_t *hashes) {
+    const int rank = xd_comm_rank(f->world), size = xd_comm_size(f->world);
+    const int64_t n = f->part_count;
+    int64_t *const own = hashes + n * size, *const counts = own + n;
+    const bool wrapped = f->desc->teacher->parallel != NULL;
+    for (int64_t i = 0; i < n; i++) own[i] = xdi_fake_region_hash(&f->teacher_parts[i], wrapped);
+    for (int r = 0; r < size; r++) counts[r] = n;
+    XD_TRY(xd_all_gather(f->world, own, hashes, counts, XD_DTYPE_I64));
+    for (int64_t i = 0; i < n; i++) {
+        if (own[i]) f->teacher_parts[i].replica = false;
+        for (int r = 0; r < rank && own[i]; r++)
+            if (hashes[r * n + i] == own[i]) f->teacher_parts[i].replica = true;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_choose_speakers(xdi_fake *f) {
+    const size_t size = (size_t)xd_comm_size(f->world), room = (size_t)f->part_count * (size + 1) + size;
+    if (f->part_count == 0) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(f->ctx, room * sizeof *hashes);
+    xd_result result =
+        xd_agree(f->world, hashes ? XD_OK
+                                  : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %llu hashes of parts",
+                                            (unsigned long long)room));
+    if (result == XD_OK) result = xdi_fake_choose(f, hashes);
+    xd_release(f->ctx, hashes);
+    return result;
 }
 
 /* ---- lists ---- */
@@ -65632,7 +65668,7 @@ static xd_result xdi_fake_publish(xdi_fake *f) {
 /* ---- any list ---- */
 
 /* Parts are the same tensors on all ranks, and each element has a rank that speaks for it. Collective. */
-static xd_result xdi_fake_check_parts(const xdi_fake *f) {
+static xd_result xdi_fake_check_parts(xdi_fake *f) {
     xd_checkpoint_network network;
     xdi_content content;
     memset(&network, 0, sizeof network);
@@ -65640,6 +65676,7 @@ static xd_result xdi_fake_check_parts(const xdi_fake *f) {
     network.part_count = f->part_count;
     xd_result result = xd_agree(f->world, xdi_content_create(f->ctx, &network, 1, &content));
     if (result == XD_OK) result = xdi_content_agree(&content, f->world);
+    if (result == XD_OK && f->teacher_parts) result = xdi_fake_choose_speakers(f);
     if (result == XD_OK) result = xdi_cover_check(&content, f->world);
     xdi_content_destroy(&content);
     return result;
@@ -66006,12 +66043,28 @@ static xd_result xdi_fake_match(xdi_fake *f) {
 
 /* ---- the description ---- */
 
+/* Of a layout without its ranks: those of a slice of a mesh differ, and it is the same cut. */
+static uint64_t xdi_fake_hash_layout(uint64_t hash, const xd_layout_desc *d) {
+    const xd_topology *t = d->topology;
+    for (int i = 0; i < t->axis_count; i++) {
+        const xd_placement *p = &d->placement[i];
+        const int64_t facts[] = { t->size[i],  (int64_t)p->kind, p->dim,      (int64_t)p->op,
+                                  p->sections, p->balanced,      d->order[i], p->offsets != NULL };
+        hash = xd_hash(hash, facts, sizeof facts);
+        if (p->offsets) hash = xd_hash(hash, p->offsets, ((size_t)t->size[i] + 1) * sizeof *p->offsets);
+        if (p->section_sizes)
+            hash = xd_hash(hash, p->section_sizes, (size_t)p->sections * sizeof *p->section_sizes);
+    }
+    return hash;
+}
+
 static uint64_t xdi_fake_hash_layouts(const xd_model *model) {
     uint64_t hash = 0;
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
-        const uint64_t layout = w->desc.layout ? xd_layout_hash(w->desc.layout) : 0;
-        hash = xd_hash(hash, &layout, sizeof layout);
+        const bool cut = w->desc.layout != NULL;
+        hash = xd_hash(hash, &cut, sizeof cut);
+        if (cut) hash = xdi_fake_hash_layout(hash, xd_layout_settings(w->desc.layout));
     }
     return hash;
 }
@@ -68136,4 +68189,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 298e8bf3e6c52034c537fab9de4cbd54fc67363a158850106eaf776f77a9bb67 */
+/* xdistill sha256 8bc82e7ae9781d015b735a1b6dda99fb6b85e48ebbc23f37643ec503da3625b7 */

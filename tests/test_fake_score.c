@@ -494,4 +494,62 @@ XD_TEST(any_cut_is_filled_from_parts_from_one_rank_and_by_a_function) {
     for (uint64_t seed = 1; seed <= 60; seed++) run_case(seed, (xd_fake_score_from)(1 + seed % 3));
 }
 
+/* ---- columns over some ranks, shards over the others ---- */
+
+/* Two tensor-parallel ranks beside each other, two data ranks across: layouts over a slice, which has other ranks on each. */
+static xd_result two_ways(xd_comm *world, void *argument) {
+    const bool wrapped = *(const bool *)argument;
+    const int rank = xd_comm_rank(world), tp[2] = { rank / 2 * 2, rank / 2 * 2 + 1 };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_comm *data = NULL;
+    xd_fake_score_report report;
+    fake_side from, whole;
+    memset(&from, 0, sizeof from);
+    memset(&whole, 0, sizeof whole);
+    const xd_axis axis = { "tp", 2 };
+    const xd_topology_desc t = {
+        .axes = &axis, .axis_count = 1, .ranks = tp, .rank_count = 2, .world_size = 4
+    };
+    CHECK(xd_topology_create(ctx, &t, &from.layouts.topology) == XD_OK);
+    for (int i = 0; i < FAKE_TENSORS - 1; i++) {
+        const fake_tensor *tensor = &fake_tensors[i];
+        xd_layout_desc d = { .ndim = tensor->ndim, .topology = &from.layouts.topology };
+        for (int k = 0; k < tensor->ndim; k++) d.shape[k] = tensor->shape[k];
+        if (tensor->stored_rows) d.shape[0] = tensor->stored_rows;
+        if (tensor->ndim > 1) d.placement[0] = (xd_placement){ XD_SHARD, .dim = 1 }; /* others are on both */
+        CHECK(xd_layout_create(ctx, &d, &from.layouts.layout[i]) == XD_OK);
+    }
+    from.model = fake_describe(world, &from.layouts, NULL);
+    fake_fill(from.model);
+    CHECK(xd_comm_split(world, rank % 2, rank, &data) == XD_OK);
+    if (wrapped) CHECK(xd_fsdp_create(from.model, data, &fsdp, &from.parallel) == XD_OK);
+    const xd_groups groups = { .dp = data }, all = { .dp = world };
+    for (int way = 0; way < 3; way++) { /* the same two ways; columns alone; shards over all four */
+        xd_fake_score_meta_desc d = { .teacher = from.model, .groups = way < 2 ? &groups : &all };
+        d.wrap = wrap_of(way == 1 ? FORM_LAYOUTS : FORM_FSDP);
+        d.fake = (xd_fake_score_desc){ .adapt = cut_otherwise, .user = way < 2 ? &from : &whole };
+        xd_built *built = NULL;
+        CHECK(xd_fake_score_create_meta(world, &d, &report, &built) == XD_OK);
+        CHECK_EQ_INT(report.loaded, FAKE_TENSORS - 1);
+        CHECK(way != (wrapped ? 0 : 1) || report.local == report.loaded);
+        if (built)
+            CHECK_EQ_INT(fake_wrong(xd_built_stage(built, 0).model, xd_built_stage(built, 0).parallel), 0);
+        xd_built_destroy(built);
+    }
+    xd_parallel_destroy(from.parallel);
+    xd_model_destroy(from.model);
+    fake_release_layouts(&from.layouts);
+    xd_comm_destroy(data);
+    return XD_OK;
+}
+
+XD_TEST(columns_over_some_ranks_and_shards_over_others_stay_or_change) {
+    fake_all_frozen = true; /* so that its wrapper, too, has one buffer for each type */
+    for (int i = 0; i < 2; i++) {
+        bool wrapped = i == 1;
+        fake_ranks(4, two_ways, &wrapped);
+    }
+    fake_all_frozen = false;
+}
+
 XD_TEST_MAIN()

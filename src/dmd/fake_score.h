@@ -140,11 +140,11 @@ typedef struct xd_fake_score_report {
 /* Makes a fake score on all ranks of a world: the steps of xd_build with the values of a source. The order is fixed:
  *
  *     describe    on every rank, without memory for weights
- *     agree       names, shapes, types, ties, traits and layouts are the same on the whole world
+ *     agree       names, shapes, types, ties, traits and cuts of layouts are the same on the whole world
  *     compare     the source's list with these; all of the source's elements are held by some rank
  *     storage     of each rank's part, cleared, by layouts and wrapper
  *     values      each element from the rank itself where it has it, else from the one rank that speaks for it, or as the kind of
- *                 source says; then computed buffers. What has an init of its own has the bits of xd_model_init_weights
+ *                 source says; then computed buffers. What begins anew has the bits of xd_model_init_weights
  *     show        xd_parallel_publish, with a wrapper
  *
  * A failure before `storage` has taken no memory for weights. No element stays as the allocator gave it.
@@ -155,10 +155,11 @@ typedef struct xd_fake_score_report {
  * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
  * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
  * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
- * ranks exchange metadata alone.
+ * ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that trains as a whole, in the
+ * same units.
  *
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
- * on the host) and 17 KiB for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
+ * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
  * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function; negative
  * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no rank
  * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.

@@ -156,12 +156,28 @@ static xd_result xdi_fake_match(xdi_fake *f) {
 
 /* ---- the description ---- */
 
+/* Of a layout without its ranks: those of a slice of a mesh differ, and it is the same cut. */
+static uint64_t xdi_fake_hash_layout(uint64_t hash, const xd_layout_desc *d) {
+    const xd_topology *t = d->topology;
+    for (int i = 0; i < t->axis_count; i++) {
+        const xd_placement *p = &d->placement[i];
+        const int64_t facts[] = { t->size[i],  (int64_t)p->kind, p->dim,      (int64_t)p->op,
+                                  p->sections, p->balanced,      d->order[i], p->offsets != NULL };
+        hash = xd_hash(hash, facts, sizeof facts);
+        if (p->offsets) hash = xd_hash(hash, p->offsets, ((size_t)t->size[i] + 1) * sizeof *p->offsets);
+        if (p->section_sizes)
+            hash = xd_hash(hash, p->section_sizes, (size_t)p->sections * sizeof *p->section_sizes);
+    }
+    return hash;
+}
+
 static uint64_t xdi_fake_hash_layouts(const xd_model *model) {
     uint64_t hash = 0;
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
-        const uint64_t layout = w->desc.layout ? xd_layout_hash(w->desc.layout) : 0;
-        hash = xd_hash(hash, &layout, sizeof layout);
+        const bool cut = w->desc.layout != NULL;
+        hash = xd_hash(hash, &cut, sizeof cut);
+        if (cut) hash = xdi_fake_hash_layout(hash, xd_layout_settings(w->desc.layout));
     }
     return hash;
 }

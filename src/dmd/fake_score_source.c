@@ -32,36 +32,71 @@ static xd_result xdi_fake_check_teacher(const xdi_fake *f, bool holds) {
     return XD_OK;
 }
 
-/* Lists the weights of the teacher: here is nothing of them, or what this rank has. `first` is the lowest rank with values, which
- * speaks for weights without a layout. */
-static void xdi_fake_list_teacher(xdi_fake *f, bool holds, int first) {
+static xd_result xdi_fake_take_teacher(xdi_fake *f) {
     const xd_model *teacher = f->desc->teacher;
+    const bool holds = xdi_fake_teacher_holds(teacher);
+    int64_t any = holds;
+    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
+    XD_TRY(xd_all_reduce(f->world, &any, &any, 1, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(f->ctx, any, XD_ERROR_STATE, "no rank of %d has values of the teacher",
+               xd_comm_size(f->world));
+    f->teacher_parts =
+        (xd_tensor_part *)xd_allocate(f->ctx, ((size_t)teacher->weight_count + 1) * sizeof *f->teacher_parts);
+    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
+                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                         (long long)teacher->weight_count)));
     for (int64_t i = 0; i < teacher->weight_count; i++) {
         const xd_weight *w = teacher->weights[i];
         if (w->owner != w) continue;
         xd_tensor_part *part = &f->teacher_parts[f->part_count++];
         *part = xdi_fake_part(w, true);
         if (!holds) part->range.end = part->range.begin = 0;
-        if (!w->flat && !w->desc.layout) part->replica = xd_comm_rank(f->world) != first;
     }
-}
-
-static xd_result xdi_fake_take_teacher(xdi_fake *f) {
-    const xd_model *teacher = f->desc->teacher;
-    const bool holds = xdi_fake_teacher_holds(teacher);
-    const size_t room = (size_t)teacher->weight_count + 1;
-    const int size = xd_comm_size(f->world);
-    int64_t first = holds ? xd_comm_rank(f->world) : size;
-    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
-    XD_TRY(xd_all_reduce(f->world, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
-    XD_REQUIRE(f->ctx, first < size, XD_ERROR_STATE, "no rank of %d has values of the teacher", size);
-    f->teacher_parts = (xd_tensor_part *)xd_allocate(f->ctx, room * sizeof *f->teacher_parts);
-    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
-                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
-                                                         (long long)teacher->weight_count)));
-    xdi_fake_list_teacher(f, holds, (int)first);
     f->parts = f->teacher_parts;
     return XD_OK;
+}
+
+/* Of the indices that a rank has of a weight without a wrapper; 0 for none, and for those of which the wrapper knows who speaks. */
+static int64_t xdi_fake_region_hash(const xd_tensor_part *part, bool wrapped) {
+    uint64_t hash = 1;
+    int64_t out;
+    if (wrapped || part->range.begin == part->range.end) return 0;
+    for (int d = 0; d < part->ndim; d++)
+        hash = xd_hash(hash, part->region->interval[d],
+                       (size_t)part->region->count[d] * sizeof part->region->interval[d][0]);
+    hash |= 1;
+    memcpy(&out, &hash, sizeof out);
+    return out;
+}
+
+/* Of ranks with the same part of a weight the lowest speaks for it: layouts know the ranks of their own mesh alone. Collective. */
+static xd_result xdi_fake_choose(xdi_fake *f, int64_t *hashes) {
+    const int rank = xd_comm_rank(f->world), size = xd_comm_size(f->world);
+    const int64_t n = f->part_count;
+    int64_t *const own = hashes + n * size, *const counts = own + n;
+    const bool wrapped = f->desc->teacher->parallel != NULL;
+    for (int64_t i = 0; i < n; i++) own[i] = xdi_fake_region_hash(&f->teacher_parts[i], wrapped);
+    for (int r = 0; r < size; r++) counts[r] = n;
+    XD_TRY(xd_all_gather(f->world, own, hashes, counts, XD_DTYPE_I64));
+    for (int64_t i = 0; i < n; i++) {
+        if (own[i]) f->teacher_parts[i].replica = false;
+        for (int r = 0; r < rank && own[i]; r++)
+            if (hashes[r * n + i] == own[i]) f->teacher_parts[i].replica = true;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_choose_speakers(xdi_fake *f) {
+    const size_t size = (size_t)xd_comm_size(f->world), room = (size_t)f->part_count * (size + 1) + size;
+    if (f->part_count == 0) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(f->ctx, room * sizeof *hashes);
+    xd_result result =
+        xd_agree(f->world, hashes ? XD_OK
+                                  : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %llu hashes of parts",
+                                            (unsigned long long)room));
+    if (result == XD_OK) result = xdi_fake_choose(f, hashes);
+    xd_release(f->ctx, hashes);
+    return result;
 }
 
 /* ---- lists ---- */
@@ -216,7 +251,7 @@ static xd_result xdi_fake_publish(xdi_fake *f) {
 /* ---- any list ---- */
 
 /* Parts are the same tensors on all ranks, and each element has a rank that speaks for it. Collective. */
-static xd_result xdi_fake_check_parts(const xdi_fake *f) {
+static xd_result xdi_fake_check_parts(xdi_fake *f) {
     xd_checkpoint_network network;
     xdi_content content;
     memset(&network, 0, sizeof network);
@@ -224,6 +259,7 @@ static xd_result xdi_fake_check_parts(const xdi_fake *f) {
     network.part_count = f->part_count;
     xd_result result = xd_agree(f->world, xdi_content_create(f->ctx, &network, 1, &content));
     if (result == XD_OK) result = xdi_content_agree(&content, f->world);
+    if (result == XD_OK && f->teacher_parts) result = xdi_fake_choose_speakers(f);
     if (result == XD_OK) result = xdi_cover_check(&content, f->world);
     xdi_content_destroy(&content);
     return result;

@@ -173,13 +173,15 @@ static inline void fake_release_layouts(fake_layouts *l) {
 
 /* ---- teachers ---- */
 
+static bool fake_all_frozen; /* the teacher, as teachers are */
+
 static xd_weight_desc fake_weight(const fake_tensor *t, const xd_layout *layout) {
     xd_weight_desc d = { .name = t->name, .dtype = t->dtype, .ndim = t->ndim, .layout = layout };
     for (int k = 0; k < t->ndim; k++) d.shape[k] = t->shape[k];
     d.stored_rows = t->stored_rows;
     d.buffer = t->buffer;
     d.transient = t->transient;
-    d.traits.frozen = t->frozen && !t->buffer;
+    d.traits.frozen = (t->frozen || fake_all_frozen) && !t->buffer;
     d.tied_to = t->tied_to;
     if (t->tied_to)
         d.layout = NULL;

@@ -6503,6 +6503,170 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
  * Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
+/* >>dmd/fake_score */
+
+/* A fake score begins as its teacher: the same blocks, weights, ties and buffers with the same values, but trained. It is made in one
+ * of three ways:
+ *
+ *     xd_fake_score_create        one rank's teacher is copied, or its values are shared; refuses a teacher in parts
+ *     xd_fake_score_create_meta   described on all ranks first, without memory for weights; then each rank gets storage for its part,
+ *                                 cut and wrapped as the fake score is to be, and the values: from the teacher's own parts in any
+ *                                 cut on any ranks, from one rank, or from a function that reads
+ *     xd_fake_score_describe      the description alone, to be changed before the second
+ *
+ * A model is weights and buffers: it has no mode of training or evaluation and no hooks, so there is none to set or to leave
+ * behind; what a network records of its features is the caller's. Accumulated gradients, wrappers and optimizers are not copied.
+ * Every weight of the fake score trains, also those that the teacher has frozen, unless `frozen` names it. */
+
+/* How the fake score differs from its teacher. Zero is the default of every field. */
+typedef struct xd_fake_score_desc {
+    bool
+        shared; /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake score changes the teacher. For
+                 * one network in both roles see xd_dmd_desc.allow_shared. Without dtype and adapt */
+    xd_dtype
+        dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with keep_f32 do not become half types.
+                * NONE -> each as it is */
+    const char *const *
+        frozen; /* [frozen_count] full names, in which '*' stands for any run of characters: weights that do not train. Those that
+                 * cannot (integers, types of 8 bits) must be named; a pattern that fits no weight is an error */
+    int frozen_count;
+    /* Called for each weight that is no tie, as it will be added: may change its dtype, layout, init and traits, not its name and
+     * shape. The same on all ranks. NULL -> none. */
+    xd_result (*adapt)(void *user, const char *name, xd_weight_desc *weight);
+    void *user;
+} xd_fake_score_desc;
+
+/* Describes a fake score: a model that is not sealed, in the teacher's context, to which blocks and weights may be added. It needs no
+ * values and takes no memory for weights. Layouts are the teacher's, borrowed, unless `adapt` gives others.
+ *
+ *   teacher   sealed; with or without storage, with or without a wrapper. Not needed afterwards
+ *   desc      NULL -> defaults; `shared` is not read
+ *
+ * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that cannot
+ * train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
+XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                        xd_model **out);
+
+/* Makes a fake score on this rank alone: described as above, sealed, with storage and gradients, or with the teacher's values.
+ *
+ *   teacher   sealed, with values in all weights; between steps. It is not changed, but for what training does when it is shared: then
+ *             it must outlive the fake score
+ *   out       the caller's to destroy, or to wrap
+ *
+ * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even in a
+ * new dtype; buffers that are not saved are copied too. Errors: as above; STATE (a weight without values, by name; shared
+ * with a wrapped teacher, whose values are the wrapper's), UNSUPPORTED, naming the first weight of which this rank has a part alone:
+ * xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt).
+ * Source: Model-Optimizer, create_fake_score; looking at every tensor is ours. */
+XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                      xd_model **out);
+
+/* ---- made of parts ---- */
+
+/* Where values come from. */
+typedef enum xd_fake_score_from {
+    XD_FAKE_SCORE_FROM_TEACHER = 0, /* the storage or the wrapper of desc.teacher */
+    XD_FAKE_SCORE_FROM_PARTS,       /* parts of whole tensors, as for a checkpoint */
+    XD_FAKE_SCORE_FROM_ROOT,        /* whole tensors of rank 0, which sends each rank what it holds */
+    XD_FAKE_SCORE_FROM_READER       /* a function that each rank calls for what it holds */
+} xd_fake_score_from;
+
+/* Reads elements of tensors, from a file for example. */
+typedef struct xd_fake_score_reader {
+    const xd_safetensors_entry *entries; /* [entry_count] what there is, the same list on every rank */
+    int64_t entry_count;
+    /* Writes the elements of a tensor whose numbers are in `elements`, in ascending order, in the entry's dtype, to memory of the
+     * host. Called on each rank for what it holds alone; whatever is not XD_OK ends the call. */
+    xd_result (*read)(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to);
+    void *user;
+} xd_fake_score_reader;
+
+/* The source of values; fields of other kinds are not read. */
+typedef struct xd_fake_score_source {
+    xd_fake_score_from from;
+    const xd_tensor_part
+        *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same names
+                                  * in the same order, with an empty range where a rank holds nothing */
+    int64_t part_count;
+    const xd_state_tensor *tensors; /* [tensor_count] of rank 0 alone; `group` is not read */
+    int64_t tensor_count;
+    xd_fake_score_reader reader;
+} xd_fake_score_source;
+
+/* Computes a buffer that the source lacks: tables of angles or times. Fills the elements of `part.range` in memory of the context's
+ * device; the same function of their places on every rank. An error for a name that it does not know. */
+typedef struct xd_fake_score_compute {
+    xd_result (*call)(void *user, xd_ctx *ctx, const xd_tensor_part *part);
+    void *user;
+} xd_fake_score_compute;
+
+/* What to make. Zero is the default of the fields that are not required. Read during the call only, but for layouts, and what a
+ * wrapper's settings say must live longer. Every rank passes the same. */
+typedef struct xd_fake_score_meta_desc {
+    const xd_model *
+        teacher; /* its description on every rank, also on those that have none of it: there without storage. Required unless
+                  * there is a provider and another source */
+    xd_fake_score_desc fake; /* how the fake score differs from it; not `shared` */
+    xd_stage_provider
+        provider; /* describes the fake score instead, for extra heads for example: `fake` is not read then. Zero -> none */
+    xd_fake_score_source source;
+    const xd_groups *groups; /* of the wrapper, as in xd_build_desc; without stages of a pipeline */
+    xd_wrap wrap;            /* zero -> none: each rank has what the layouts say */
+    bool
+        lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed, or, where `fresh` names it,
+                  * begins with its init. false -> both are errors, but for computed buffers that are not saved */
+    const char *const *
+        fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
+                 * source has none, or none of their shape */
+    int fresh_count;
+    xd_fake_score_compute compute; /* zero -> none */
+    size_t
+        staging_bytes; /* of elements in memory at once, besides the fake score; 0 -> 16 MiB. The largest tensor is enough */
+} xd_fake_score_meta_desc;
+
+/* What was found; the same on every rank. Numbers of weights and buffers, ties not counted. */
+typedef struct xd_fake_score_report {
+    int64_t loaded;      /* from the source */
+    int64_t local;       /* of these, copied on every rank from what it holds itself */
+    int64_t converted;   /* of those loaded, from another type */
+    int64_t computed;    /* by the function */
+    int64_t formed;      /* by their init */
+    int64_t missing;     /* nowhere to be had: an error */
+    int64_t unexpected;  /* in the source, but not asked for */
+    int64_t wrong_shape; /* in both, with other shapes: an error unless they are formed */
+    char names[200];     /* the first five that are missing, unexpected or of a wrong shape, ", " between */
+} xd_fake_score_report;
+
+/* Makes a fake score on all ranks of a world: the steps of xd_build with the values of a source. The order is fixed:
+ *
+ *     describe    on every rank, without memory for weights
+ *     agree       names, shapes, types, ties, traits and cuts of layouts are the same on the whole world
+ *     compare     the source's list with these; all of the source's elements are held by some rank
+ *     storage     of each rank's part, cleared, by layouts and wrapper
+ *     values      each element from the rank itself where it has it, else from the one rank that speaks for it, or as the kind of
+ *                 source says; then computed buffers. What begins anew has the bits of xd_model_init_weights
+ *     show        xd_parallel_publish, with a wrapper
+ *
+ * A failure before `storage` has taken no memory for weights. No element stays as the allocator gave it.
+ *
+ *   report   filled in also when the source is refused for what it counts; may be NULL
+ *   out      one stage: xd_built_stage(built, 0); untouched on failure
+ *
+ * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
+ * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
+ * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
+ * ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that trains as a whole, in the
+ * same units.
+ *
+ * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
+ * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
+ * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function; negative
+ * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no rank
+ * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
+ * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
+XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
+                                           xd_fake_score_report *report, xd_built **out);
+
 #endif
 #endif
 
@@ -10477,6 +10641,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_kind XDISTILL_NO_DMD_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_DMD_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_DMD_leaves_out_xd_sampler
+#    define xd_fake_score_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_DMD_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_DMD_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_DMD_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_DMD_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_DMD_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
@@ -10498,6 +10669,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_DMD_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_DMD_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_DMD_leaves_out_xd_sampler_noise)
+#    define xd_fake_score_describe (XDISTILL_NO_DMD_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create_meta)
 #elif defined(XDISTILL_NO_MODELS)
 #    define xd_network_call XDISTILL_NO_MODELS_leaves_out_xd_network_call
 #    define xd_network XDISTILL_NO_MODELS_leaves_out_xd_network
@@ -10518,6 +10692,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_kind XDISTILL_NO_MODELS_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_MODELS_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_MODELS_leaves_out_xd_sampler
+#    define xd_fake_score_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_MODELS_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_MODELS_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_MODELS_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_MODELS_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_MODELS_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_MODELS_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_MODELS_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bytes)
@@ -10539,6 +10720,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_MODELS_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_MODELS_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_MODELS_leaves_out_xd_sampler_noise)
+#    define xd_fake_score_describe (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create_meta)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -29121,6 +29305,10 @@ XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *pa
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
 
+/* runs.c: the first position of a part whose element has at least this index, the end of its range if none has: indices ascend with
+ * positions. */
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
+
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
 
@@ -30653,6 +30841,19 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     *index = *index * row + position % row;
     const int64_t run = after * row - position % row, rest = p->range.end - position;
     return run < rest ? run : rest;
+}
+
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *p, int64_t index) {
+    int64_t low = p->range.begin, high = p->range.end, at;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        (void)xdi_part_run(p, middle, &at);
+        if (at < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 
@@ -34364,6 +34565,9 @@ typedef struct xdi_builder {
     xd_stages *list; /* of it */
 } xdi_builder;
 
+/* build.c: a callback's result, with a message if it left none, and of the codes that there are. */
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index);
+
 /* build_place.c: a rank and a size; of no group 0 and 1. */
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
@@ -34376,6 +34580,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
+
+/* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 
 /* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
  * Collective. */
@@ -34537,11 +34744,18 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
+/* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+/* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
+
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
+/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
  * that is nothing. */
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
@@ -36043,11 +36257,16 @@ static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
     return flat->whole ? numel : numel / p->ranks;
 }
 
+/* Whether a weight that all ranks keep leaves the model's own storage, which is released under FSDP. */
+static bool xdi_flat_moves(const xd_parallel *p, const xd_weight *weight) {
+    return p->sharded && weight->value && !weight->desc.value;
+}
+
 /* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
 static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
     if (!flat->whole || xdi_flat_shards(p, flat) > 1) return true;
     for (int64_t i = 0; i < flat->count; i++)
-        if (!flat->weights[i]->value) return true;
+        if (!flat->weights[i]->value || xdi_flat_moves(p, flat->weights[i])) return true;
     return false;
 }
 
@@ -36180,14 +36399,33 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
     return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
 }
 
-/* A weight that all ranks keep: in its own storage, or here. */
-static xd_result xdi_flat_keep_whole(xd_weight *weight) {
+/* The place of a weight in the kept values of its buffer. */
+static void *xdi_flat_place(const xd_weight *weight) {
     const xdi_flat *flat = weight->flat;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL),
-                      all = { 0, weight->count };
-    if (!weight->value)
-        weight->value = (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
-    return weight->ready ? XD_OK : xdi_weight_fill(weight, all, weight->value);
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+}
+
+/* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
+static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const xd_interval all = { 0, weight->count };
+    const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
+    const bool moves = xdi_flat_moves(p, weight);
+    if (!weight->value) weight->value = xdi_flat_place(weight);
+    if (!weight->ready) XD_TRY(xdi_weight_fill(weight, all, weight->value));
+    if (!moves || bytes == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, xdi_flat_place(weight), weight->value, bytes,
+                                               XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
+    xdi_model_release(p->model);
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *weight = p->model->weights[i];
+        if (weight->owner == weight && weight->flat->whole && !weight->value)
+            weight->value = xdi_flat_place(weight);
+    }
 }
 
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
@@ -36207,7 +36445,7 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
         if (weight->owner != weight) continue;
-        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
+        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(p, weight) : xdi_flat_keep_part(p, weight));
     }
     for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
     return xdi_parallel_convert_values(p);
@@ -36236,7 +36474,8 @@ static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, b
 /* Whether nobody but blocks reads the values where they arrive: no copies are made from them. */
 static bool xdi_flat_is_read_later(const xdi_flat *flat) {
     bool own = flat->shown != NULL;
-    for (int64_t i = 0; i < flat->count; i++) own = own || flat->weights[i]->desc.value;
+    for (int64_t i = 0; i < flat->count; i++)
+        own = own || flat->weights[i]->value != xdi_flat_place(flat->weights[i]);
     return !own;
 }
 
@@ -36899,7 +37138,7 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 /* ---- life ---- */
 
 /* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
-static bool xdi_weight_is_copy(const xd_weight *w) {
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     const xd_layout *layout = w->desc.layout;
     xd_region region;
     if (!layout) return false;
@@ -36981,7 +37220,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
-    if (p->sharded) xdi_model_release(p->model);
+    if (p->sharded) xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
 }
@@ -37176,7 +37415,7 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
     xd_tensor_part out;
     xd_bucket_piece piece;
     const int64_t most = xdi_weight_true_count(w);
@@ -38177,8 +38416,8 @@ XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing) {
 
 #include <string.h>
 
-/* Whether a name fits a pattern: after a '*', the shortest run that lets the rest fit is tried first. */
-static bool xdi_name_fits(const char *pattern, const char *name) {
+/* After a '*', the shortest run that lets the rest fit is tried first. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name) {
     const char *star = NULL, *from = NULL;
     while (*name) {
         if (*pattern == '*') {
@@ -38445,8 +38684,7 @@ struct xd_built {
 
 /* ---- lists ---- */
 
-/* A callback's result, with a message if it left none, and of the codes that there are. */
-static xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
     if (result == XD_OK || xd_last_error(ctx)->result == result) return result;
     const bool known = (int)result > 0 && result < XD_RESULT_COUNT;
     return XD_FAIL(ctx, known ? result : XD_ERROR_ARGUMENT, "%s %d returned %d (%s)", what, index,
@@ -38883,6 +39121,24 @@ XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 
 /* Bytes of what this rank has of a tensor. */
 XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
+
+/* cover.c: what a rank has of a tensor as numbers, at most XDI_PART_NUMBERS, nothing unless it `holds`; returns how many. And from
+ * there: name, type and shape are those of this rank's own part, `region` is where the part's is kept. */
+enum { XDI_PART_NUMBERS = 3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX) };
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *part, bool holds, int64_t *message);
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part);
+
+/* move.c: fills parts of tensors from parts that the ranks have of the same tensors in any other cut; floats of another type are
+ * rounded to nearest even where they arrive. What a rank has itself it copies; the rest comes from the one rank that speaks for it,
+ * in windows. Tensors of which every rank has itself what it wants are copied without an exchange: *local is their number.
+ * `from` must have been covered (xdi_cover_check). Collective. Memory: staging_bytes, or those of the largest tensor when that is
+ * less, on the device; 0 -> 16 MiB; and 17 KiB for each rank. */
+typedef struct xdi_move {
+    const xd_tensor_part *from, *to;
+} xdi_move;
+XD_PRIVATE xd_result xdi_move_parts(xd_comm *comm, const xdi_move *moves, int64_t count, size_t staging_bytes,
+                                    int64_t *local);
 
 /* rounds.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
@@ -39808,6 +40064,36 @@ XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *c, xd_comm *comm) {
     if (result == XD_OK) result = xdi_cover_take_steps(c, most);
     xd_release(c->ctx, most);
     return result;
+}
+
+/* ---- a part as numbers ---- */
+
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *p, bool holds, int64_t *message) {
+    holds = holds && p->range.begin < p->range.end;
+    message[0] = holds ? p->range.begin : 0;
+    message[1] = holds ? p->range.end : 0;
+    message[2] = holds && p->region != NULL;
+    return message[2] ? xdi_cover_put_box(p->region, message, 3) : 3;
+}
+
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part) {
+    const int64_t *at = message + 3;
+    *part = *own;
+    part->range.begin = message[0];
+    part->range.end = message[1];
+    part->region = message[2] ? region : NULL;
+    if (!message[2]) return 3;
+    memset(region, 0, sizeof *region);
+    region->ndim = own->ndim;
+    for (int d = 0; d < own->ndim; d++) {
+        region->count[d] = (int)*at++;
+        for (int i = 0; i < region->count[d]; i++) {
+            region->interval[d][i].begin = *at++;
+            region->interval[d][i].end = *at++;
+        }
+    }
+    return at - message;
 }
 
 /* >>checkpoint/plan.c */
@@ -42283,8 +42569,6 @@ XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc
 #include <string.h>
 
 enum {
-    XDI_FULL_MESSAGE =
-        3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX), /* numbers about a part, at most */
     XDI_FULL_ABSENT = -1,  /* the list has no such tensor: it stays as it is */
     XDI_FULL_UNFORMED = -2 /* a state of an optimizer that has never stepped */
 };
@@ -42369,13 +42653,13 @@ static size_t xdi_full_room(const xdi_full *f) {
 
 static xd_result xdi_full_reserve(xdi_full *f) {
     const size_t size = (size_t)f->size, room = xdi_full_room(f);
-    const size_t numbers = (size_t)XDI_FULL_MESSAGE * (size + 1) + 2 * size;
+    const size_t numbers = (size_t)XDI_PART_NUMBERS * (size + 1) + 2 * size;
     f->ranks = (xdi_full_rank *)xd_allocate(f->ctx, size * sizeof *f->ranks);
     f->lengths = (int64_t *)xd_allocate(f->ctx, numbers * sizeof *f->lengths);
     XD_REQUIRE(f->ctx, f->ranks && f->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", f->size);
     f->counts = f->lengths + size;
     f->sent = f->counts + size;
-    f->messages = f->sent + XDI_FULL_MESSAGE;
+    f->messages = f->sent + XDI_PART_NUMBERS;
     if (f->rank != 0) return XD_OK;
     f->host = (unsigned char *)xd_allocate(f->ctx, room);
     f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
@@ -42387,57 +42671,20 @@ static xd_result xdi_full_reserve(xdi_full *f) {
     return XD_OK;
 }
 
-/* What this rank has of a tensor, as numbers; returns how many. */
-static int64_t xdi_full_write(const xdi_full *f, const xd_tensor_part *p) {
-    const bool holds = !(f->gathers && p->replica) && p->range.begin < p->range.end;
-    f->sent[0] = holds ? p->range.begin : 0;
-    f->sent[1] = holds ? p->range.end : 0;
-    f->sent[2] = holds && p->region != NULL;
-    return f->sent[2] ? xdi_cover_put_box(p->region, f->sent, 3) : 3;
-}
-
-static void xdi_full_read(const xd_tensor_part *own, const int64_t *message, xdi_full_rank *r) {
-    r->part = *own;
-    r->part.range.begin = message[0];
-    r->part.range.end = message[1];
-    r->part.region = message[2] ? &r->region : NULL;
-    r->begin = r->end = message[0];
-    if (!message[2]) return;
-    message += 3;
-    memset(&r->region, 0, sizeof r->region);
-    r->region.ndim = own->ndim;
-    for (int d = 0; d < own->ndim; d++) {
-        r->region.count[d] = (int)*message++;
-        for (int i = 0; i < r->region.count[d]; i++) {
-            r->region.interval[d][i].begin = *message++;
-            r->region.interval[d][i].end = *message++;
-        }
-    }
-}
-
 /* Who has what of a tensor. Collective. */
 static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t) {
-    const int64_t length = xdi_full_write(f, t->part);
+    const bool holds = !(f->gathers && t->part->replica);
+    const int64_t length = xdi_part_write(t->part, holds, f->sent);
     const int64_t *at = f->messages;
     for (int r = 0; r < f->size; r++) f->counts[r] = 1;
     XD_TRY(xd_all_gather(f->comm, &length, f->lengths, f->counts, XD_DTYPE_I64));
     XD_TRY(xd_all_gather(f->comm, f->sent, f->messages, f->lengths, XD_DTYPE_I64));
-    for (int r = 0; r < f->size; at += f->lengths[r++]) xdi_full_read(t->part, at, &f->ranks[r]);
-    return XD_OK;
-}
-
-/* The first position of a part whose element has at least this index: indices ascend with positions. */
-static int64_t xdi_full_position(const xd_tensor_part *p, int64_t index) {
-    int64_t low = p->range.begin, high = p->range.end, at;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        (void)xdi_part_run(p, middle, &at);
-        if (at < index)
-            low = middle + 1;
-        else
-            high = middle;
+    for (int r = 0; r < f->size; at += f->lengths[r++]) {
+        xdi_full_rank *rank = &f->ranks[r];
+        (void)xdi_part_read(t->part, at, &rank->region, &rank->part);
+        rank->begin = rank->end = rank->part.range.begin;
     }
-    return low;
+    return XD_OK;
 }
 
 /* The end of the window that begins at `first`: as far as all that its ranks hold of it has room. */
@@ -42448,7 +42695,7 @@ static int64_t xdi_full_plan(xdi_full *f, const xdi_stored *t, int64_t first) {
     for (;; length /= 2, total = 0) {
         for (int r = 0; r < f->size; r++) {
             xdi_full_rank *rank = &f->ranks[r];
-            rank->end = xdi_full_position(&rank->part, first + length);
+            rank->end = xdi_part_position(&rank->part, first + length);
             f->counts[r] = rank->end - rank->begin;
             total += f->counts[r];
         }
@@ -42916,6 +43163,298 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     else
         xdi_ema_restore(ema, now.iteration, now.initialized || filled);
     return XD_OK;
+}
+
+/* >>checkpoint/move.c */
+
+/* Parts of tensors from the cut in which ranks have them to the one in which ranks want them. */
+
+#include <string.h>
+
+/* What a rank has of the tensor that is moved, and what it wants; every rank knows it of all, so none asks before it sends. */
+typedef struct xdi_move_rank {
+    xd_region region[2];
+    xd_tensor_part has, wants;
+    bool speaks; /* for the elements that it has; others have copies */
+} xdi_move_rank;
+
+typedef struct xdi_mover {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    int rank, size;
+    const xdi_move *moves;
+    int64_t count;
+    size_t room;                                  /* bytes behind `send` */
+    int64_t *here;                                /* [count] 1: every rank has what it wants */
+    xdi_move_rank *ranks;                         /* [size] */
+    int64_t *lengths, *send_counts, *recv_counts; /* [size] */
+    int64_t *sent, *messages;                     /* [1, size] times two parts */
+    unsigned char *send, *recv;                   /* of the device */
+} xdi_mover;
+
+/* ---- common elements ---- */
+
+/* Elements that are adjacent in the tensor and in both parts: how many, and from which positions of their ranges on. */
+typedef struct xdi_common {
+    int64_t a, b, count;
+} xdi_common;
+
+/* The elements of a part from `index` of the tensor on that are adjacent: their number, 0 for none, the first one's index and
+ * position. */
+static int64_t xdi_move_run(const xd_tensor_part *p, int64_t index, int64_t *first, int64_t *position) {
+    *position = xdi_part_position(p, index);
+    return *position < p->range.end ? xdi_part_run(p, *position, first) : 0;
+}
+
+/* The next elements, from *at to `end` of the tensor, that two parts have and a third, unless that is NULL, has not. */
+static bool xdi_move_next(const xd_tensor_part *a, const xd_tensor_part *b, const xd_tensor_part *without,
+                          int64_t end, int64_t *at, xdi_common *out) {
+    while (*at < end) {
+        int64_t first_a = 0, first_b = 0, first_c = 0, ignored;
+        const int64_t run_a = xdi_move_run(a, *at, &first_a, &out->a);
+        const int64_t run_b = run_a ? xdi_move_run(b, *at, &first_b, &out->b) : 0;
+        if (!run_a || !run_b) return false;
+        const int64_t begin = first_a > first_b ? first_a : first_b;
+        int64_t stop = first_a + run_a < first_b + run_b ? first_a + run_a : first_b + run_b;
+        if (stop > end) stop = end;
+        if (begin > *at) { /* not yet in both */
+            *at = begin;
+            continue;
+        }
+        const int64_t run_c = without ? xdi_move_run(without, *at, &first_c, &ignored) : 0;
+        if (run_c && first_c == *at) {
+            *at = first_c + run_c;
+            continue;
+        }
+        if (run_c && first_c < stop) stop = first_c;
+        out->a -= a->range.begin;
+        out->b -= b->range.begin;
+        out->count = stop - *at;
+        *at = stop;
+        return true;
+    }
+    return false;
+}
+
+static int64_t xdi_move_count(const xd_tensor_part *a, const xd_tensor_part *b, const xd_tensor_part *without,
+                              xd_interval window) {
+    int64_t at = window.begin, total = 0;
+    xdi_common common;
+    while (xdi_move_next(a, b, without, window.end, &at, &common)) total += common.count;
+    return total;
+}
+
+static int64_t xdi_move_numel(const xd_tensor_part *p) {
+    int64_t numel = 1;
+    for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
+    return numel;
+}
+
+/* Whether this rank has exactly what it wants, in the same order. */
+static bool xdi_move_is_same(const xdi_move *m) {
+    const xd_tensor_part *from = m->from, *to = m->to;
+    if (from->range.begin != to->range.begin || from->range.end != to->range.end) return false;
+    return from->region && to->region ? xd_region_equal(from->region, to->region)
+                                      : from->region == to->region;
+}
+
+static bool xdi_move_is_here(const xdi_move *m) {
+    if (xdi_move_is_same(m)) return true;
+    const xd_interval all = { 0, xdi_move_numel(m->to) };
+    return xdi_move_count(m->from, m->to, NULL, all) == m->to->range.end - m->to->range.begin;
+}
+
+/* ---- elements ---- */
+
+static void *xdi_move_at(void *data, xd_dtype dtype, int64_t element) {
+    return (unsigned char *)data + (size_t)element * xd_dtype_size(dtype);
+}
+
+static xd_result xdi_move_copy(const xdi_mover *m, void *to, xd_dtype to_dtype, const void *from,
+                               xd_dtype from_dtype, int64_t count) {
+    const xd_launch launch = xd_ctx_launch(m->ctx);
+    if (to_dtype != from_dtype) return xd_cast(m->ctx, to, to_dtype, from, from_dtype, count);
+    return xd_ctx_kernels(m->ctx)->memory.copy(&launch, to, from, (size_t)count * xd_dtype_size(to_dtype),
+                                               XD_COPY_ON_DEVICE);
+}
+
+/* What this rank wants and has itself. */
+static xd_result xdi_move_own(const xdi_mover *m, const xdi_move *move, xd_interval window) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    int64_t at = window.begin;
+    xdi_common c;
+    while (xdi_move_next(from, to, NULL, window.end, &at, &c))
+        XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
+                             xdi_move_at(from->data, from->dtype, c.a), from->dtype, c.count));
+    return XD_OK;
+}
+
+/* The same where nothing is exchanged, in one copy if it can be. */
+static xd_result xdi_move_local(const xdi_mover *m, const xdi_move *move, xd_interval all) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    const int64_t count = to->range.end - to->range.begin;
+    if (!xdi_move_is_same(move)) return xdi_move_own(m, move, all);
+    return count ? xdi_move_copy(m, to->data, to->dtype, from->data, from->dtype, count) : XD_OK;
+}
+
+/* Appends what a rank gets from this one to what is sent. */
+static xd_result xdi_move_pack(const xdi_mover *m, const xdi_move *move, const xdi_move_rank *taker,
+                               xd_interval window, int64_t *filled) {
+    const xd_dtype dtype = move->from->dtype;
+    int64_t at = window.begin;
+    xdi_common c;
+    for (; xdi_move_next(move->from, &taker->wants, &taker->has, window.end, &at, &c); *filled += c.count)
+        XD_TRY(xdi_move_copy(m, xdi_move_at(m->send, dtype, *filled), dtype,
+                             xdi_move_at(move->from->data, dtype, c.a), dtype, c.count));
+    return XD_OK;
+}
+
+static xd_result xdi_move_unpack(const xdi_mover *m, const xdi_move *move, const xdi_move_rank *giver,
+                                 xd_interval window, int64_t *taken) {
+    const xd_tensor_part *to = move->to;
+    int64_t at = window.begin;
+    xdi_common c;
+    for (; xdi_move_next(&giver->has, to, move->from, window.end, &at, &c); *taken += c.count)
+        XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
+                             xdi_move_at(m->recv, move->from->dtype, *taken), move->from->dtype, c.count));
+    return XD_OK;
+}
+
+/* ---- windows ---- */
+
+/* Who has and wants what of a tensor. Collective. */
+static xd_result xdi_move_learn(xdi_mover *m, const xdi_move *move) {
+    const xd_tensor_part *from = move->from;
+    const int64_t *at = m->messages;
+    int64_t length = 1;
+    m->sent[0] = !from->replica;
+    length += xdi_part_write(from, true, m->sent + length);
+    length += xdi_part_write(move->to, true, m->sent + length);
+    for (int r = 0; r < m->size; r++) m->send_counts[r] = 1;
+    XD_TRY(xd_all_gather(m->comm, &length, m->lengths, m->send_counts, XD_DTYPE_I64));
+    XD_TRY(xd_all_gather(m->comm, m->sent, m->messages, m->lengths, XD_DTYPE_I64));
+    for (int r = 0; r < m->size; at += m->lengths[r++]) {
+        xdi_move_rank *rank = &m->ranks[r];
+        const int64_t *next = at + 1;
+        rank->speaks = at[0] != 0;
+        next += xdi_part_read(from, next, &rank->region[0], &rank->has);
+        (void)xdi_part_read(move->to, next, &rank->region[1], &rank->wants);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_move_gather_sent(xdi_mover *m, const xdi_move *move, xd_interval window) {
+    int64_t filled = 0;
+    for (int r = 0; r < m->size; r++) {
+        const int64_t before = filled;
+        if (r != m->rank && !move->from->replica)
+            XD_TRY(xdi_move_pack(m, move, &m->ranks[r], window, &filled));
+        m->send_counts[r] = filled - before;
+    }
+    for (int r = 0; r < m->size; r++) {
+        const xdi_move_rank *rank = &m->ranks[r];
+        const bool gives = r != m->rank && rank->speaks;
+        m->recv_counts[r] = gives ? xdi_move_count(&rank->has, move->to, move->from, window) : 0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_move_place_received(const xdi_mover *m, const xdi_move *move, xd_interval window) {
+    int64_t taken = 0;
+    for (int r = 0; r < m->size; r++)
+        if (m->recv_counts[r]) XD_TRY(xdi_move_unpack(m, move, &m->ranks[r], window, &taken));
+    return xdi_move_own(m, move, window);
+}
+
+/* The most elements of a window: each rank may want all of them from one, and others of it. */
+static int64_t xdi_move_window(const xdi_mover *m, const xdi_move *move) {
+    const int64_t room = (int64_t)(m->room / xd_dtype_size(move->from->dtype)) / (m->size + 1);
+    return room > 0 ? room : 1;
+}
+
+static xd_result xdi_move_tensor(xdi_mover *m, const xdi_move *move) {
+    const int64_t numel = xdi_move_numel(move->to), most = xdi_move_window(m, move);
+    xd_interval window = { 0, 0 };
+    XD_TRY(xdi_move_learn(m, move));
+    m->recv = m->send + (size_t)(most * m->size) * xd_dtype_size(move->from->dtype);
+    for (; window.begin < numel; window.begin = window.end) {
+        window.end = numel - window.begin < most ? numel : window.begin + most;
+        XD_TRY(xd_agree(m->comm, xdi_move_gather_sent(m, move, window)));
+        XD_TRY(xd_all_to_all(m->comm, m->send, m->send_counts, m->recv, m->recv_counts, move->from->dtype));
+        XD_TRY(xd_agree(m->comm, xdi_move_place_received(m, move, window)));
+    }
+    return XD_OK;
+}
+
+/* ---- all of it ---- */
+
+/* Bytes of staging that are of use: those of the largest tensor that is exchanged; at least an element for each rank. */
+static size_t xdi_move_room(const xdi_mover *m, size_t staging_bytes) {
+    const size_t least = ((size_t)m->size + 1) * 8;
+    size_t most = 0;
+    for (int64_t i = 0; i < m->count; i++) {
+        const xd_tensor_part *from = m->moves[i].from;
+        const size_t bytes = (size_t)xdi_move_numel(from) * xd_dtype_size(from->dtype);
+        if (!m->here[i] && bytes > most) most = bytes;
+    }
+    if (most == 0) return 0;
+    if (most > staging_bytes) most = staging_bytes;
+    return most > least ? most : least;
+}
+
+static xd_result xdi_move_reserve(xdi_mover *m) {
+    const size_t size = (size_t)m->size, numbers = 2 * (size_t)XDI_PART_NUMBERS + 1;
+    if (m->room == 0) return XD_OK;
+    m->ranks = (xdi_move_rank *)xd_allocate(m->ctx, size * sizeof *m->ranks);
+    m->lengths = (int64_t *)xd_allocate(m->ctx, (numbers * (size + 1) + 3 * size) * sizeof *m->lengths);
+    XD_REQUIRE(m->ctx, m->ranks && m->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", m->size);
+    m->send_counts = m->lengths + size;
+    m->recv_counts = m->send_counts + size;
+    m->sent = m->recv_counts + size;
+    m->messages = m->sent + numbers;
+    m->send = (unsigned char *)xd_ctx_kernels(m->ctx)->memory.allocate(m->ctx, m->room);
+    XD_REQUIRE(m->ctx, m->send, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
+               (unsigned long long)m->room);
+    return XD_OK;
+}
+
+static xd_result xdi_move_run_all(xdi_mover *m, size_t staging_bytes, int64_t *local) {
+    xd_result mine = XD_OK;
+    m->here = (int64_t *)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->here);
+    if (!m->here)
+        mine = XD_FAIL(m->ctx, XD_ERROR_MEMORY, "no room for %lld tensors that move", (long long)m->count);
+    XD_TRY(xd_agree(m->comm, mine));
+    for (int64_t i = 0; i < m->count; i++) m->here[i] = xdi_move_is_here(&m->moves[i]);
+    XD_TRY(xd_all_reduce(m->comm, m->here, m->here, m->count, XD_DTYPE_I64, XD_MIN));
+    m->room = xdi_move_room(m, staging_bytes);
+    XD_TRY(xd_agree(m->comm, xdi_move_reserve(m)));
+    for (int64_t i = 0; i < m->count; i++)
+        if (!m->here[i]) XD_TRY(xdi_move_tensor(m, &m->moves[i]));
+    for (int64_t i = 0; i < m->count && mine == XD_OK; i++) {
+        const xd_interval all = { 0, xdi_move_numel(m->moves[i].to) };
+        *local += m->here[i];
+        if (m->here[i]) mine = xdi_move_local(m, &m->moves[i], all);
+    }
+    return xd_agree(m->comm, mine);
+}
+
+XD_PRIVATE xd_result xdi_move_parts(xd_comm *comm, const xdi_move *moves, int64_t count, size_t staging_bytes,
+                                    int64_t *local) {
+    xdi_mover m;
+    memset(&m, 0, sizeof m);
+    m.comm = comm;
+    m.ctx = xd_comm_ctx(comm);
+    m.rank = xd_comm_rank(comm);
+    m.size = xd_comm_size(comm);
+    m.moves = moves;
+    m.count = count;
+    *local = 0;
+    const xd_result result = xdi_move_run_all(&m, staging_bytes ? staging_bytes : (size_t)XDI_STAGING, local);
+    xd_ctx_kernels(m.ctx)->memory.release(m.ctx, m.send);
+    xd_release(m.ctx, m.lengths);
+    xd_release(m.ctx, m.ranks);
+    xd_release(m.ctx, m.here);
+    return result;
 }
 
 /* >>checkpoint/map_internal */
@@ -65506,6 +66045,1088 @@ XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }
 
+/* >>dmd/fake_score_internal */
+
+/* ---- fake_score.c ---- */
+
+/* This rank's part of a weight that is no tie: what it holds of it, or, of a wrapped one, what it keeps; `whole`: of what every data
+ * rank keeps, all of it. */
+XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *weight, bool whole);
+
+/* Whether a name fits one of the patterns; and ARGUMENT for negative counts and for a pattern that fits no weight. */
+XD_PRIVATE bool xdi_fake_fits(const char *const *patterns, int count, const char *name);
+XD_PRIVATE xd_result xdi_fake_check_patterns(const xd_model *model, const char *const *patterns, int count,
+                                             const char *what);
+
+/* Patterns, in a hash of what ranks must have said alike. */
+XD_PRIVATE uint64_t xdi_fake_hash_patterns(uint64_t hash, const char *const *patterns, int count);
+
+/* ---- one fake score that is being made of parts ---- */
+
+/* A tensor that the source has. */
+typedef struct xdi_fake_key {
+    const char *name;
+    xd_dtype dtype;
+    int ndim;
+    int64_t shape[XD_DIMS_MAX];
+    int64_t index; /* in the source's own list */
+    bool used;
+} xdi_fake_key;
+
+/* Where the values of a weight come from. */
+typedef enum xdi_fake_origin { XDI_FAKE_LOADED = 0, XDI_FAKE_COMPUTED, XDI_FAKE_FORMED } xdi_fake_origin;
+
+/* A weight of the fake score that is no tie. */
+typedef struct xdi_fake_tensor {
+    xd_weight *weight;
+    xdi_fake_origin origin;
+    int64_t key;  /* of the source's list, when loaded */
+    xd_init init; /* the weight's own */
+    xd_tensor_part part;
+} xdi_fake_tensor;
+
+typedef struct xdi_fake {
+    xd_comm *world;
+    xd_ctx *ctx;
+    const xd_fake_score_meta_desc *desc;
+    xd_fake_score_report report;
+    xd_model *model;               /* the build's */
+    xdi_fake_key *keys;            /* [key_count] in the source's order, the same on all ranks */
+    const void **order;            /* [key_count] by name */
+    char *text;                    /* their names, where rank 0 alone has the list */
+    xd_tensor_part *teacher_parts; /* [part_count] from the teacher */
+    const xd_tensor_part *parts;   /* [part_count] what this rank has of the source, of kinds with parts */
+    int64_t key_count, part_count;
+    xdi_fake_tensor *tensors; /* [tensor_count] */
+    int64_t tensor_count;
+} xdi_fake;
+
+/* fake_score_source.c: the source's list on every rank; of parts, also that some rank holds each element. Collective. */
+XD_PRIVATE xd_result xdi_fake_list(xdi_fake *f);
+XD_PRIVATE void xdi_fake_list_release(xdi_fake *f);
+
+/* fake_score_source.c: the key of that name; NULL when there is none. */
+XD_PRIVATE xdi_fake_key *xdi_fake_find(const xdi_fake *f, const char *name);
+
+/* fake_score_source.c: the values of what is loaded. Collective. */
+XD_PRIVATE xd_result xdi_fake_load(xdi_fake *f);
+
+/* >>dmd/fake_score.c */
+
+/* Fake scores: descriptions after a teacher, and copies on one rank. */
+
+#include <string.h>
+
+/* ---- names ---- */
+
+XD_PRIVATE bool xdi_fake_fits(const char *const *patterns, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (xdi_name_fits(patterns[i], name)) return true;
+    return false;
+}
+
+XD_PRIVATE xd_result xdi_fake_check_patterns(const xd_model *model, const char *const *patterns, int count,
+                                             const char *what) {
+    XD_REQUIRE(model->ctx, count >= 0 && (patterns || count == 0), XD_ERROR_ARGUMENT, "%d %s at %p", count,
+               what, (const void *)patterns);
+    for (int i = 0; i < count; i++) {
+        bool found = false;
+        for (int64_t k = 0; k < model->weight_count && !found; k++)
+            found = xdi_name_fits(patterns[i], model->weights[k]->name);
+        XD_REQUIRE(model->ctx, found, XD_ERROR_ARGUMENT,
+                   "\"%.80s\", number %d of %s, fits none of %lld weights", patterns[i], i, what,
+                   (long long)model->weight_count);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE uint64_t xdi_fake_hash_patterns(uint64_t hash, const char *const *patterns, int count) {
+    hash = xd_hash(hash, &count, sizeof count);
+    for (int i = 0; i < count; i++) hash = xd_hash(hash, patterns[i], strlen(patterns[i]) + 1);
+    return hash;
+}
+
+/* ---- descriptions ---- */
+
+static bool xdi_fake_trains(xd_dtype dtype) {
+    return xd_dtype_is_floating(dtype) && xd_dtype_size(dtype) > 1;
+}
+
+/* The type of a weight of the fake score. */
+static xd_dtype xdi_fake_dtype(const xd_fake_score_desc *d, const xd_weight *owner) {
+    const xd_dtype dtype = owner->desc.dtype;
+    if (d->dtype == XD_DTYPE_NONE || !xdi_fake_trains(dtype) || dtype == XD_DTYPE_F64) return dtype;
+    return owner->desc.traits.keep_f32 && d->dtype != XD_DTYPE_F32 ? dtype : d->dtype;
+}
+
+/* What changes of a weight that is no tie. */
+static xd_result xdi_fake_adapt(xd_ctx *ctx, const xd_fake_score_desc *d, const xd_weight *weight,
+                                xd_weight_desc *made) {
+    if (!made->buffer) made->traits.frozen = xdi_fake_fits(d->frozen, d->frozen_count, weight->name);
+    if (!d->adapt) return XD_OK;
+    xd_clear_error(ctx);
+    XD_TRY(xdi_builder_called(ctx, d->adapt(d->user, weight->name, made), "adapt of weight",
+                              (int)weight->index));
+    bool same = made->ndim == weight->desc.ndim && made->buffer == weight->desc.buffer && !made->tied_to &&
+                made->name && strcmp(made->name, weight->desc.name) == 0;
+    for (int i = 0; same && i < made->ndim; i++) same = made->shape[i] == weight->desc.shape[i];
+    XD_REQUIRE(ctx, same, XD_ERROR_ARGUMENT, "adapt has changed name, shape or kind of \"%.80s\"",
+               weight->name);
+    return XD_OK;
+}
+
+static xd_result xdi_fake_add_weight(xd_block *block, const xd_fake_score_desc *d, const xd_weight *weight) {
+    const xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    xd_weight_desc made = weight->desc;
+    made.value = made.gradient = NULL;
+    made.room = 0;
+    made.dtype = xdi_fake_dtype(d, owner);
+    if (weight != owner) {
+        const xd_weight *tie = xd_model_find_weight(block->model, owner->name);
+        made.dtype = tie->desc.dtype; /* as adapted */
+        made.gradient_dtype = tie->desc.gradient_dtype;
+        made.stored_rows = tie->desc.stored_rows;
+        return xd_weight_add(block, &made, NULL);
+    }
+    XD_TRY(xdi_fake_adapt(ctx, d, weight, &made));
+    XD_REQUIRE(ctx, made.buffer || made.traits.frozen || xdi_fake_trains(made.dtype), XD_ERROR_DTYPE,
+               "weight \"%.80s\" of %s cannot train: name it in `frozen`", weight->name,
+               xd_dtype_name(made.dtype));
+    if (d->shared) {
+        made.value = weight->value;
+        made.room = weight->count;
+    }
+    return xd_weight_add(block, &made, NULL);
+}
+
+/* The teacher's blocks in their order, a parent before its children. */
+static xd_result xdi_fake_add_blocks(const xd_model *teacher, const xd_fake_score_desc *d, xd_model *model) {
+    for (const xd_block *from = &teacher->root; from; from = xdi_block_after(from)) {
+        xd_block *to = &model->root;
+        if (from != &teacher->root) {
+            xd_block *parent =
+                from->parent == &teacher->root ? to : xd_model_find_block(model, from->parent->name);
+            XD_TRY(xd_block_add(parent, &from->desc, &to));
+        }
+        for (int64_t i = 0; i < from->count; i++)
+            XD_TRY(xdi_fake_add_weight(to, d, teacher->weights[from->first + i]));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_check(const xd_model *teacher, const xd_fake_score_desc *d) {
+    xd_ctx *ctx = teacher->ctx;
+    XD_REQUIRE(ctx, teacher->sealed, XD_ERROR_STATE, "the teacher is not sealed: xd_model_seal comes first");
+    XD_REQUIRE(ctx,
+               d->dtype == XD_DTYPE_NONE || d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16 ||
+                   d->dtype == XD_DTYPE_F16,
+               XD_ERROR_ARGUMENT, "a fake score of %s: F32, BF16 and F16 are possible",
+               xd_dtype_name(d->dtype));
+    return xdi_fake_check_patterns(teacher, d->frozen, d->frozen_count, "`frozen`");
+}
+
+static xd_result xdi_fake_describe(const xd_model *teacher, const xd_fake_score_desc *d, xd_model **out) {
+    xd_model *model = NULL;
+    XD_TRY(xdi_fake_check(teacher, d));
+    XD_TRY(xd_model_create(teacher->ctx, &teacher->desc, &model));
+    const xd_result result = xdi_fake_add_blocks(teacher, d, model);
+    if (result == XD_OK)
+        *out = model;
+    else
+        xd_model_destroy(model);
+    return result;
+}
+
+static xd_fake_score_desc xdi_fake_settings(const xd_fake_score_desc *desc) {
+    xd_fake_score_desc d;
+    memset(&d, 0, sizeof d);
+    return desc ? *desc : d;
+}
+
+XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                        xd_model **out) {
+    xd_fake_score_desc d = xdi_fake_settings(desc);
+    d.shared = false;
+    return xdi_fake_describe(teacher, &d, out);
+}
+
+/* ---- copies ---- */
+
+XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *w, bool whole) {
+    xd_tensor_part part;
+    if (w->flat) {
+        part = xdi_parallel_part(w->model->parallel, w);
+        if (!whole || !w->flat->whole) return part;
+        part.replica = part.replica || w->model->parallel->rank > 0;
+    } else {
+        memset(&part, 0, sizeof part);
+        part.name = w->name;
+        part.dtype = w->desc.dtype;
+        part.ndim = w->desc.ndim;
+        memcpy(part.shape, w->desc.shape, sizeof part.shape);
+        part.region = w->saved ? w->saved : &w->region;
+        part.replica = xdi_weight_is_copy(w);
+    }
+    part.data = w->value;
+    part.range.begin = 0;
+    part.range.end =
+        w->count > 0 ? xd_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
+    return part;
+}
+
+/* Whether ranks have different parts of a weight: by what it says of itself, so that all of them name the same one. */
+static bool xdi_fake_is_cut(const xd_weight *w) {
+    const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+    for (int i = 0; cut && i < cut->topology->axis_count; i++)
+        if (cut->placement[i].kind != XD_REPLICATE && cut->topology->size[i] > 1) return true;
+    return w->flat && !w->flat->whole && w->model->parallel->ranks > 1;
+}
+
+/* Refuses teachers that one rank cannot copy, looking at every weight. */
+static xd_result xdi_fake_check_whole(const xd_model *teacher, const xd_fake_score_desc *d) {
+    xd_ctx *ctx = teacher->ctx;
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        if (w->owner != w) continue;
+        const xd_tensor_part part = xdi_fake_part(w, true);
+        const xd_region whole = xd_region_whole(part.ndim, part.shape);
+        const int64_t here = part.range.end - part.range.begin, all = xd_region_numel(&whole);
+        XD_REQUIRE(ctx, d->shared || (here == all && !xdi_fake_is_cut(w)), XD_ERROR_UNSUPPORTED,
+                   "the teacher is sharded: this rank has %lld of %lld elements of \"%.80s\"; "
+                   "xd_fake_score_create_meta takes it in parts",
+                   (long long)here, (long long)all, w->name);
+        XD_REQUIRE(ctx, here == 0 || (part.data && w->ready), XD_ERROR_STATE,
+                   "weight \"%.80s\" of the teacher holds no values", w->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_copy_values(const xd_model *teacher, const xd_model *model) {
+    const xd_launch launch = xd_ctx_launch(teacher->ctx);
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *from = teacher->weights[i], *to = model->weights[i];
+        if (from->owner != from) continue;
+        const xd_tensor_part part = xdi_fake_part(from, true);
+        const int64_t count = part.range.end - part.range.begin;
+        if (count > 0 && from->desc.dtype == to->desc.dtype)
+            XD_TRY(xd_ctx_kernels(teacher->ctx)
+                       ->memory.copy(&launch, to->value, part.data, (size_t)count * xd_dtype_size(part.dtype),
+                                     XD_COPY_ON_DEVICE));
+        else if (count > 0)
+            XD_TRY(xd_cast(teacher->ctx, to->value, to->desc.dtype, part.data, part.dtype, count));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_fill(const xd_model *teacher, const xd_fake_score_desc *d, xd_model *model) {
+    XD_TRY(xd_model_seal(model));
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *from = teacher->weights[i], *to = model->weights[i];
+        XD_REQUIRE(model->ctx, to->owner != to || to->count == from->count, XD_ERROR_ARGUMENT,
+                   "adapt has cut \"%.80s\": this rank would have %lld of %lld elements; "
+                   "xd_fake_score_create_meta does that",
+                   to->name, (long long)to->count, (long long)from->count);
+    }
+    XD_TRY(xd_model_allocate(model));
+    if (!d->shared) XD_TRY(xdi_fake_copy_values(teacher, model));
+    for (int64_t i = 0; i < model->weight_count; i++) model->weights[i]->owner->ready = true;
+    return XD_OK;
+}
+
+XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                      xd_model **out) {
+    const xd_fake_score_desc d = xdi_fake_settings(desc);
+    xd_model *model = NULL;
+    XD_TRY(xdi_fake_check(teacher, &d));
+    XD_REQUIRE(
+        teacher->ctx, !d.shared || (!d.adapt && d.dtype == XD_DTYPE_NONE), XD_ERROR_ARGUMENT,
+        "a fake score that shares the teacher's values has its types and layouts: no dtype (%s) and no adapt",
+        xd_dtype_name(d.dtype));
+    XD_REQUIRE(teacher->ctx, !d.shared || !teacher->parallel, XD_ERROR_STATE,
+               "the teacher is wrapped: its %lld weights are the wrapper's and cannot be shared",
+               (long long)teacher->weight_count);
+    XD_TRY(xdi_fake_check_whole(teacher, &d));
+    XD_TRY(xdi_fake_describe(teacher, &d, &model));
+    const xd_result result = xdi_fake_fill(teacher, &d, model);
+    if (result == XD_OK)
+        *out = model;
+    else
+        xd_model_destroy(model);
+    return result;
+}
+
+/* >>dmd/fake_score_source.c */
+
+/* Where the values of a fake score come from: lists on every rank, and elements from each kind of source. */
+
+#include <string.h>
+
+/* ---- a teacher as parts ---- */
+
+static bool xdi_fake_teacher_holds(const xd_model *teacher) {
+    bool holds = teacher->parallel != NULL;
+    for (int64_t i = 0; i < teacher->weight_count; i++) holds = holds || teacher->weights[i]->value;
+    return holds;
+}
+
+/* Of a teacher with storage, every weight has values that can be taken as they are. */
+static xd_result xdi_fake_check_teacher(const xdi_fake *f, bool holds) {
+    const xd_model *teacher = f->desc->teacher;
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+        if (w->owner != w) continue;
+        for (int a = 0; cut && a < cut->topology->axis_count; a++)
+            XD_REQUIRE(f->ctx, cut->placement[a].kind != XD_PARTIAL, XD_ERROR_UNSUPPORTED,
+                       "weight \"%.80s\" of the teacher is a partial sum over axis %d", w->name, a);
+        XD_REQUIRE(f->ctx, !holds || (w->ready && (w->flat || w->value || w->count == 0)), XD_ERROR_STATE,
+                   "weight \"%.80s\" of the teacher holds no values", w->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_take_teacher(xdi_fake *f) {
+    const xd_model *teacher = f->desc->teacher;
+    const bool holds = xdi_fake_teacher_holds(teacher);
+    int64_t any = holds;
+    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
+    XD_TRY(xd_all_reduce(f->world, &any, &any, 1, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(f->ctx, any, XD_ERROR_STATE, "no rank of %d has values of the teacher",
+               xd_comm_size(f->world));
+    f->teacher_parts =
+        (xd_tensor_part *)xd_allocate(f->ctx, ((size_t)teacher->weight_count + 1) * sizeof *f->teacher_parts);
+    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
+                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                         (long long)teacher->weight_count)));
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        if (w->owner != w) continue;
+        xd_tensor_part *part = &f->teacher_parts[f->part_count++];
+        *part = xdi_fake_part(w, true);
+        if (!holds) part->range.end = part->range.begin = 0;
+    }
+    f->parts = f->teacher_parts;
+    return XD_OK;
+}
+
+/* Of the indices that a rank has of a weight without a wrapper; 0 for none, and for those of which the wrapper knows who speaks. */
+static int64_t xdi_fake_region_hash(const xd_tensor_part *part, bool wrapped) {
+    uint64_t hash = 1;
+    int64_t out;
+    if (wrapped || part->range.begin == part->range.end) return 0;
+    for (int d = 0; d < part->ndim; d++)
+        hash = xd_hash(hash, part->region->interval[d],
+                       (size_t)part->region->count[d] * sizeof part->region->interval[d][0]);
+    hash |= 1;
+    memcpy(&out, &hash, sizeof out);
+    return out;
+}
+
+/* Of ranks with the same part of a weight the lowest speaks for it: layouts know the ranks of their own mesh alone. Collective. */
+static xd_result xdi_fake_choose(xdi_fake *f, int64_t *hashes) {
+    const int rank = xd_comm_rank(f->world), size = xd_comm_size(f->world);
+    const int64_t n = f->part_count;
+    int64_t *const own = hashes + n * size, *const counts = own + n;
+    const bool wrapped = f->desc->teacher->parallel != NULL;
+    for (int64_t i = 0; i < n; i++) own[i] = xdi_fake_region_hash(&f->teacher_parts[i], wrapped);
+    for (int r = 0; r < size; r++) counts[r] = n;
+    XD_TRY(xd_all_gather(f->world, own, hashes, counts, XD_DTYPE_I64));
+    for (int64_t i = 0; i < n; i++) {
+        if (own[i]) f->teacher_parts[i].replica = false;
+        for (int r = 0; r < rank && own[i]; r++)
+            if (hashes[r * n + i] == own[i]) f->teacher_parts[i].replica = true;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_choose_speakers(xdi_fake *f) {
+    const size_t size = (size_t)xd_comm_size(f->world), room = (size_t)f->part_count * (size + 1) + size;
+    if (f->part_count == 0) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(f->ctx, room * sizeof *hashes);
+    xd_result result =
+        xd_agree(f->world, hashes ? XD_OK
+                                  : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %llu hashes of parts",
+                                            (unsigned long long)room));
+    if (result == XD_OK) result = xdi_fake_choose(f, hashes);
+    xd_release(f->ctx, hashes);
+    return result;
+}
+
+/* ---- lists ---- */
+
+static xd_result xdi_fake_reserve(xdi_fake *f, int64_t count) {
+    f->keys = (xdi_fake_key *)xd_allocate(f->ctx, ((size_t)count + 1) * sizeof *f->keys);
+    f->order = (const void **)xd_allocate(f->ctx, ((size_t)count + 1) * sizeof *f->order);
+    XD_REQUIRE(f->ctx, f->keys && f->order, XD_ERROR_MEMORY, "no room for a list of %lld tensors",
+               (long long)count);
+    f->key_count = count;
+    return XD_OK;
+}
+
+static xd_result xdi_fake_set_key(const xdi_fake *f, int64_t i, const xd_safetensors_entry *entry) {
+    xdi_fake_key *key = &f->keys[i];
+    XD_REQUIRE(f->ctx,
+               entry->name && entry->name[0] && xd_dtype_size(entry->dtype) && entry->ndim >= 0 &&
+                   entry->ndim <= XD_DIMS_MAX && (entry->shape || entry->ndim == 0),
+               XD_ERROR_ARGUMENT,
+               "tensor %lld of the source: \"%.80s\" of %s and %d dimensions, allowed are %d", (long long)i,
+               entry->name ? entry->name : "", xd_dtype_name(entry->dtype), entry->ndim, (int)XD_DIMS_MAX);
+    key->name = entry->name;
+    key->dtype = entry->dtype;
+    key->ndim = entry->ndim;
+    key->index = i;
+    if (entry->ndim > 0) memcpy(key->shape, entry->shape, (size_t)entry->ndim * sizeof *key->shape);
+    return XD_OK;
+}
+
+static xd_safetensors_entry xdi_fake_entry(const char *name, xd_dtype dtype, int ndim, const int64_t *shape) {
+    xd_safetensors_entry entry;
+    entry.name = name;
+    entry.dtype = dtype;
+    entry.ndim = ndim;
+    entry.shape = shape;
+    return entry;
+}
+
+/* This rank's own list. */
+static xd_result xdi_fake_fill_keys(xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT, reads = s->from == XD_FAKE_SCORE_FROM_READER;
+    const int64_t count = root ? s->tensor_count : reads ? s->reader.entry_count : f->part_count;
+    XD_TRY(xdi_fake_reserve(f, count));
+    for (int64_t i = 0; i < count; i++) {
+        const xd_tensor_part *p = root || reads ? NULL : &f->parts[i];
+        const xd_state_tensor *t = root ? &s->tensors[i] : NULL;
+        const xd_safetensors_entry entry = reads ? s->reader.entries[i]
+                                           : t   ? xdi_fake_entry(t->name, t->dtype, t->ndim, t->shape)
+                                                 : xdi_fake_entry(p->name, p->dtype, p->ndim, p->shape);
+        XD_TRY(xdi_fake_set_key(f, i, &entry));
+        bool empty = false;
+        for (int d = 0; d < entry.ndim; d++) empty = empty || entry.shape[d] == 0;
+        XD_REQUIRE(f->ctx, !t || t->data || empty, XD_ERROR_STATE, "tensor \"%.80s\" of rank 0 has no data",
+                   entry.name);
+    }
+    return XD_OK;
+}
+
+static int xdi_fake_by_name(const void *a, const void *b) {
+    return strcmp(((const xdi_fake_key *)a)->name, ((const xdi_fake_key *)b)->name);
+}
+
+static xd_result xdi_fake_sort(xdi_fake *f) {
+    for (int64_t i = 0; i < f->key_count; i++) f->order[i] = &f->keys[i];
+    xdi_sort(f->order, (size_t)f->key_count, xdi_fake_by_name);
+    for (int64_t i = 1; i < f->key_count; i++)
+        XD_REQUIRE(f->ctx, xdi_fake_by_name(f->order[i - 1], f->order[i]) != 0, XD_ERROR_ARGUMENT,
+                   "the source has two tensors named \"%.80s\"", ((const xdi_fake_key *)f->order[i])->name);
+    return XD_OK;
+}
+
+XD_PRIVATE xdi_fake_key *xdi_fake_find(const xdi_fake *f, const char *name) {
+    int64_t low = 0, high = f->key_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (strcmp(((const xdi_fake_key *)f->order[middle])->name, name) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == f->key_count || strcmp(((const xdi_fake_key *)f->order[low])->name, name) != 0) return NULL;
+    return &f->keys[(const xdi_fake_key *)f->order[low] - f->keys];
+}
+
+static uint64_t xdi_fake_hash_keys(const xdi_fake *f) {
+    uint64_t hash = xd_hash(0, &f->key_count, sizeof f->key_count);
+    for (int64_t i = 0; i < f->key_count; i++) {
+        const xdi_fake_key *key = &f->keys[i];
+        const int64_t numbers[2] = { (int64_t)key->dtype, key->ndim };
+        hash = xd_hash(hash, numbers, sizeof numbers);
+        hash = xd_hash(hash, key->shape, (size_t)key->ndim * sizeof *key->shape);
+        hash = xd_hash(hash, key->name, strlen(key->name) + 1);
+    }
+    return hash;
+}
+
+/* ---- the list of rank 0 ---- */
+
+enum {
+    XDI_FAKE_NUMBERS = 3 + XD_DIMS_MAX /* about a tensor: the place of its name, dtype, dimensions, shape */
+};
+
+/* Into a message, or from there; names in f->text. */
+static void xdi_fake_write_keys(const xdi_fake *f, int64_t *numbers) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < f->key_count; i++, numbers += XDI_FAKE_NUMBERS) {
+        const xdi_fake_key *key = &f->keys[i];
+        const size_t bytes = strlen(key->name) + 1;
+        numbers[0] = at;
+        numbers[1] = (int64_t)key->dtype;
+        numbers[2] = key->ndim;
+        memcpy(numbers + 3, key->shape, sizeof key->shape);
+        memcpy(f->text + at, key->name, bytes);
+        at += (int64_t)bytes;
+    }
+}
+
+static void xdi_fake_read_keys(const xdi_fake *f, const int64_t *numbers) {
+    for (int64_t i = 0; i < f->key_count; i++, numbers += XDI_FAKE_NUMBERS) {
+        xdi_fake_key *key = &f->keys[i];
+        key->name = f->text + numbers[0];
+        key->dtype = (xd_dtype)numbers[1];
+        key->ndim = (int)numbers[2];
+        memcpy(key->shape, numbers + 3, sizeof key->shape);
+        key->index = i;
+    }
+}
+
+/* Every rank gets the list of rank 0. Collective. */
+static xd_result xdi_fake_publish(xdi_fake *f) {
+    const bool root = xd_comm_rank(f->world) == 0;
+    int64_t sizes[2] = { f->key_count, 0 };
+    for (int64_t i = 0; root && i < f->key_count; i++) sizes[1] += (int64_t)strlen(f->keys[i].name) + 1;
+    XD_TRY(xd_broadcast(f->world, sizes, 2, XD_DTYPE_I64, 0));
+    const int64_t count = sizes[0] * XDI_FAKE_NUMBERS;
+    int64_t *numbers = (int64_t *)xd_allocate(f->ctx, (size_t)(count + 1) * sizeof *numbers);
+    f->text = (char *)xd_allocate(f->ctx, (size_t)sizes[1] + 1);
+    xd_result result = root ? XD_OK : xdi_fake_reserve(f, sizes[0]);
+    if (!numbers || !f->text)
+        result =
+            XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for the list of %lld tensors", (long long)sizes[0]);
+    result = xd_agree(f->world, result);
+    if (result == XD_OK && root) xdi_fake_write_keys(f, numbers);
+    if (result == XD_OK && count > 0) result = xd_broadcast(f->world, numbers, count, XD_DTYPE_I64, 0);
+    if (result == XD_OK && count > 0) result = xd_broadcast(f->world, f->text, sizes[1], XD_DTYPE_U8, 0);
+    if (result == XD_OK) xdi_fake_read_keys(f, numbers);
+    xd_release(f->ctx, numbers);
+    return result;
+}
+
+/* ---- any list ---- */
+
+/* Parts are the same tensors on all ranks, and each element has a rank that speaks for it. Collective. */
+static xd_result xdi_fake_check_parts(xdi_fake *f) {
+    xd_checkpoint_network network;
+    xdi_content content;
+    memset(&network, 0, sizeof network);
+    network.parts = f->parts;
+    network.part_count = f->part_count;
+    xd_result result = xd_agree(f->world, xdi_content_create(f->ctx, &network, 1, &content));
+    if (result == XD_OK) result = xdi_content_agree(&content, f->world);
+    if (result == XD_OK && f->teacher_parts) result = xdi_fake_choose_speakers(f);
+    if (result == XD_OK) result = xdi_cover_check(&content, f->world);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_fake_list(xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT, reads = s->from == XD_FAKE_SCORE_FROM_READER;
+    f->parts = s->parts;
+    f->part_count = s->from == XD_FAKE_SCORE_FROM_PARTS ? s->part_count : 0;
+    if (s->from == XD_FAKE_SCORE_FROM_TEACHER) XD_TRY(xdi_fake_take_teacher(f));
+    if (!root && !reads) XD_TRY(xdi_fake_check_parts(f));
+    XD_TRY(xd_agree(f->world, root && xd_comm_rank(f->world) != 0 ? XD_OK : xdi_fake_fill_keys(f)));
+    if (root) XD_TRY(xdi_fake_publish(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_sort(f)));
+    return xd_agree_same(f->world, xdi_fake_hash_keys(f), "the list of the source's tensors");
+}
+
+XD_PRIVATE void xdi_fake_list_release(xdi_fake *f) {
+    xd_release(f->ctx, f->teacher_parts);
+    xd_release(f->ctx, f->text);
+    xd_release(f->ctx, (void *)f->order);
+    xd_release(f->ctx, f->keys);
+}
+
+/* ---- elements from parts ---- */
+
+static int64_t xdi_fake_loaded(const xdi_fake *f) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < f->tensor_count; i++) n += f->tensors[i].origin == XDI_FAKE_LOADED;
+    return n;
+}
+
+static xd_result xdi_fake_load_parts(xdi_fake *f, int64_t count) {
+    int64_t n = 0;
+    xdi_move *moves = (xdi_move *)xd_allocate(f->ctx, (size_t)count * sizeof *moves);
+    xd_result result =
+        xd_agree(f->world, moves ? XD_OK
+                                 : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld tensors that move",
+                                           (long long)count));
+    for (int64_t i = 0; result == XD_OK && i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_LOADED) continue;
+        moves[n].from = &f->parts[f->keys[t->key].index];
+        moves[n++].to = &t->part;
+    }
+    if (result == XD_OK)
+        result = xdi_move_parts(f->world, moves, count, f->desc->staging_bytes, &f->report.local);
+    xd_release(f->ctx, moves);
+    return result;
+}
+
+/* ---- elements from rank 0 ---- */
+
+static xd_result xdi_fake_scatter(const xdi_fake *f, xd_tensor_part *parts, xd_state_tensor *tensors) {
+    xd_checkpoint_network network;
+    xd_state_scatter_desc d;
+    memset(&network, 0, sizeof network);
+    memset(&d, 0, sizeof d);
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_LOADED) continue;
+        parts[network.part_count++] = t->part;
+        if (xd_comm_rank(f->world) != 0) continue;
+        tensors[d.tensor_count] = f->desc->source.tensors[f->keys[t->key].index];
+        tensors[d.tensor_count].group = "model";
+        tensors[d.tensor_count++].name = t->part.name;
+    }
+    network.parts = parts;
+    d.networks = &network;
+    d.network_count = 1;
+    d.tensors = tensors;
+    d.convert = true;
+    d.staging_bytes = f->desc->staging_bytes;
+    return xd_state_scatter(f->world, &d, NULL);
+}
+
+static xd_result xdi_fake_load_root(xdi_fake *f, int64_t count) {
+    xd_tensor_part *parts = (xd_tensor_part *)xd_allocate(f->ctx, (size_t)count * sizeof *parts);
+    xd_state_tensor *tensors = (xd_state_tensor *)xd_allocate(f->ctx, (size_t)count * sizeof *tensors);
+    xd_result result =
+        xd_agree(f->world, parts && tensors ? XD_OK
+                                            : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                      (long long)count));
+    if (result == XD_OK) result = xdi_fake_scatter(f, parts, tensors);
+    xd_release(f->ctx, tensors);
+    xd_release(f->ctx, parts);
+    return result;
+}
+
+/* ---- elements by a function ---- */
+
+typedef struct xdi_fake_reading {
+    const xdi_fake *f;
+    unsigned char *stage, *converted; /* [room] of the host: as read; as they are on the device */
+    size_t room;
+    int64_t tensor, position; /* what comes next */
+} xdi_fake_reading;
+
+/* Bytes of what this rank wants, as it is stored there and here, whichever is more. */
+static uint64_t xdi_fake_bytes(const xdi_fake *f, const xdi_fake_tensor *t) {
+    const size_t here = xd_dtype_size(t->part.dtype), there = xd_dtype_size(f->keys[t->key].dtype);
+    return (uint64_t)(t->part.range.end - t->part.range.begin) * (here > there ? here : there);
+}
+
+static xd_result xdi_fake_read_reserve(xdi_fake_reading *r, size_t staging_bytes, uint64_t *left) {
+    const xdi_fake *f = r->f;
+    const bool device = xd_ctx_kernels(f->ctx)->device != XD_DEVICE_CPU;
+    uint64_t most = 8;
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const uint64_t bytes =
+            f->tensors[i].origin == XDI_FAKE_LOADED ? xdi_fake_bytes(f, &f->tensors[i]) : 0;
+        if (bytes > most) most = bytes;
+        *left += bytes;
+    }
+    r->room = most < staging_bytes ? (size_t)most : staging_bytes;
+    if (r->room < 8) r->room = 8;
+    r->stage = (unsigned char *)xd_allocate(f->ctx, r->room);
+    r->converted = (unsigned char *)xd_allocate(f->ctx, device ? r->room : 1);
+    XD_REQUIRE(f->ctx, r->stage && r->converted, XD_ERROR_MEMORY, "no room for %llu bytes that are read",
+               (unsigned long long)r->room);
+    return XD_OK;
+}
+
+/* What was read, to where it belongs. */
+static xd_result xdi_fake_read_place(const xdi_fake_reading *r, const xdi_fake_tensor *t, xd_dtype dtype,
+                                     int64_t count, void *to) {
+    const xd_ctx *ctx = r->f->ctx;
+    const xd_launch launch = xd_ctx_launch((xd_ctx *)ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const bool device = kernels->device != XD_DEVICE_CPU;
+    const size_t bytes = (size_t)count * xd_dtype_size(t->part.dtype);
+    const void *from = r->stage;
+    if (dtype != t->part.dtype) {
+        xd_cast_array cast;
+        cast.target = device ? (void *)r->converted : to;
+        cast.target_dtype = t->part.dtype;
+        cast.source = r->stage;
+        cast.source_dtype = dtype;
+        cast.count = count;
+        XD_TRY(xd_ctx_host_kernels((xd_ctx *)ctx)->optimizer.cast(&launch, &cast, 1));
+        if (!device) return XD_OK;
+        from = r->converted;
+    }
+    XD_TRY(kernels->memory.copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
+    return kernels->memory.synchronize(&launch);
+}
+
+/* Elements that are adjacent in the tensor, from the next position on; returns their bytes. */
+static xd_result xdi_fake_read_some(xdi_fake_reading *r, const xdi_fake_tensor *t, uint64_t *bytes) {
+    const xdi_fake *f = r->f;
+    const xd_fake_score_reader *reader = &f->desc->source.reader;
+    const xdi_fake_key *key = &f->keys[t->key];
+    const size_t size = xd_dtype_size(t->part.dtype), there = xd_dtype_size(key->dtype);
+    const int64_t room = (int64_t)(r->room / (size > there ? size : there));
+    xd_interval elements;
+    int64_t run = xdi_part_run(&t->part, r->position, &elements.begin);
+    if (run > room) run = room;
+    elements.end = elements.begin + run;
+    xd_clear_error(f->ctx);
+    XD_TRY(xdi_builder_called(f->ctx,
+                              reader->read(reader->user, &reader->entries[key->index], elements, r->stage),
+                              "the reader of tensor", (int)key->index));
+    XD_TRY(xdi_fake_read_place(r, t, key->dtype, run,
+                               (unsigned char *)t->part.data +
+                                   (size_t)(r->position - t->part.range.begin) * size));
+    r->position += run;
+    *bytes = (uint64_t)run * (size > there ? size : there);
+    return XD_OK;
+}
+
+/* An xdi_work. */
+static xd_result xdi_fake_read_work(void *reading, uint64_t bytes) {
+    xdi_fake_reading *r = (xdi_fake_reading *)reading;
+    for (uint64_t done = 0, some = 0; r->tensor < r->f->tensor_count && done < bytes; done += some) {
+        const xdi_fake_tensor *t = &r->f->tensors[r->tensor];
+        some = 0;
+        if (r->position < t->part.range.begin) r->position = t->part.range.begin;
+        if (t->origin == XDI_FAKE_LOADED && r->position < t->part.range.end) {
+            XD_TRY(xdi_fake_read_some(r, t, &some));
+            continue;
+        }
+        r->tensor++;
+        r->position = 0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_load_read(xdi_fake *f) {
+    xdi_fake_reading r;
+    uint64_t left = 0;
+    memset(&r, 0, sizeof r);
+    r.f = f;
+    const size_t staging = f->desc->staging_bytes ? f->desc->staging_bytes : (size_t)XDI_STAGING;
+    xd_result result = xd_agree(f->world, xdi_fake_read_reserve(&r, staging, &left));
+    if (result == XD_OK) result = xdi_rounds(f->world, left, xdi_fake_read_work, &r);
+    xd_release(f->ctx, r.converted);
+    xd_release(f->ctx, r.stage);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_fake_load(xdi_fake *f) {
+    const int64_t count = xdi_fake_loaded(f);
+    if (count == 0) return XD_OK;
+    switch (f->desc->source.from) {
+    case XD_FAKE_SCORE_FROM_ROOT: return xdi_fake_load_root(f, count);
+    case XD_FAKE_SCORE_FROM_READER: return xdi_fake_load_read(f);
+    default: return xdi_fake_load_parts(f, count);
+    }
+}
+
+/* >>dmd/fake_score_meta.c */
+
+/* Fake scores that are described on all ranks before any has memory for them. */
+
+#include <string.h>
+
+/* ---- settings ---- */
+
+static xd_result xdi_fake_check_source(const xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT && xd_comm_rank(f->world) == 0;
+    XD_REQUIRE(f->ctx, (int)s->from >= 0 && s->from <= XD_FAKE_SCORE_FROM_READER, XD_ERROR_ARGUMENT,
+               "a source of kind %d is unknown", (int)s->from);
+    XD_REQUIRE(f->ctx,
+               s->from != XD_FAKE_SCORE_FROM_PARTS || (s->part_count >= 0 && (s->parts || !s->part_count)),
+               XD_ERROR_ARGUMENT, "the source has %lld parts at %p", (long long)s->part_count,
+               (const void *)s->parts);
+    XD_REQUIRE(f->ctx, !root || (s->tensor_count >= 0 && (s->tensors || !s->tensor_count)), XD_ERROR_ARGUMENT,
+               "the source has %lld tensors at %p", (long long)s->tensor_count, (const void *)s->tensors);
+    if (s->from != XD_FAKE_SCORE_FROM_READER) return XD_OK;
+    XD_REQUIRE(
+        f->ctx, s->reader.read && s->reader.entry_count >= 0 && (s->reader.entries || !s->reader.entry_count),
+        XD_ERROR_ARGUMENT, "the reader has %lld entries at %p and %s function",
+        (long long)s->reader.entry_count, (const void *)s->reader.entries, s->reader.read ? "a" : "no");
+    return XD_OK;
+}
+
+static xd_result xdi_fake_check_desc(const xdi_fake *f) {
+    const xd_fake_score_meta_desc *d = f->desc;
+    const int stages = d->groups && d->groups->pp ? xd_comm_size(d->groups->pp) : 1;
+    const bool needed = d->source.from == XD_FAKE_SCORE_FROM_TEACHER || !d->provider.describe;
+    XD_REQUIRE(f->ctx, d->teacher || !needed, XD_ERROR_ARGUMENT,
+               "there is no teacher, neither described nor of values");
+    XD_REQUIRE(f->ctx, !d->teacher || d->teacher->sealed, XD_ERROR_STATE,
+               "the teacher is not sealed: xd_model_seal comes first");
+    XD_REQUIRE(f->ctx, !d->teacher || d->teacher->ctx == f->ctx, XD_ERROR_ARGUMENT,
+               "the teacher, of %lld weights, is another context's", (long long)d->teacher->weight_count);
+    XD_REQUIRE(f->ctx, !d->fake.shared, XD_ERROR_ARGUMENT,
+               "a fake score that is made of parts on %d ranks has values of its own: it cannot share",
+               xd_comm_size(f->world));
+    XD_REQUIRE(f->ctx, d->fake.frozen_count >= 0 && (d->fake.frozen || !d->fake.frozen_count),
+               XD_ERROR_ARGUMENT, "%d `frozen` at %p", d->fake.frozen_count, (const void *)d->fake.frozen);
+    XD_REQUIRE(f->ctx, d->fresh_count >= 0 && (d->fresh || !d->fresh_count), XD_ERROR_ARGUMENT,
+               "%d `fresh` at %p", d->fresh_count, (const void *)d->fresh);
+    XD_REQUIRE(f->ctx, d->lenient || d->fresh_count == 0, XD_ERROR_ARGUMENT,
+               "%d `fresh`, which are for `lenient`", d->fresh_count);
+    XD_REQUIRE(f->ctx, stages == 1, XD_ERROR_UNSUPPORTED, "a pipeline of %d ranks: a fake score is one stage",
+               stages);
+    return xdi_fake_check_source(f);
+}
+
+static uint64_t xdi_fake_hash(const xd_fake_score_meta_desc *d) {
+    const int64_t facts[] = { (int64_t)d->source.from,      d->lenient,
+                              (int64_t)d->staging_bytes,    d->compute.call != NULL,
+                              d->provider.describe != NULL, (int64_t)d->fake.dtype,
+                              d->fake.adapt != NULL };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    hash = xdi_fake_hash_patterns(hash, d->fresh, d->fresh_count);
+    return xdi_fake_hash_patterns(hash, d->fake.frozen, d->fake.frozen_count);
+}
+
+/* ---- what comes from where ---- */
+
+/* The source's tensor that a weight is: under its own name, or that of a tie. */
+static xdi_fake_key *xdi_fake_key_of(const xdi_fake *f, const xd_weight *owner) {
+    xdi_fake_key *key = xdi_fake_find(f, owner->name);
+    for (int64_t i = owner->index + 1; i < f->model->weight_count && !key; i++)
+        if (f->model->weights[i]->owner == owner) key = xdi_fake_find(f, f->model->weights[i]->name);
+    return key;
+}
+
+static bool xdi_fake_fits_shape(const xdi_fake_key *key, const xd_weight_desc *d) {
+    bool same = key->ndim == d->ndim;
+    for (int i = 0; same && i < d->ndim; i++) same = key->shape[i] == d->shape[i];
+    return same;
+}
+
+static void xdi_fake_note(xdi_fake *f, const char *name) {
+    xd_fake_score_report *r = &f->report;
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
+}
+
+/* Without a tensor of the source: by the function, by its init, or from nowhere. */
+static bool xdi_fake_do_without(xdi_fake *f, xdi_fake_tensor *t, bool wrong_shape) {
+    const xd_weight_desc *d = &t->weight->desc;
+    const xd_fake_score_meta_desc *desc = f->desc;
+    const bool allowed = desc->lenient || (d->transient && !wrong_shape);
+    if (d->buffer && desc->compute.call && allowed) {
+        t->origin = XDI_FAKE_COMPUTED;
+        f->report.computed++;
+        return true;
+    }
+    t->origin = XDI_FAKE_FORMED;
+    if (!desc->lenient || !xdi_fake_fits(desc->fresh, desc->fresh_count, t->weight->name)) return false;
+    f->report.formed++;
+    return true;
+}
+
+static xd_result xdi_fake_judge(xdi_fake *f, xdi_fake_tensor *t) {
+    const xd_weight *w = t->weight;
+    xdi_fake_key *key = xdi_fake_key_of(f, w);
+    const bool wrong = key && !xdi_fake_fits_shape(key, &w->desc);
+    if (key) key->used = true;
+    if (!key || wrong) {
+        const bool found = xdi_fake_do_without(f, t, wrong);
+        f->report.wrong_shape += wrong;
+        f->report.missing += !wrong && !found;
+        if (wrong || !found) xdi_fake_note(f, w->name);
+        if (wrong && !found && f->desc->lenient)
+            return XD_FAIL(f->ctx, XD_ERROR_SHAPE,
+                           "\"%.80s\" has another shape in the source, and `fresh` does not name it",
+                           w->name);
+        return XD_OK;
+    }
+    const bool same = key->dtype == w->desc.dtype;
+    XD_REQUIRE(f->ctx, same || (xdi_load_converts(key->dtype) && xdi_load_converts(w->desc.dtype)),
+               XD_ERROR_DTYPE, "\"%.80s\" is %s in the source and %s here, which are not converted", w->name,
+               xd_dtype_name(key->dtype), xd_dtype_name(w->desc.dtype));
+    t->origin = XDI_FAKE_LOADED;
+    t->key = key - f->keys;
+    f->report.loaded++;
+    f->report.converted += !same;
+    return XD_OK;
+}
+
+static void xdi_fake_find_unexpected(xdi_fake *f) {
+    for (int64_t i = 0; i < f->key_count; i++) {
+        const xdi_fake_key *key = &f->keys[i];
+        if (key->used || xd_model_find_weight(f->model, key->name)) continue; /* another name of a tie */
+        f->report.unexpected++;
+        xdi_fake_note(f, key->name);
+    }
+}
+
+/* Everything here follows from what all ranks have, so all return the same. */
+static xd_result xdi_fake_match(xdi_fake *f) {
+    const xd_fake_score_report *r = &f->report;
+    for (int64_t i = 0; i < f->tensor_count; i++) XD_TRY(xdi_fake_judge(f, &f->tensors[i]));
+    xdi_fake_find_unexpected(f);
+    XD_REQUIRE(f->ctx, r->missing == 0, XD_ERROR_MISSING,
+               "%lld of %lld tensors of the fake score are not in the source%s: %s", (long long)r->missing,
+               (long long)f->tensor_count, f->desc->lenient ? ", and neither computed nor `fresh`" : "",
+               r->names);
+    if (f->desc->lenient) return XD_OK;
+    XD_REQUIRE(f->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED,
+               "the source has %lld of %lld tensors that the fake score lacks: %s", (long long)r->unexpected,
+               (long long)f->key_count, r->names);
+    XD_REQUIRE(f->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE,
+               "%lld of %lld tensors have another shape in the source: %s", (long long)r->wrong_shape,
+               (long long)f->tensor_count, r->names);
+    return XD_OK;
+}
+
+/* ---- the description ---- */
+
+/* Of a layout without its ranks: those of a slice of a mesh differ, and it is the same cut. */
+static uint64_t xdi_fake_hash_layout(uint64_t hash, const xd_layout_desc *d) {
+    const xd_topology *t = d->topology;
+    for (int i = 0; i < t->axis_count; i++) {
+        const xd_placement *p = &d->placement[i];
+        const int64_t facts[] = { t->size[i],  (int64_t)p->kind, p->dim,      (int64_t)p->op,
+                                  p->sections, p->balanced,      d->order[i], p->offsets != NULL };
+        hash = xd_hash(hash, facts, sizeof facts);
+        if (p->offsets) hash = xd_hash(hash, p->offsets, ((size_t)t->size[i] + 1) * sizeof *p->offsets);
+        if (p->section_sizes)
+            hash = xd_hash(hash, p->section_sizes, (size_t)p->sections * sizeof *p->section_sizes);
+    }
+    return hash;
+}
+
+static uint64_t xdi_fake_hash_layouts(const xd_model *model) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        const bool cut = w->desc.layout != NULL;
+        hash = xd_hash(hash, &cut, sizeof cut);
+        if (cut) hash = xdi_fake_hash_layout(hash, xd_layout_settings(w->desc.layout));
+    }
+    return hash;
+}
+
+static xd_result xdi_fake_list_tensors(xdi_fake *f) {
+    const size_t room = (size_t)f->model->weight_count + 1;
+    XD_TRY(xdi_fake_check_patterns(f->model, f->desc->fresh, f->desc->fresh_count, "`fresh`"));
+    f->tensors = (xdi_fake_tensor *)xd_allocate(f->ctx, room * sizeof *f->tensors);
+    XD_REQUIRE(f->ctx, f->tensors, XD_ERROR_MEMORY, "no room for a list of %lld weights",
+               (long long)f->model->weight_count);
+    for (int64_t i = 0; i < f->model->weight_count; i++) {
+        xd_weight *w = f->model->weights[i];
+        if (w->owner != w) continue;
+        f->tensors[f->tensor_count].init = w->desc.init;
+        f->tensors[f->tensor_count++].weight = w;
+    }
+    return XD_OK;
+}
+
+/* The build forms no random numbers where values come from elsewhere, but clears the memory. */
+static void xdi_fake_clear_inits(const xdi_fake *f) {
+    for (int64_t i = 0; i < f->tensor_count; i++)
+        if (f->tensors[i].origin != XDI_FAKE_FORMED)
+            memset(&f->tensors[i].weight->desc.init, 0, sizeof f->tensors[i].init);
+}
+
+static void xdi_fake_restore_inits(const xdi_fake *f) {
+    for (int64_t i = 0; i < f->tensor_count; i++) f->tensors[i].weight->desc.init = f->tensors[i].init;
+}
+
+/* A provider: the description after the teacher. */
+static xd_result xdi_fake_provide(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out) {
+    const xdi_fake *f = (const xdi_fake *)user;
+    (void)ctx;
+    (void)place;
+    return xd_fake_score_describe(f->desc->teacher, &f->desc->fake, out);
+}
+
+/* The hook before the wrap, when nothing has memory yet: description and source are compared on the whole world. Collective. */
+static xd_result xdi_fake_prepare(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out) {
+    xdi_fake *f = (xdi_fake *)user;
+    xd_model *model = in->stages[0].model;
+    (void)ctx;
+    (void)out;
+    f->model = model;
+    XD_TRY(xd_agree(f->world, model->sealed ? XD_OK : xd_model_seal(model)));
+    XD_TRY(xd_model_agree(model, f->world));
+    XD_TRY(xd_agree_same(f->world, xdi_fake_hash_layouts(model), "layouts of the fake score's weights"));
+    XD_TRY(xd_agree(f->world, xdi_fake_list_tensors(f)));
+    XD_TRY(xdi_fake_list(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_match(f)));
+    xdi_fake_clear_inits(f);
+    return XD_OK;
+}
+
+/* ---- values ---- */
+
+static xd_result xdi_fake_compute(const xdi_fake *f) {
+    const xd_fake_score_compute *compute = &f->desc->compute;
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_COMPUTED || t->part.range.begin == t->part.range.end) continue;
+        xd_clear_error(f->ctx);
+        XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part), "compute of tensor",
+                                  (int)i));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_set_values(xdi_fake *f, xd_parallel *parallel) {
+    for (int64_t i = 0; i < f->tensor_count; i++)
+        f->tensors[i].part = xdi_fake_part(f->tensors[i].weight, false);
+    XD_TRY(xdi_fake_load(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_compute(f)));
+    return parallel ? xd_agree(f->world, xd_parallel_publish(parallel)) : XD_OK;
+}
+
+static xd_result xdi_fake_build(xdi_fake *f, xd_built **built) {
+    const xd_fake_score_meta_desc *d = f->desc;
+    xd_build_desc b;
+    xd_stage_hooks before;
+    memset(&b, 0, sizeof b);
+    memset(&before, 0, sizeof before);
+    before.count = 1;
+    before.hooks[0].call = xdi_fake_prepare;
+    before.hooks[0].user = f;
+    b.groups = d->groups;
+    b.provider = d->provider;
+    if (!b.provider.describe) {
+        b.provider.describe = xdi_fake_provide;
+        b.provider.user = f;
+    }
+    b.before = &before;
+    b.storage = XD_STORAGE_META;
+    b.wrap = d->wrap;
+    return xd_build(f->world, &b, built);
+}
+
+static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
+    XD_TRY(xd_agree(f->world, xdi_fake_check_desc(f)));
+    XD_TRY(xd_agree_same(f->world, xdi_fake_hash(f->desc), "settings of a fake score"));
+    XD_TRY(xdi_fake_build(f, built));
+    xdi_fake_restore_inits(f);
+    return xdi_fake_set_values(f, xd_built_stage(*built, 0).parallel);
+}
+
+XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
+                                           xd_fake_score_report *report, xd_built **out) {
+    xdi_fake f;
+    xd_built *built = NULL;
+    memset(&f, 0, sizeof f);
+    f.world = world;
+    f.ctx = xd_comm_ctx(world);
+    f.desc = desc;
+    const xd_result result = xdi_fake_run(&f, &built);
+    xdi_fake_list_release(&f);
+    xd_release(f.ctx, f.tensors);
+    if (report) *report = f.report;
+    if (result == XD_OK)
+        *out = built;
+    else
+        xd_built_destroy(built);
+    return result;
+}
+
 #endif
 #endif
 
@@ -67505,4 +69126,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 293c7779e94cd5dfde83f9e673188bf19991e2b95eabac28bcbda4cdb2d4a129 */
+/* xdistill sha256 5a5a65b3afa8f8195ec867c4704be2da8e435c46405c1d7492a72a2cd630e135 */

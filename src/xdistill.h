@@ -155,6 +155,7 @@
 #include "dmd/network.h"
 #include "dmd/dmd.h"
 #include "dmd/sampler.h"
+#include "dmd/fake_score.h"
 #endif
 #endif
 
@@ -368,6 +369,7 @@
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
+#include "checkpoint/move.c"
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"
@@ -485,6 +487,10 @@
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
 #include "dmd/sampler.c"
+#include "dmd/fake_score_internal.h"
+#include "dmd/fake_score.c"
+#include "dmd/fake_score_source.c"
+#include "dmd/fake_score_meta.c"
 #endif
 #endif
 

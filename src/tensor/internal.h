@@ -24,6 +24,10 @@ XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *pa
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
 
+/* runs.c: the first position of a part whose element has at least this index, the end of its range if none has: indices ascend with
+ * positions. */
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
+
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
 

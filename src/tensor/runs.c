@@ -36,3 +36,16 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     const int64_t run = after * row - position % row, rest = p->range.end - position;
     return run < rest ? run : rest;
 }
+
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *p, int64_t index) {
+    int64_t low = p->range.begin, high = p->range.end, at;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        (void)xdi_part_run(p, middle, &at);
+        if (at < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}

@@ -6115,6 +6115,17 @@ typedef struct xd_dmd_regression {
         step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
+/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised forms,
+ * as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
+typedef struct xd_dmd_fdistill {
+    bool on; /* false: nothing else here is read; true: there is a discriminator */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* of times; 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average over steps, in [0, 1] */
+    double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
+} xd_dmd_fdistill;
+
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
@@ -6125,6 +6136,7 @@ typedef struct xd_dmd_gan {
     double r1_alpha;  /* size of its perturbation */
     bool
         r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+    xd_dmd_fdistill fdistill;
 } xd_dmd_gan;
 
 /* What is drawn, in the order in which xd_dmd asks. */
@@ -6266,6 +6278,29 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 
+/* f-distill, for a loop of one's own. Weights of samples are those of the whole step, so the logits of all its leaves come first:
+ *
+ *   xd_dmd_ratios for each leaf; xd_dmd_weigh; xd_dmd_student for each leaf, with the same batches
+ *
+ * xd_dmd_ratios is the student's sample, time and noise, the teacher's features and the discriminator's logits, as inferences, with
+ * the random numbers of xd_dmd_student, which makes the same once more: one forward of each of the three networks (of the
+ * student, with its roll-out) is the price. Calls of draws are asked twice for the same. A leaf that has its logits already begins
+ * another step. xd_dmd_weigh makes the weights, each good for one xd_dmd_student, and the bins' next values; after a finding no bin
+ * changes. Whoever skips the step afterwards puts the bins back (xd_dmd_bins, xd_dmd_set_bins); xd_dmd_step does.
+ *
+ * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; in INVARIANT
+ * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact. Errors: STATE
+ * (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of xd_dmd_student and of
+ * xd_fdistill_weights. */
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
+
+/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank. Local; they
+ * wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0 and
+ * finite: with the numbers), those of the device. */
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
+
 /* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
  * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
  * GPU. Local. Errors: those of the device. */
@@ -6275,7 +6310,8 @@ XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
- * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step leaves the
+ * bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
@@ -10258,6 +10294,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_DMD_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_DMD_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
@@ -10276,6 +10313,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_DMD_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_DMD_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_DMD_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up_step)
@@ -10299,6 +10340,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_MODELS_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_MODELS_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_MODELS_leaves_out_xd_dmd_draws
@@ -10317,6 +10359,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_MODELS_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_MODELS_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_MODELS_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_MODELS_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_MODELS_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up_step)
@@ -62522,6 +62568,20 @@ typedef struct xdi_dmd_times {
     double *network; /* [samples] as networks see them */
 } xdi_dmd_times;
 
+/* f-distill: what is known of all samples of a step on this rank, leaf after leaf without gaps. Rows are [leaves * samples] at
+ * most. */
+typedef struct xdi_dmd_ratios {
+    float *logits;    /* [rows, heads] */
+    double *times;    /* [rows] */
+    double *weights;  /* [rows] */
+    double *bins;     /* [bins] */
+    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
+    int64_t *samples; /* [leaves] on the host */
+    int64_t rows;
+    bool weighed;
+} xdi_dmd_ratios;
+
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
@@ -62545,6 +62605,7 @@ struct xd_dmd {
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
+    xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
@@ -62641,6 +62702,17 @@ XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_netw
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a leaf, NULL
+ * without it; nothing is known of a step yet; the end of a step that did not happen. */
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out);
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
+
 /* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
@@ -62705,6 +62777,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
+    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
+    desc.gan.fdistill.upper = 20.0;
+    desc.gan.fdistill.bins = 10;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -62790,6 +62865,8 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
                gan->r1_weight);
     XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
                "r1_weight %g without a discriminator", gan->r1_weight);
+    XD_REQUIRE(ctx, !gan->fdistill.on || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "f-distill with %d bins without a discriminator", gan->fdistill.bins);
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
@@ -62874,6 +62951,7 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
 }
 
@@ -62912,6 +62990,7 @@ static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
 static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
     const xd_denoise_form *form = &desc->fake_loss;
     const xd_dmd_gan *gan = &desc->gan;
+    const xd_dmd_fdistill *f = &gan->fdistill;
     const double numbers[] = { (double)desc->normaliser,
                                (double)form->space,
                                (double)form->weight,
@@ -62925,7 +63004,15 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)gan->same_noise,
                                gan->r1_weight,
                                gan->r1_alpha,
-                               (double)gan->r1_on_clean };
+                               (double)gan->r1_on_clean,
+                               (double)f->on,
+                               (double)f->divergence,
+                               f->lower,
+                               f->upper,
+                               (double)f->bins,
+                               f->rate,
+                               f->min_t,
+                               f->max_t };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
@@ -62986,6 +63073,7 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
+    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
     return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
 }
 
@@ -63083,6 +63171,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+    if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
@@ -63129,8 +63218,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result cleared =
-        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
     *out = made;
@@ -63284,6 +63373,155 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     for (int64_t i = 0; i < rows; i++, draw.random.sample++)
         d->rung[i] = xd_draw_index(&draw.random, 0, count);
     return XD_OK;
+}
+
+/* >>dmd/ratios.c */
+
+/* f-distill: weights of the student's samples, from the logits of a whole step. */
+
+#include <math.h>
+#include <string.h>
+
+static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
+    const xd_dmd_fdistill *f = &d->desc.gan.fdistill;
+    const bool own = f->min_t != 0.0 || f->max_t != 0.0;
+    xd_fdistill_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logits = xd_rows_of(d->ratios.logits, XD_DTYPE_F32, d->ratios.rows,
+                             d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    desc.divergence = f->divergence;
+    desc.lower = f->lower;
+    desc.upper = f->upper;
+    desc.bins = f->bins;
+    desc.rate = f->rate;
+    desc.min_t = own ? f->min_t : d->desc.student_times.min_t;
+    desc.max_t = own ? f->max_t : d->desc.student_times.max_t;
+    desc.times = d->ratios.times;
+    desc.bin_values = d->ratios.bins;
+    desc.comm = d->desc.data;
+    desc.status = d->status;
+    desc.workspace = d->workspace;
+    desc.workspace_bytes = d->workspace_bytes;
+    return desc;
+}
+
+/* ---- settings and memory ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_fdistill *f = &desc->gan.fdistill;
+    if (!f->on) return XD_OK;
+    XD_REQUIRE(ctx, (int)f->divergence >= 0 && f->divergence <= XD_F_NEYMAN, XD_ERROR_ARGUMENT,
+               "f-distill by divergence %d", (int)f->divergence);
+    XD_REQUIRE(ctx, f->lower > 0.0 && f->lower <= f->upper && isfinite(f->upper), XD_ERROR_ARGUMENT,
+               "f-distill with ratios in [%g, %g]: 0 < lower <= upper is needed", f->lower, f->upper);
+    XD_REQUIRE(ctx, f->bins >= 0 && f->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
+               "f-distill with %d bins; 0 to %d are possible", f->bins, XD_FDISTILL_BINS_MAX);
+    XD_REQUIRE(ctx, f->rate >= 0.0 && f->rate <= 1.0, XD_ERROR_ARGUMENT,
+               "f-distill with rate %g, which is outside [0, 1]", f->rate);
+    XD_REQUIRE(ctx,
+               isfinite(f->min_t) && isfinite(f->max_t) &&
+                   (f->min_t < f->max_t || (f->min_t == 0.0 && f->max_t == 0.0)),
+               XD_ERROR_ARGUMENT, "f-distill with times in [%g, %g]: min_t < max_t is needed", f->min_t,
+               f->max_t);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const size_t leaves = (size_t)d->leaves, rows = leaves * (size_t)d->desc.sizes.samples,
+                 bins = (size_t)d->desc.gan.fdistill.bins,
+                 heads = (size_t)d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    r->logits = (float *)xd_arena_take_pointer(device, rows * heads * sizeof *r->logits);
+    r->times = (double *)xd_arena_take_pointer(device, rows * sizeof *r->times);
+    r->weights = (double *)xd_arena_take_pointer(device, rows * sizeof *r->weights);
+    r->bins = (double *)xd_arena_take_pointer(device, bins * sizeof *r->bins);
+    r->earlier = (double *)xd_arena_take_pointer(device, bins * sizeof *r->earlier);
+    r->first = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->first);
+    r->samples = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->samples);
+}
+
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
+    xd_fdistill_desc desc;
+    if (!d->desc.gan.fdistill.on) return 0;
+    desc = xdi_dmd_fdistill_desc(d);
+    return xd_fdistill_workspace_bytes(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
+    const double one = 1.0;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    for (int k = 0; k < d->desc.gan.fdistill.bins; k++)
+        XD_TRY(xdi_dmd_send(d, d->ratios.bins + k, &one, sizeof one));
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d) {
+    for (int64_t k = 0; k < d->leaves; k++) d->ratios.first[k] = -1;
+    d->ratios.rows = 0;
+    d->ratios.weighed = false;
+}
+
+/* ---- weights ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d) {
+    XD_REQUIRE(d->ctx, d->desc.gan.fdistill.on, XD_ERROR_STATE, "a distillation without f-distill");
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t bytes = (size_t)d->desc.gan.fdistill.bins * sizeof *to;
+    if (bytes == 0) return XD_OK;
+    return xd_ctx_kernels(d->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
+    XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
+    XD_TRY(xd_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
+    dmd->ratios.weighed = true;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
+    if (!d->desc.gan.fdistill.on || !d->ratios.weighed) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    return xdi_dmd_copy_bins(d, d->ratios.bins, d->ratios.earlier);
+}
+
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
+    xdi_dmd_ratios *r = &d->ratios;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    XD_REQUIRE(
+        d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
+        "leaf %lld has no weights of f-distill: xd_dmd_ratios of all leaves and xd_dmd_weigh come first",
+        (long long)leaf);
+    XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
+               "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
+               (long long)r->samples[leaf], (long long)samples);
+    *out = r->weights + r->first[leaf];
+    r->first[leaf] = -1;
+    return XD_OK;
+}
+
+/* ---- bins ---- */
+
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
+    return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
+}
+
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
+               "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);
+    for (int k = 0; k < count; k++)
+        XD_REQUIRE(dmd->ctx, isfinite(values[k]) && values[k] > 0.0, XD_ERROR_ARGUMENT,
+                   "bin %d of %d of f-distill is %g; it must be above 0 and finite", k, count, values[k]);
+    return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
 }
 
 /* >>dmd/walk.c */
@@ -63660,9 +63898,18 @@ static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batc
     return call;
 }
 
-static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot, bool keep) {
     xd_network_call call = xdi_dmd_judging(d, batch, slot);
-    call.keep = true;
+    call.keep = keep;
     call.raw = d->features[slot].logits;
     call.raw_gradient = NULL;
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
@@ -63688,7 +63935,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     xd_gan_desc desc = xd_gan_defaults();
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
     XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
@@ -63707,16 +63954,38 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
 }
 
-/* ---- the discriminator's own ---- */
+/* ---- what f-distill weighs by ---- */
 
-/* Features of the teacher at samples and times. */
-static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
-                              const xdi_dmd_times *times) {
-    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
-    call.slot = slot;
-    call.features = d->features[slot].values;
-    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+/* Logits and times of slot FAKE become those of a leaf. */
+static xd_result xdi_dmd_add_ratios(xd_dmd *d, int64_t leaf, int64_t samples) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    if (samples > 0) {
+        XD_TRY(xd_ctx_kernels(d->ctx)->memory.copy(
+            &launch, r->logits + r->rows * heads, d->features[XDI_DMD_SLOT_FAKE].logits,
+            (size_t)(samples * heads) * sizeof *r->logits, XD_COPY_ON_DEVICE));
+        XD_TRY(xdi_dmd_send(d, r->times + r->rows, d->noised.exact, (size_t)samples * sizeof *r->times));
+    }
+    r->first[leaf] = r->rows;
+    r->samples[leaf] = samples;
+    r->rows += samples;
+    return XD_OK;
 }
+
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    if (dmd->ratios.weighed || dmd->ratios.first[leaf] >= 0) xdi_dmd_forget_ratios(dmd);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, false));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_judge(dmd, batch, XDI_DMD_SLOT_FAKE, false));
+    return xdi_dmd_add_ratios(dmd, leaf, batch->samples);
+}
+
+/* ---- the discriminator's own ---- */
 
 static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
     xdi_dmd_where where;
@@ -63774,9 +64043,9 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const bool penalty = d->desc.gan.r1_weight > 0.0;
     xd_gan_desc desc = xd_gan_defaults();
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED, true));
     desc.role = XD_GAN_DISCRIMINATOR;
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.real = xdi_dmd_logits(d, real->logits, batch->samples);
@@ -63867,12 +64136,13 @@ static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value
     return XD_OK;
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, const double *weights, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
     desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
     desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.sample_scale = weights;
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
@@ -63907,8 +64177,10 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
     xd_network_call call;
+    const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
@@ -63917,7 +64189,7 @@ XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *b
     XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
     XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);
@@ -64099,18 +64371,21 @@ typedef struct xdi_dmd_source {
     bool warm_up;
 } xdi_dmd_source;
 
-/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
-static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+/* The batch of a leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch) {
     const xd_dmd_desc *desc = &d->desc;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
-    xd_dmd_batch batch;
-    memset(&batch, 0, sizeof batch);
+    memset(batch, 0, sizeof *batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) {
-        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
-        const xd_result given = source->batch(source->user, number, &batch);
-        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
-    }
+    if (number < 0) return XD_OK;
+    /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+    const xd_result given = source->batch(source->user, number, batch);
+    return desc->sizes.split ? xd_agree(desc->sizes.split, given) : given;
+}
+
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    xd_dmd_batch batch;
+    XD_TRY(xdi_dmd_open_leaf(d, source, k, &batch));
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -64129,6 +64404,18 @@ static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
         xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
     }
     return XD_OK;
+}
+
+/* f-distill: the logits of all leaves, for weights of the whole step. */
+static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_result result) {
+    for (int64_t k = 0; k < d->leaves && result == XD_OK; k++) {
+        xd_dmd_batch batch;
+        result = xdi_dmd_open_leaf(d, source, k, &batch);
+        if (result == XD_OK) result = xd_dmd_ratios(d, k, &batch);
+        d->beyond = -1;
+    }
+    XD_TRY(xdi_dmd_agree(&d->desc, result)); /* nobody waits for the weights of a rank that has failed */
+    return xd_dmd_weigh(d);
 }
 
 /* ---- what all ranks know ---- */
@@ -64237,9 +64524,11 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 /* Everything but the counters. */
 static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
+    const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
         result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (weighs) result = xdi_dmd_look_ahead(d, source, result);
     if (result == XD_OK) result = xdi_dmd_leaves(d, source);
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
@@ -64254,7 +64543,11 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     source.user = user;
     for (int role = 0; role < XD_DMD_ROLES; role++)
         source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
-    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    if (dmd->desc.gan.fdistill.on)
+        xdi_dmd_forget_ratios(dmd); /* an earlier step's bins are not to be undone */
+    const xd_result made = xdi_dmd_make_step(dmd, &source, &shared);
+    if (made != XD_OK || shared.skipped) (void)xdi_dmd_undo_weigh(dmd); /* of a broken device: made says so */
+    XD_TRY(made);
     for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
         dmd->kept_samples[k] = -1; /* they may be what was found */
     for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)
@@ -66564,4 +66857,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5b3f68f9d7b2c3d4b363b7f025fe46f3efb7e00ddaedfe6d46af6dba479749ca */
+/* xdistill sha256 1922901eb51823ecabb48110cd02e055095873aa2aa081fd5e59c020c2f1c705 */

@@ -474,6 +474,7 @@
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
+#include "dmd/ratios.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
 #include "dmd/leaf.c"

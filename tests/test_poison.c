@@ -39,6 +39,7 @@
  *   xd_prediction_mix, xd_prediction_check, xd_noise_mix, xd_target_mix: the same as xd_noise_level_at, tested in test_convert.c
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_dmd_has_turn: reads two whole numbers
+ *   xd_dmd_set_bins: values that are not above 0 and finite are refused, tested in test_dmd_ratios.c
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
  *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c

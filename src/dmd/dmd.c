@@ -35,6 +35,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
+    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
+    desc.gan.fdistill.upper = 20.0;
+    desc.gan.fdistill.bins = 10;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -120,6 +123,8 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
                gan->r1_weight);
     XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
                "r1_weight %g without a discriminator", gan->r1_weight);
+    XD_REQUIRE(ctx, !gan->fdistill.on || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "f-distill with %d bins without a discriminator", gan->fdistill.bins);
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
@@ -204,6 +209,7 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
 }
 
@@ -242,6 +248,7 @@ static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
 static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
     const xd_denoise_form *form = &desc->fake_loss;
     const xd_dmd_gan *gan = &desc->gan;
+    const xd_dmd_fdistill *f = &gan->fdistill;
     const double numbers[] = { (double)desc->normaliser,
                                (double)form->space,
                                (double)form->weight,
@@ -255,7 +262,15 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)gan->same_noise,
                                gan->r1_weight,
                                gan->r1_alpha,
-                               (double)gan->r1_on_clean };
+                               (double)gan->r1_on_clean,
+                               (double)f->on,
+                               (double)f->divergence,
+                               f->lower,
+                               f->upper,
+                               (double)f->bins,
+                               f->rate,
+                               f->min_t,
+                               f->max_t };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
@@ -316,6 +331,7 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
+    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
     return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
 }
 
@@ -413,6 +429,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+    if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
@@ -459,8 +476,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result cleared =
-        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
     *out = made;

@@ -54,6 +54,20 @@ typedef struct xdi_dmd_times {
     double *network; /* [samples] as networks see them */
 } xdi_dmd_times;
 
+/* f-distill: what is known of all samples of a step on this rank, leaf after leaf without gaps. Rows are [leaves * samples] at
+ * most. */
+typedef struct xdi_dmd_ratios {
+    float *logits;    /* [rows, heads] */
+    double *times;    /* [rows] */
+    double *weights;  /* [rows] */
+    double *bins;     /* [bins] */
+    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
+    int64_t *samples; /* [leaves] on the host */
+    int64_t rows;
+    bool weighed;
+} xdi_dmd_ratios;
+
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
@@ -77,6 +91,7 @@ struct xd_dmd {
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
+    xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
@@ -172,6 +187,17 @@ XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_netw
 
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
+
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a leaf, NULL
+ * without it; nothing is known of a step yet; the end of a step that did not happen. */
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out);
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
 
 /* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);

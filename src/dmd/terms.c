@@ -48,12 +48,13 @@ static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value
     return XD_OK;
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, const double *weights, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
     desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
     desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.sample_scale = weights;
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
@@ -88,8 +89,10 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
     xd_network_call call;
+    const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
@@ -98,7 +101,7 @@ XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *b
     XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
     XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);

@@ -153,6 +153,7 @@
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
+#include "dmd/record.h"
 #include "dmd/sampler.h"
 #endif
 #endif
@@ -482,6 +483,7 @@
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
+#include "dmd/record.c"
 #include "dmd/sampler.c"
 #endif
 #endif

@@ -275,7 +275,7 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
 }
 
 /* A number of the settings that all ranks must share. */
-static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,

@@ -112,6 +112,9 @@ struct xd_dmd {
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
 
+/* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
+
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
 XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples);

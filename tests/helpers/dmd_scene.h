@@ -353,7 +353,7 @@ static void dmd_release(void *user, void *memory) {
     free(memory);
 }
 
-static xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
+static inline xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
     xd_ctx_desc desc = { .reduction = reduction };
     if (ranks == 1) desc.allocator = (xd_allocator){ dmd_allocate, dmd_release, run };
     xd_error error = { 0 };

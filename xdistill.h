@@ -5685,6 +5685,20 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
  * scale is w + 1. Pure. */
 XD_API xd_mix xd_guidance_mix(double scale);
 
+/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the negative
+ * one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al., "Common
+ * Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
+ *
+ *   out = (rescale std(P) / std(G) + 1 - rescale) G
+ *
+ * with standard deviations over all elements of the sample, over every rank that has some of them. A G without deviation stays as
+ * it is. */
+typedef struct xd_guidance {
+    bool on;
+    double scale;   /* as in xd_guidance_mix; 0 is the negative prediction alone */
+    double rescale; /* in [0, 1]; 0 -> G */
+} xd_guidance;
+
 /* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
  * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
  * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,
@@ -6047,6 +6061,9 @@ typedef struct xd_network {
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+    xd_guidance
+        guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
+                           * Others have none: the references guide the teacher only */
 } xd_network;
 
 /* >>dmd/dmd */
@@ -6182,7 +6199,8 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
+    bool
+        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -6245,7 +6263,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 /* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
  * and values are this leaf's part of the step's means.
  *
- *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *   student         forward; time, noise; fake score and teacher, each twice with guidance; the term of matching; with a discriminator, its gradient
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
@@ -6394,7 +6412,7 @@ typedef enum xd_sampler_kind {
 /* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
  * xd_sampler_of_student. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its forward is called without `keep` */
+    xd_network network; /* its forward is called without `keep`; its guidance must be off */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
@@ -10280,6 +10298,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_edm_desc XDISTILL_NO_DMD_leaves_out_xd_edm_desc
 #    define xd_prediction XDISTILL_NO_DMD_leaves_out_xd_prediction
 #    define xd_conversion XDISTILL_NO_DMD_leaves_out_xd_conversion
+#    define xd_guidance XDISTILL_NO_DMD_leaves_out_xd_guidance
 #    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
 #    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
 #    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
@@ -62664,7 +62683,8 @@ struct xd_dmd {
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws; /* also numbers on their way from the device */
+    double *draws;   /* also numbers on their way from the device */
+    double *spreads; /* [3 * samples] of guidance with rescale */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -62770,14 +62790,23 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t sampl
 XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
 XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
 
-/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
+ * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
+ * is written when it rescales. Collective over split then. */
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch);
+
+/* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
                                          int64_t step_samples);
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role);
 
 /* dmd.c: arrays of times from memory of the host. */
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);
@@ -62953,6 +62982,24 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     return XD_OK;
 }
 
+static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
+        XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
+        XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
+                   xdi_dmd_role_names[role], g->scale);
+        XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
+                   g->rescale);
+        XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_dmd_rungs *rungs = &desc->rungs;
     const int substeps = desc->regression.substeps;
@@ -63006,6 +63053,7 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_guidances(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
@@ -63036,9 +63084,15 @@ static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s)
 
 static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count };
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const double numbers[] = { (double)desc->networks[role].predicts,
+                                   (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count,
+                                   desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count,
+                                   (double)g->on,
+                                   g->scale,
+                                   g->rescale };
         hash = xd_hash(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -63196,12 +63250,16 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
     const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
+        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
+        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
     d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
@@ -63321,7 +63379,7 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
 
 /* >>dmd/tensors.c */
 
-/* What distribution matching draws, and sums of two tensors. */
+/* What distribution matching draws, sums of two tensors, and what all of its losses get besides theirs. */
 
 #include <string.h>
 
@@ -63347,6 +63405,17 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
     desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
     XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
     return xd_mix_rows(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
 }
 
 /* ---- draws ---- */
@@ -63581,6 +63650,109 @@ XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
     return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
 }
 
+/* >>dmd/guidance.c */
+
+/* Guidance of clean samples, with the deviations that its rescaled form needs. */
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role) {
+    xd_guidance guidance = desc->networks[role].guidance;
+    if (role != XD_DMD_TEACHER) return guidance;
+    guidance.on = desc->guided;
+    guidance.scale = desc->guidance_scale;
+    return guidance;
+}
+
+/* ---- deviations ---- */
+
+/* A number whose f32 has four equal bytes, so that a fill of bytes makes an array of it. */
+static double xdi_dmd_constant(void) {
+    float value;
+    memset(&value, 0x3f, sizeof value);
+    return (double)value;
+}
+
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
+ * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    for (int64_t i = 0; i < samples; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = shift[i];
+        d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[x], samples);
+    desc.clean = desc.noise = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    desc.common.sample_loss = d->distances;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return samples > 0 ? xd_read(d->ctx, out, d->distances, (size_t)samples * sizeof *out) : XD_OK;
+}
+
+/* out [samples] = means: sum (x + a)^2 - sum (x - a)^2 = 4 a sum x, with an a of the size of x. */
+static xd_result xdi_dmd_means(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    for (int64_t i = 0; i < samples; i++) shift[i] = 0.0;
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = (double)(float)(sqrt(out[i] / whole) / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -shift[i];
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++)
+        out[i] = shift[i] < 0.0 ? (out[i] - d->draws[i]) / (-4.0 * shift[i] * c * whole) : 0.0;
+    return XD_OK;
+}
+
+/* out [samples] = variances: squares around nearly the mean do not cancel, however far it is from 0. What is below the rounding of
+ * f32 is none. */
+static xd_result xdi_dmd_variances(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    const size_t bytes = (size_t)(samples * d->desc.sizes.elements) * sizeof(float);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    if (bytes > 0) XD_TRY(xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->raw_slope, 0x3f, bytes));
+    XD_TRY(xdi_dmd_means(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -(double)(float)(out[i] / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++) {
+        const double mean = out[i], left = mean + shift[i] * c, variance = d->draws[i] / whole - left * left;
+        out[i] = variance > ldexp(mean * mean, -44) ? variance : 0.0;
+    }
+    return XD_OK;
+}
+
+/* ---- guidance ---- */
+
+static xd_result xdi_dmd_mix_guided(xd_dmd *d, int64_t samples, xdi_dmd_tensor conditional, void *out) {
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[conditional], samples),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], samples), xdi_dmd_rows(d, out, samples));
+}
+
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch) {
+    double *plain = d->spreads, *guided = plain ? plain + d->desc.sizes.samples : NULL;
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+    if (guidance->rescale == 0.0) return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
+    XD_TRY(xdi_dmd_mix_guided(d, samples, out, d->tensors[scratch]));
+    XD_TRY(xdi_dmd_variances(d, out, samples, plain));
+    XD_TRY(xdi_dmd_variances(d, scratch, samples, guided));
+    for (int64_t i = 0; i < samples; i++) { /* from the two again, so that a narrow type rounds once */
+        const double ratio = guided[i] > 0.0 ? sqrt(plain[i] / guided[i]) : 1.0;
+        const double factor = guidance->rescale * ratio + (1.0 - guidance->rescale);
+        d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+        d->host_mixes[i].c0 *= factor;
+        d->host_mixes[i].c1 *= factor;
+    }
+    return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
+}
+
 /* >>dmd/walk.c */
 
 /* What networks are given and what their predictions say, at one time and down a list of times. */
@@ -63695,7 +63867,34 @@ static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void 
     return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
 }
 
+/* With rescale, clean samples in TARGET on the way: deviations are of those. */
+static xd_result xdi_dmd_guide_rescaled(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
+    const int64_t n = batch->samples;
+    xdi_dmd_reading reading;
+    xd_conversion back;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_TARGET]));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_REAL]));
+    XD_TRY(xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_FAKE));
+    memset(&back, 0, sizeof back);
+    back.from = XD_PREDICT_X0;
+    back.to = d->desc.networks[XD_DMD_TEACHER].predicts;
+    back.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < n; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &back, at.times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], n),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], n));
+}
+
 XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    if (xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER).rescale > 0.0) return xdi_dmd_guide_rescaled(d, batch, at);
     const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
     const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
     XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
@@ -63861,17 +64060,6 @@ XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 
 #include <string.h>
 
-XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
-    xd_sample_common common;
-    memset(&common, 0, sizeof common);
-    common.weight = 1.0;
-    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
-    common.status = d->status;
-    common.workspace = d->workspace;
-    common.workspace_bytes = d->workspace_bytes;
-    return common;
-}
-
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     xd_sample_values here;
     if (!value) return XD_OK;
@@ -63894,9 +64082,10 @@ XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
-    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, role);
+    XD_REQUIRE(d->ctx, !guidance.on || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", guidance.scale,
                (long long)batch->samples);
     return XD_OK;
 }
@@ -64165,22 +64354,34 @@ static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples
 static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     const int64_t n = batch->samples;
     const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
     xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
     call.slot = XDI_DMD_SLOT_FAKE;
     call.keep = adversarial;
     if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
-    if (!d->desc.guided) return XD_OK;
+    if (!guidance.on) return XD_OK;
     call.slot = XDI_DMD_SLOT_REAL;
     call.keep = false;
     call.features = NULL;
     call.condition = batch->negative;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
-    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+    return xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_RAW);
+}
+
+/* FAKE = what the fake score makes of x_t. */
+static xd_result xdi_dmd_follow(xd_dmd *d, const xd_dmd_batch *batch) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_FAKE_SCORE);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    if (!guidance.on) return XD_OK;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_REAL));
+    return xdi_dmd_guide_clean(d, &guidance, batch->samples, XDI_DMD_FAKE, XDI_DMD_RAW);
 }
 
 /* The mean over the samples of the whole step, in the order of the leaf's. */
@@ -64233,18 +64434,16 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 }
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
-    xd_network_call call;
     const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
-    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_FAKE_SCORE));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_TEACHER));
     XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
-    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
-    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
-    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_follow(dmd, batch));
     XD_TRY(xdi_dmd_teach(dmd, batch));
     XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
@@ -64378,7 +64577,7 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
     XD_REQUIRE(d->ctx, d->desc.schedule.kind == XD_NOISE_FLOW, XD_ERROR_STATE,
                "warm-up under the schedule %s; it is for FLOW", names[d->desc.schedule.kind]);
     XD_TRY(xdi_dmd_check_batch(d, leaf, batch, xdi_dmd_warm_up_samples(d)));
-    return xdi_dmd_check_guidance(d, batch);
+    return xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER);
 }
 
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
@@ -64997,6 +65196,9 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
+               s->network.guidance.scale, s->network.guidance.rescale);
     XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                s->guidance_scale);
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
@@ -65196,7 +65398,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
-    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    XD_TRY(xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER));
     if (!batch->noise)
         XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
     XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));
@@ -67208,4 +67410,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fbf53a94dfeb2442b1e32bfc3a3e8c5dca93ccee0a8a529327fbcde6c02dd48b */
+/* xdistill sha256 1708244ecbe276379a7bacc8808aed2bb68874de70c4abf863de360e019b2cd5 */

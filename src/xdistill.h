@@ -476,6 +476,7 @@
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
 #include "dmd/ratios.c"
+#include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
 #include "dmd/leaf.c"

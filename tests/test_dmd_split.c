@@ -53,8 +53,8 @@ static xd_result forward(void *user, const xd_network_call *call) {
     const float *w = (const float *)view.values[0], *b = (const float *)view.values[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
         const int64_t e = i % n->elements;
-        const float t = (float)call->times[i / n->elements];
-        store(call->raw, n->dtype, i, w[e] * load(call->hidden, n->dtype, i) * (1.0f + t) + b[e]);
+        const float t = (float)call->times[i / n->elements], more = call->condition ? 1.3f : 1.0f;
+        store(call->raw, n->dtype, i, more * w[e] * load(call->hidden, n->dtype, i) * (1.0f + t) + b[e]);
     }
     return xd_block_end(n->block);
 }
@@ -211,6 +211,10 @@ static xd_result make_all(const xd_dmd_desc *base, net *nets, xd_comm *world, xd
                                               .max_norm = 0.05,
                                               .norm = judges ? NULL : world };
     }
+    if (base->guided) {
+        d->networks[XD_DMD_TEACHER].guidance.rescale = 0.7;
+        d->networks[XD_DMD_FAKE_SCORE].guidance = (xd_guidance){ true, 1.25, 0.5 };
+    }
     if (!judged) return XD_OK;
     d->networks[XD_DMD_TEACHER].feature_count = 1;
     d->networks[XD_DMD_TEACHER].feature_elements = &one;
@@ -362,7 +366,7 @@ static xd_result nothing(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
-enum { DIFFERENCES = 31 };
+enum { DIFFERENCES = 34 };
 
 static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
@@ -398,6 +402,9 @@ static void differ(xd_dmd_desc *d, int number) {
     case 28: d->gan.fdistill.bins = 9; break;
     case 29: d->gan.fdistill.rate = 0.5; break;
     case 30: d->gan.fdistill.max_t = 0.5; break;
+    case 31: d->networks[XD_DMD_FAKE_SCORE].guidance.on = true; break;
+    case 32: d->networks[XD_DMD_FAKE_SCORE].guidance.scale = 1.5; break;
+    case 33: d->guided = true, d->networks[XD_DMD_TEACHER].guidance.rescale = 0.5; break;
     default: break;
     }
 }

@@ -154,6 +154,24 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     return XD_OK;
 }
 
+static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
+        XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
+        XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
+                   xdi_dmd_role_names[role], g->scale);
+        XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
+                   g->rescale);
+        XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_dmd_rungs *rungs = &desc->rungs;
     const int substeps = desc->regression.substeps;
@@ -207,6 +225,7 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_guidances(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
@@ -237,9 +256,15 @@ static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s)
 
 static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count };
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const double numbers[] = { (double)desc->networks[role].predicts,
+                                   (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count,
+                                   desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count,
+                                   (double)g->on,
+                                   g->scale,
+                                   g->rescale };
         hash = xd_hash(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -397,12 +422,16 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
     const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
+        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
+        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
     d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);

@@ -142,7 +142,8 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
+    bool
+        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -205,7 +206,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 /* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
  * and values are this leaf's part of the step's means.
  *
- *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *   student         forward; time, noise; fake score and teacher, each twice with guidance; the term of matching; with a discriminator, its gradient
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;

@@ -96,7 +96,8 @@ struct xd_dmd {
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws; /* also numbers on their way from the device */
+    double *draws;   /* also numbers on their way from the device */
+    double *spreads; /* [3 * samples] of guidance with rescale */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -202,14 +203,23 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t sampl
 XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
 XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
 
-/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
+ * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
+ * is written when it rescales. Collective over split then. */
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch);
+
+/* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
                                          int64_t step_samples);
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role);
 
 /* dmd.c: arrays of times from memory of the host. */
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);

@@ -150,6 +150,7 @@
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
 #include "dmd/fdistill.h"
+#include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
@@ -471,6 +472,7 @@
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
 #include "dmd/fdistill.c"
+#include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/state.h"
 #include "dmd/dmd.c"

@@ -12,6 +12,8 @@ LEFT_OUT = {
     "xd_mix_desc.p": "in test_convert.c",
     "xd_mix_desc.q": "in test_convert.c",
     "xd_mix_desc.out": "in test_convert.c",
+    "xd_latent_pack(packed)": "in test_pack.c",
+    "xd_latent_unpack(packed)": "in test_pack.c",
 }
 
 
@@ -75,6 +77,8 @@ COUNTS_LEFT_OUT = {
     "tests/test_weight_map.c makes those wrong that can be": """xd_mapped_weights.map_count xd_mapped_weights.part_count
         xd_weight_map.dim xd_weight_map.length xd_weight_map.our_begin xd_weight_map.their_begin xd_weights_export_desc.max_shard_bytes
         xd_weights_export_desc.metadata_count xd_weights_export_desc.staging_bytes xd_weights_import_desc.staging_bytes""",
+    "tests/test_pack.c makes those wrong that can be": """xd_latents.channels xd_latents.height xd_latents.samples
+        xd_latents.width""",
     "tests/test_dmd.c, test_dmd_ratios.c and test_dmd_record.c make those wrong that can be; the others are told to functions of the caller, or are what was told": """
         xd_dmd_batch.first xd_dmd_batch.samples xd_dmd_desc.frequency xd_dmd_desc.seed xd_dmd_discriminator(leaf)
         xd_dmd_draw.columns xd_dmd_draw.first xd_dmd_draw.rows xd_dmd_fake_score(leaf) xd_dmd_has_turn(step)

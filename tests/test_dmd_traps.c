@@ -304,6 +304,7 @@ typedef struct sickness {
     bool skipped[SICK_RANKS][SICK_STEPS];
     xd_dmd_record records[SICK_RANKS];
     uint64_t hashes[SICK_STEPS]; /* of weights, moments and averages after each step */
+    double bins[SICK_STEPS][DMD_BINS_MAX];
 } sickness;
 
 typedef struct sick_net {
@@ -337,6 +338,7 @@ static xd_result sick_steps(xd_comm *world, sickness *s, sick_net *nets, xd_dmd 
         s->skipped[me][rank.step] = values.skipped;
         XD_TRY(dmd_hash_all(world, copies, &here));
         if (me == 0) s->hashes[rank.step] = here.hash;
+        if (me == 0 && s->run.desc.gan.fdistill.on) XD_TRY(xd_dmd_bins(dmd, s->bins[rank.step]));
     }
     s->records[me] = xd_dmd_describe(dmd);
     return XD_OK;
@@ -377,8 +379,11 @@ static void check_sickness(const sickness *s) {
         CHECK_EQ_INT(r->updates[XD_DMD_FAKE_SCORE], students ? 3 : 2);
         CHECK_EQ_INT(r->updates[XD_DMD_DISCRIMINATOR], students ? 3 : 2);
     }
-    for (int step = 1; step < SICK_STEPS; step++)
+    for (int step = 1; step < SICK_STEPS; step++) {
+        const bool weighed = s->run.desc.gan.fdistill.on && step % 2 == 0 && step != s->step;
         CHECK((s->hashes[step] == s->hashes[step - 1]) == (step == s->step));
+        CHECK((memcmp(s->bins[step], s->bins[step - 1], sizeof s->bins[step]) != 0) == weighed);
+    }
 }
 
 /* x, T, F and logits in the student's step; x, the fake score's prediction and logits in the others'. */

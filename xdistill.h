@@ -5816,6 +5816,20 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
  * scale is w + 1. Pure. */
 XD_API xd_mix xd_guidance_mix(double scale);
 
+/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the negative
+ * one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al., "Common
+ * Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
+ *
+ *   out = (rescale std(P) / std(G) + 1 - rescale) G
+ *
+ * with standard deviations over all elements of the sample, over every rank that has some of them. A G without deviation stays as
+ * it is. */
+typedef struct xd_guidance {
+    bool on;
+    double scale;   /* as in xd_guidance_mix; 0 is the negative prediction alone */
+    double rescale; /* in [0, 1]; 0 -> G */
+} xd_guidance;
+
 /* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
  * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
  * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,
@@ -6131,6 +6145,30 @@ XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *d
  * is required, and all arrays are its memory. */
 XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
 
+/* >>dmd/pack */
+
+/* Latent pictures as rows of tokens, as transformers of Qwen-Image's kind take them: each 2 x 2 patch of all channels is a token,
+ *
+ *   packed[b (H/2) (W/2) + i (W/2) + j, 4 c + 2 p + q] = x[b, c, 2 i + p, 2 j + q]
+ *
+ * A permutation: every bit pattern goes through, NaN too. */
+typedef struct xd_latents {
+    int64_t samples;                 /* 0 is fine, and so is 0 of what follows */
+    int64_t channels, height, width; /* height and width even */
+    xd_dtype dtype;                  /* F32, BF16, F16 */
+} xd_latents;
+
+/* Latents [samples, channels, height, width] without gaps become rows [samples * height / 2 * width / 2, 4 * channels], and back. Rows may
+ * have a stride; what is between them is not touched. Both arrays are in memory of the context's device, and they do not
+ * overlap.
+ *
+ * Local; do not wait for a GPU, allocate nothing. Errors, with nothing written: SHAPE (an odd height or width, a negative size, more
+ * elements than fit, rows of another shape: with both; columns that 4 does not divide), DTYPE (another dtype, or two), ARGUMENT (no
+ * data, or both at one address).
+ * Source: the packing of the Qwen-Image pipelines, by the formula above. */
+XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed);
+XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents);
+
 #ifndef XDISTILL_NO_MODELS
 /* >>dmd/network */
 
@@ -6178,6 +6216,9 @@ typedef struct xd_network {
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+    xd_guidance
+        guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
+                           * Others have none: the references guide the teacher only */
 } xd_network;
 
 /* >>dmd/dmd */
@@ -6246,6 +6287,17 @@ typedef struct xd_dmd_regression {
         step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
+/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised forms,
+ * as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
+typedef struct xd_dmd_fdistill {
+    bool on; /* false: nothing else here is read; true: there is a discriminator */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* of times; 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average over steps, in [0, 1] */
+    double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
+} xd_dmd_fdistill;
+
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
@@ -6256,6 +6308,7 @@ typedef struct xd_dmd_gan {
     double r1_alpha;  /* size of its perturbation */
     bool
         r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+    xd_dmd_fdistill fdistill;
 } xd_dmd_gan;
 
 /* What is drawn, in the order in which xd_dmd asks. */
@@ -6301,7 +6354,8 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
+    bool
+        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -6368,7 +6422,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 /* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
  * and values are this leaf's part of the step's means.
  *
- *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *   student         forward; time, noise; fake score and teacher, each twice with guidance; the term of matching; with a discriminator, its gradient
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
@@ -6401,6 +6455,29 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 
+/* f-distill, for a loop of one's own. Weights of samples are those of the whole step, so the logits of all its leaves come first:
+ *
+ *   xd_dmd_ratios for each leaf; xd_dmd_weigh; xd_dmd_student for each leaf, with the same batches
+ *
+ * xd_dmd_ratios is the student's sample, time and noise, the teacher's features and the discriminator's logits, as inferences, with
+ * the random numbers of xd_dmd_student, which makes the same once more: one forward of each of the three networks (of the
+ * student, with its roll-out) is the price. Calls of draws are asked twice for the same. A leaf that has its logits already begins
+ * another step. xd_dmd_weigh makes the weights, each good for one xd_dmd_student, and the bins' next values; after a finding no bin
+ * changes. Whoever skips the step afterwards puts the bins back (xd_dmd_bins, xd_dmd_set_bins); xd_dmd_step does.
+ *
+ * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; in INVARIANT
+ * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact. Errors: STATE
+ * (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of xd_dmd_student and of
+ * xd_fdistill_weights. */
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
+
+/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank. Local; they
+ * wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0 and
+ * finite: with the numbers), those of the device. */
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
+
 /* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
  * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
  * GPU. Local. Errors: those of the device. */
@@ -6410,7 +6487,8 @@ XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
- * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step leaves the
+ * bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
@@ -6432,6 +6510,52 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
+/* >>dmd/record */
+
+/* The state of a distillation as a piece of a checkpoint. Weights, optimizers and averages of the roles are networks of
+ * xd_checkpoint_save; what else resumes a run is a JSON object, made for xd_checkpoint_save_desc.state:
+ *
+ *     {"kind": "xdistill.dmd", "version": 1, "step": 12, "student": 3, "fake_score": 9, "discriminator": 9, "warm_up": 200,
+ *      "phase": "others", "seed": 7, "schedule": "FLOW, t from 0 to 1, least 1e-06", "rungs": "4 steps from 0.999, times 90d1...",
+ *      "ratio": "MODELOPT, 1 in 5 after 0", "roles": "student with 1 average, ...", "settings": "5be0...", "bins": [1.5, ...]}
+ *
+ * So one save is one record: it is there as a whole or not at all. Whoever has a state of his own puts this object into it as the
+ * member "dmd". */
+
+/* Parts of the text that a load may do without. */
+typedef enum xd_dmd_state_part {
+    XD_DMD_STATE_WARM_UP = 1,  /* the counter of warm-up */
+    XD_DMD_STATE_BINS = 2,     /* of f-distill */
+    XD_DMD_STATE_SETTINGS = 4, /* the hash of all settings */
+    XD_DMD_STATE_PARTS = 8     /* above every sum */
+} xd_dmd_state_part;
+
+/* How strict a load is. Zero is the default of every field. */
+typedef struct xd_dmd_state_desc {
+    int allow_missing; /* sum of parts; what is missing stays as it is in the distillation */
+    bool
+        allow_settings; /* settings that are not named in the text may be others: clips, losses, weights, guidance, times. Bins are
+                         * not read by a distillation without f-distill */
+} xd_dmd_state_desc;
+
+/* The text, of the state between two steps.
+ *
+ *   text   out; NUL-terminated, to be released with xd_release. Bins and times are written so that they are read to the same bits
+ *
+ * Local, the same on every rank; waits for a GPU when there are bins. Errors: MEMORY, those of xd_dmd_bins. */
+XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
+
+/* Sets counters and bins from a text, after xd_checkpoint_load has loaded the rest.
+ *
+ *   text   as xd_checkpoint_load hands it back; NULL is MISSING
+ *   desc   NULL -> everything must be there
+ *
+ * Local. Nothing is changed by a text that is refused. Errors: FORMAT (no such object, an unknown member, numbers that
+ * contradict each other), UNSUPPORTED (another version); MISSING, naming the part; MISMATCH, with both values: another
+ * seed, noise schedule, rungs, ratio of steps, set of roles and averages, hash of settings, number of bins; those of xd_dmd_resume and
+ * xd_dmd_set_bins; MEMORY. */
+XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc);
+
 /* >>dmd/sampler */
 
 /* Samples from noise, with a network of few or of many steps. x starts as sigma(list[0]) noise. */
@@ -6447,7 +6571,7 @@ typedef enum xd_sampler_kind {
 /* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
  * xd_sampler_of_student. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its forward is called without `keep` */
+    xd_network network; /* its forward is called without `keep`; its guidance must be off */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
@@ -10571,6 +10695,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_edm_desc XDISTILL_NO_DMD_leaves_out_xd_edm_desc
 #    define xd_prediction XDISTILL_NO_DMD_leaves_out_xd_prediction
 #    define xd_conversion XDISTILL_NO_DMD_leaves_out_xd_conversion
+#    define xd_guidance XDISTILL_NO_DMD_leaves_out_xd_guidance
 #    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
 #    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
 #    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
@@ -10581,6 +10706,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_denoise_desc XDISTILL_NO_DMD_leaves_out_xd_denoise_desc
 #    define xd_gan_desc XDISTILL_NO_DMD_leaves_out_xd_gan_desc
 #    define xd_fdistill_desc XDISTILL_NO_DMD_leaves_out_xd_fdistill_desc
+#    define xd_latents XDISTILL_NO_DMD_leaves_out_xd_latents
 #    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
 #    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
 #    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
@@ -10620,6 +10746,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_f_weight (XDISTILL_NO_DMD_leaves_out_xd_f_weight)
 #    define xd_fdistill_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_fdistill_workspace_bytes)
 #    define xd_fdistill_weights (XDISTILL_NO_DMD_leaves_out_xd_fdistill_weights)
+#    define xd_latent_pack (XDISTILL_NO_DMD_leaves_out_xd_latent_pack)
+#    define xd_latent_unpack (XDISTILL_NO_DMD_leaves_out_xd_latent_unpack)
 #endif
 #if defined(XDISTILL_NO_DMD)
 #    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
@@ -10631,6 +10759,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_DMD_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_DMD_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
@@ -10638,6 +10767,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
+#    define xd_dmd_state_part XDISTILL_NO_DMD_leaves_out_xd_dmd_state_part
+#    define xd_dmd_state_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_state_desc
 #    define xd_sampler_kind XDISTILL_NO_DMD_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_DMD_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_DMD_leaves_out_xd_sampler
@@ -10656,12 +10787,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_DMD_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_DMD_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_DMD_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
+#    define xd_dmd_state_save (XDISTILL_NO_DMD_leaves_out_xd_dmd_state_save)
+#    define xd_dmd_state_load (XDISTILL_NO_DMD_leaves_out_xd_dmd_state_load)
 #    define xd_sampler_defaults (XDISTILL_NO_DMD_leaves_out_xd_sampler_defaults)
 #    define xd_sampler_of_student (XDISTILL_NO_DMD_leaves_out_xd_sampler_of_student)
 #    define xd_sampler_create (XDISTILL_NO_DMD_leaves_out_xd_sampler_create)
@@ -10682,6 +10819,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_MODELS_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_MODELS_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_MODELS_leaves_out_xd_dmd_draws
@@ -10689,6 +10827,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_MODELS_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_MODELS_leaves_out_xd_dmd_record
+#    define xd_dmd_state_part XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_part
+#    define xd_dmd_state_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_desc
 #    define xd_sampler_kind XDISTILL_NO_MODELS_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_MODELS_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_MODELS_leaves_out_xd_sampler
@@ -10707,12 +10847,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_MODELS_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_MODELS_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_MODELS_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_MODELS_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_MODELS_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_MODELS_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_MODELS_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_MODELS_leaves_out_xd_dmd_resume)
+#    define xd_dmd_state_save (XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_save)
+#    define xd_dmd_state_load (XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_load)
 #    define xd_sampler_defaults (XDISTILL_NO_MODELS_leaves_out_xd_sampler_defaults)
 #    define xd_sampler_of_student (XDISTILL_NO_MODELS_leaves_out_xd_sampler_of_student)
 #    define xd_sampler_create (XDISTILL_NO_MODELS_leaves_out_xd_sampler_create)
@@ -63946,6 +64092,98 @@ XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, 
     return result;
 }
 
+/* >>dmd/pack.c */
+
+/* Latent pictures as rows of tokens, and back. */
+
+#include <string.h>
+
+static xd_result xdi_pack_check_shape(xd_ctx *ctx, const xd_latents *s) {
+    size_t elements = 1;
+    XD_REQUIRE(ctx, s->samples >= 0 && s->channels >= 0 && s->height >= 0 && s->width >= 0, XD_ERROR_SHAPE,
+               "latents [%lld, %lld, %lld, %lld]", (long long)s->samples, (long long)s->channels,
+               (long long)s->height, (long long)s->width);
+    XD_REQUIRE(ctx, s->height % 2 == 0 && s->width % 2 == 0, XD_ERROR_SHAPE,
+               "latents of height %lld and width %lld; both must be even", (long long)s->height,
+               (long long)s->width);
+    const int64_t sizes[4] = { s->samples, s->channels, s->height, s->width };
+    for (int i = 0; i < 4; i++)
+        XD_REQUIRE(ctx,
+                   xdi_size_multiply(elements, sizes[i] > 0 ? (size_t)sizes[i] : 1, &elements) &&
+                       elements <= SIZE_MAX / 16,
+                   XD_ERROR_SHAPE, "latents [%lld, %lld, %lld, %lld] do not fit into memory",
+                   (long long)s->samples, (long long)s->channels, (long long)s->height, (long long)s->width);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "latents of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_pack_check(xd_ctx *ctx, const xd_latents *s, const void *latents,
+                                const xd_rows *packed) {
+    XD_TRY(xdi_pack_check_shape(ctx, s));
+    const int64_t tokens = s->height / 2 * (s->width / 2), rows = s->samples * tokens, cols = 4 * s->channels;
+    XD_REQUIRE(ctx, packed->dtype == s->dtype, XD_ERROR_DTYPE, "latents of %s and rows of %s",
+               xd_dtype_name(s->dtype), xd_dtype_name(packed->dtype));
+    XD_REQUIRE(ctx, packed->cols % 4 == 0, XD_ERROR_SHAPE,
+               "rows of %lld numbers, which 4 does not divide; %lld channels have %lld",
+               (long long)packed->cols, (long long)s->channels, (long long)cols);
+    XD_REQUIRE(ctx, packed->rows == rows && packed->cols == cols, XD_ERROR_SHAPE,
+               "rows are [%lld, %lld] but [%lld, %lld] is expected: %lld samples of %lld tokens",
+               (long long)packed->rows, (long long)packed->cols, (long long)rows, (long long)cols,
+               (long long)s->samples, (long long)tokens);
+    XD_REQUIRE(ctx, packed->stride == 0 || packed->stride >= cols, XD_ERROR_SHAPE,
+               "rows have stride %lld, less than their %lld columns", (long long)packed->stride,
+               (long long)cols);
+    if (rows == 0 || cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, packed->stride <= INT64_MAX / 16 / rows, XD_ERROR_SHAPE,
+               "%lld rows with stride %lld do not fit into memory", (long long)rows,
+               (long long)packed->stride);
+    XD_REQUIRE(ctx, latents && packed->data, XD_ERROR_ARGUMENT, "no data of %s of %lld samples",
+               latents ? "rows" : "latents", (long long)s->samples);
+    XD_REQUIRE(ctx, latents != packed->data, XD_ERROR_ARGUMENT,
+               "latents and rows of %lld samples at one address", (long long)s->samples);
+    return XD_OK;
+}
+
+/* Steps of both arrays along b, c, i, p, j, q; latents are the source. */
+static xd_copy xdi_pack_copy(const xd_latents *s, const xd_rows *packed) {
+    const int64_t i = s->height / 2, j = s->width / 2, row = packed->stride ? packed->stride : packed->cols;
+    const int64_t extent[6] = { s->samples, s->channels, i, 2, j, 2 };
+    const int64_t spatial[6] = {
+        s->channels * s->height * s->width, s->height * s->width, 2 * s->width, s->width, 2, 1
+    };
+    const int64_t token[6] = { i * j * row, 4, j * row, 2, row, 1 };
+    xd_copy copy;
+    memset(&copy, 0, sizeof copy);
+    copy.ndim = 6;
+    memcpy(copy.extent, extent, sizeof extent);
+    memcpy(copy.src_stride, spatial, sizeof spatial);
+    memcpy(copy.dst_stride, token, sizeof token);
+    return copy;
+}
+
+static xd_result xdi_pack_run(xd_ctx *ctx, const xd_copy *copy, const void *from, void *to, xd_dtype dtype) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    for (int d = 0; d < copy->ndim; d++)
+        if (copy->extent[d] == 0) return XD_OK;
+    return xd_ctx_kernels(ctx)->copies(&launch, copy, 1, from, to, xd_dtype_size(dtype));
+}
+
+XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed) {
+    XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
+    const xd_copy copy = xdi_pack_copy(shape, &packed);
+    return xdi_pack_run(ctx, &copy, latents, packed.data, shape->dtype);
+}
+
+XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents) {
+    XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
+    const xd_copy there = xdi_pack_copy(shape, &packed);
+    xd_copy back = there;
+    memcpy(back.src_stride, there.dst_stride, sizeof back.src_stride);
+    memcpy(back.dst_stride, there.src_stride, sizeof back.dst_stride);
+    return xdi_pack_run(ctx, &back, packed.data, latents, shape->dtype);
+}
+
 #ifndef XDISTILL_NO_MODELS
 /* >>dmd/state */
 
@@ -63994,6 +64232,20 @@ typedef struct xdi_dmd_times {
     double *network; /* [samples] as networks see them */
 } xdi_dmd_times;
 
+/* f-distill: what is known of all samples of a step on this rank, leaf after leaf without gaps. Rows are [leaves * samples] at
+ * most. */
+typedef struct xdi_dmd_ratios {
+    float *logits;    /* [rows, heads] */
+    double *times;    /* [rows] */
+    double *weights;  /* [rows] */
+    double *bins;     /* [bins] */
+    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
+    int64_t *samples; /* [leaves] on the host */
+    int64_t rows;
+    bool weighed;
+} xdi_dmd_ratios;
+
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
@@ -64017,11 +64269,13 @@ struct xd_dmd {
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
+    xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws; /* also numbers on their way from the device */
+    double *draws;   /* also numbers on their way from the device */
+    double *spreads; /* [3 * samples] of guidance with rescale */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -64036,6 +64290,9 @@ struct xd_dmd {
 /* dmd.c: whether there is a discriminator; elements of a whole sample. */
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+
+/* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
 
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
@@ -64113,14 +64370,34 @@ XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_netw
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
-/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a leaf, NULL
+ * without it; nothing is known of a step yet; the end of a step that did not happen. */
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out);
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
+
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
+ * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
+ * is written when it rescales. Collective over split then. */
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch);
+
+/* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
                                          int64_t step_samples);
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role);
 
 /* dmd.c: arrays of times from memory of the host. */
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);
@@ -64177,6 +64454,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
+    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
+    desc.gan.fdistill.upper = 20.0;
+    desc.gan.fdistill.bins = 10;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -64262,6 +64542,8 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
                gan->r1_weight);
     XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
                "r1_weight %g without a discriminator", gan->r1_weight);
+    XD_REQUIRE(ctx, !gan->fdistill.on || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "f-distill with %d bins without a discriminator", gan->fdistill.bins);
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
@@ -64288,6 +64570,24 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                !isnan(xd_noise_network_time(0.5, desc->network_scale,
                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
+        XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
+        XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
+                   xdi_dmd_role_names[role], g->scale);
+        XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
+                   g->rescale);
+        XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+    }
     return XD_OK;
 }
 
@@ -64344,8 +64644,10 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_guidances(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
 }
 
@@ -64373,9 +64675,15 @@ static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s)
 
 static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count };
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const double numbers[] = { (double)desc->networks[role].predicts,
+                                   (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count,
+                                   desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count,
+                                   (double)g->on,
+                                   g->scale,
+                                   g->rescale };
         hash = xd_hash(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -64384,6 +64692,7 @@ static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
 static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
     const xd_denoise_form *form = &desc->fake_loss;
     const xd_dmd_gan *gan = &desc->gan;
+    const xd_dmd_fdistill *f = &gan->fdistill;
     const double numbers[] = { (double)desc->normaliser,
                                (double)form->space,
                                (double)form->weight,
@@ -64397,12 +64706,20 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)gan->same_noise,
                                gan->r1_weight,
                                gan->r1_alpha,
-                               (double)gan->r1_on_clean };
+                               (double)gan->r1_on_clean,
+                               (double)f->on,
+                               (double)f->divergence,
+                               f->lower,
+                               f->upper,
+                               (double)f->bins,
+                               f->rate,
+                               f->min_t,
+                               f->max_t };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
 /* A number of the settings that all ranks must share. */
-static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,
@@ -64458,6 +64775,7 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
+    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
     return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
 }
 
@@ -64523,12 +64841,16 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
     const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
+        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
+        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
     d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
@@ -64555,6 +64877,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+    if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
@@ -64608,8 +64931,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result cleared =
-        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
     xdi_dmd_align_sums(desc);
@@ -64655,7 +64978,7 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
 
 /* >>dmd/tensors.c */
 
-/* What distribution matching draws, and sums of two tensors. */
+/* What distribution matching draws, sums of two tensors, and what all of its losses get besides theirs. */
 
 #include <string.h>
 
@@ -64681,6 +65004,17 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
     desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
     XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
     return xd_mix_rows(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
 }
 
 /* ---- draws ---- */
@@ -64764,6 +65098,258 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     for (int64_t i = 0; i < rows; i++, draw.random.sample++)
         d->rung[i] = xd_draw_index(&draw.random, 0, count);
     return XD_OK;
+}
+
+/* >>dmd/ratios.c */
+
+/* f-distill: weights of the student's samples, from the logits of a whole step. */
+
+#include <math.h>
+#include <string.h>
+
+static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
+    const xd_dmd_fdistill *f = &d->desc.gan.fdistill;
+    const bool own = f->min_t != 0.0 || f->max_t != 0.0;
+    xd_fdistill_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logits = xd_rows_of(d->ratios.logits, XD_DTYPE_F32, d->ratios.rows,
+                             d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    desc.divergence = f->divergence;
+    desc.lower = f->lower;
+    desc.upper = f->upper;
+    desc.bins = f->bins;
+    desc.rate = f->rate;
+    desc.min_t = own ? f->min_t : d->desc.student_times.min_t;
+    desc.max_t = own ? f->max_t : d->desc.student_times.max_t;
+    desc.times = d->ratios.times;
+    desc.bin_values = d->ratios.bins;
+    desc.comm = d->desc.data;
+    desc.status = d->status;
+    desc.workspace = d->workspace;
+    desc.workspace_bytes = d->workspace_bytes;
+    return desc;
+}
+
+/* ---- settings and memory ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_fdistill *f = &desc->gan.fdistill;
+    if (!f->on) return XD_OK;
+    XD_REQUIRE(ctx, (int)f->divergence >= 0 && f->divergence <= XD_F_NEYMAN, XD_ERROR_ARGUMENT,
+               "f-distill by divergence %d", (int)f->divergence);
+    XD_REQUIRE(ctx, f->lower > 0.0 && f->lower <= f->upper && isfinite(f->upper), XD_ERROR_ARGUMENT,
+               "f-distill with ratios in [%g, %g]: 0 < lower <= upper is needed", f->lower, f->upper);
+    XD_REQUIRE(ctx, f->bins >= 0 && f->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
+               "f-distill with %d bins; 0 to %d are possible", f->bins, XD_FDISTILL_BINS_MAX);
+    XD_REQUIRE(ctx, f->rate >= 0.0 && f->rate <= 1.0, XD_ERROR_ARGUMENT,
+               "f-distill with rate %g, which is outside [0, 1]", f->rate);
+    XD_REQUIRE(ctx,
+               isfinite(f->min_t) && isfinite(f->max_t) &&
+                   (f->min_t < f->max_t || (f->min_t == 0.0 && f->max_t == 0.0)),
+               XD_ERROR_ARGUMENT, "f-distill with times in [%g, %g]: min_t < max_t is needed", f->min_t,
+               f->max_t);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const size_t leaves = (size_t)d->leaves, rows = leaves * (size_t)d->desc.sizes.samples,
+                 bins = (size_t)d->desc.gan.fdistill.bins,
+                 heads = (size_t)d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    r->logits = (float *)xd_arena_take_pointer(device, rows * heads * sizeof *r->logits);
+    r->times = (double *)xd_arena_take_pointer(device, rows * sizeof *r->times);
+    r->weights = (double *)xd_arena_take_pointer(device, rows * sizeof *r->weights);
+    r->bins = (double *)xd_arena_take_pointer(device, bins * sizeof *r->bins);
+    r->earlier = (double *)xd_arena_take_pointer(device, bins * sizeof *r->earlier);
+    r->first = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->first);
+    r->samples = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->samples);
+}
+
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
+    xd_fdistill_desc desc;
+    if (!d->desc.gan.fdistill.on) return 0;
+    desc = xdi_dmd_fdistill_desc(d);
+    return xd_fdistill_workspace_bytes(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
+    const double one = 1.0;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    for (int k = 0; k < d->desc.gan.fdistill.bins; k++)
+        XD_TRY(xdi_dmd_send(d, d->ratios.bins + k, &one, sizeof one));
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d) {
+    for (int64_t k = 0; k < d->leaves; k++) d->ratios.first[k] = -1;
+    d->ratios.rows = 0;
+    d->ratios.weighed = false;
+}
+
+/* ---- weights ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d) {
+    XD_REQUIRE(d->ctx, d->desc.gan.fdistill.on, XD_ERROR_STATE, "a distillation without f-distill");
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t bytes = (size_t)d->desc.gan.fdistill.bins * sizeof *to;
+    if (bytes == 0) return XD_OK;
+    return xd_ctx_kernels(d->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
+    XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
+    XD_TRY(xd_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
+    dmd->ratios.weighed = true;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
+    if (!d->desc.gan.fdistill.on || !d->ratios.weighed) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    return xdi_dmd_copy_bins(d, d->ratios.bins, d->ratios.earlier);
+}
+
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
+    xdi_dmd_ratios *r = &d->ratios;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    XD_REQUIRE(
+        d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
+        "leaf %lld has no weights of f-distill: xd_dmd_ratios of all leaves and xd_dmd_weigh come first",
+        (long long)leaf);
+    XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
+               "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
+               (long long)r->samples[leaf], (long long)samples);
+    *out = r->weights + r->first[leaf];
+    r->first[leaf] = -1;
+    return XD_OK;
+}
+
+/* ---- bins ---- */
+
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
+    return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
+}
+
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
+               "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);
+    for (int k = 0; k < count; k++)
+        XD_REQUIRE(dmd->ctx, isfinite(values[k]) && values[k] > 0.0, XD_ERROR_ARGUMENT,
+                   "bin %d of %d of f-distill is %g; it must be above 0 and finite", k, count, values[k]);
+    return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
+}
+
+/* >>dmd/guidance.c */
+
+/* Guidance of clean samples, with the deviations that its rescaled form needs. */
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role) {
+    xd_guidance guidance = desc->networks[role].guidance;
+    if (role != XD_DMD_TEACHER) return guidance;
+    guidance.on = desc->guided;
+    guidance.scale = desc->guidance_scale;
+    return guidance;
+}
+
+/* ---- deviations ---- */
+
+/* A number whose f32 has four equal bytes, so that a fill of bytes makes an array of it. */
+static double xdi_dmd_constant(void) {
+    float value;
+    memset(&value, 0x3f, sizeof value);
+    return (double)value;
+}
+
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
+ * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    for (int64_t i = 0; i < samples; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = shift[i];
+        d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[x], samples);
+    desc.clean = desc.noise = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    desc.common.sample_loss = d->distances;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return samples > 0 ? xd_read(d->ctx, out, d->distances, (size_t)samples * sizeof *out) : XD_OK;
+}
+
+/* out [samples] = means: sum (x + a)^2 - sum (x - a)^2 = 4 a sum x, with an a of the size of x. */
+static xd_result xdi_dmd_means(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    for (int64_t i = 0; i < samples; i++) shift[i] = 0.0;
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = (double)(float)(sqrt(out[i] / whole) / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -shift[i];
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++)
+        out[i] = shift[i] < 0.0 ? (out[i] - d->draws[i]) / (-4.0 * shift[i] * c * whole) : 0.0;
+    return XD_OK;
+}
+
+/* out [samples] = variances: squares around nearly the mean do not cancel, however far it is from 0. What is below the rounding of
+ * f32 is none. */
+static xd_result xdi_dmd_variances(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    const size_t bytes = (size_t)(samples * d->desc.sizes.elements) * sizeof(float);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    if (bytes > 0) XD_TRY(xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->raw_slope, 0x3f, bytes));
+    XD_TRY(xdi_dmd_means(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -(double)(float)(out[i] / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++) {
+        const double mean = out[i], left = mean + shift[i] * c, variance = d->draws[i] / whole - left * left;
+        out[i] = variance > ldexp(mean * mean, -44) ? variance : 0.0;
+    }
+    return XD_OK;
+}
+
+/* ---- guidance ---- */
+
+static xd_result xdi_dmd_mix_guided(xd_dmd *d, int64_t samples, xdi_dmd_tensor conditional, void *out) {
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[conditional], samples),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], samples), xdi_dmd_rows(d, out, samples));
+}
+
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch) {
+    double *plain = d->spreads, *guided = plain ? plain + d->desc.sizes.samples : NULL;
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+    if (guidance->rescale == 0.0) return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
+    XD_TRY(xdi_dmd_mix_guided(d, samples, out, d->tensors[scratch]));
+    XD_TRY(xdi_dmd_variances(d, out, samples, plain));
+    XD_TRY(xdi_dmd_variances(d, scratch, samples, guided));
+    for (int64_t i = 0; i < samples; i++) { /* from the two again, so that a narrow type rounds once */
+        const double ratio = guided[i] > 0.0 ? sqrt(plain[i] / guided[i]) : 1.0;
+        const double factor = guidance->rescale * ratio + (1.0 - guidance->rescale);
+        d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+        d->host_mixes[i].c0 *= factor;
+        d->host_mixes[i].c1 *= factor;
+    }
+    return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
 }
 
 /* >>dmd/walk.c */
@@ -64880,7 +65466,34 @@ static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void 
     return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
 }
 
+/* With rescale, clean samples in TARGET on the way: deviations are of those. */
+static xd_result xdi_dmd_guide_rescaled(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
+    const int64_t n = batch->samples;
+    xdi_dmd_reading reading;
+    xd_conversion back;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_TARGET]));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_REAL]));
+    XD_TRY(xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_FAKE));
+    memset(&back, 0, sizeof back);
+    back.from = XD_PREDICT_X0;
+    back.to = d->desc.networks[XD_DMD_TEACHER].predicts;
+    back.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < n; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &back, at.times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], n),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], n));
+}
+
 XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    if (xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER).rescale > 0.0) return xdi_dmd_guide_rescaled(d, batch, at);
     const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
     const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
     XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
@@ -65046,17 +65659,6 @@ XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 
 #include <string.h>
 
-XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
-    xd_sample_common common;
-    memset(&common, 0, sizeof common);
-    common.weight = 1.0;
-    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
-    common.status = d->status;
-    common.workspace = d->workspace;
-    common.workspace_bytes = d->workspace_bytes;
-    return common;
-}
-
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     xd_sample_values here;
     if (!value) return XD_OK;
@@ -65079,9 +65681,10 @@ XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
-    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, role);
+    XD_REQUIRE(d->ctx, !guidance.on || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", guidance.scale,
                (long long)batch->samples);
     return XD_OK;
 }
@@ -65140,9 +65743,18 @@ static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batc
     return call;
 }
 
-static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot, bool keep) {
     xd_network_call call = xdi_dmd_judging(d, batch, slot);
-    call.keep = true;
+    call.keep = keep;
     call.raw = d->features[slot].logits;
     call.raw_gradient = NULL;
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
@@ -65168,7 +65780,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     xd_gan_desc desc = xd_gan_defaults();
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
     XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
@@ -65187,16 +65799,38 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
 }
 
-/* ---- the discriminator's own ---- */
+/* ---- what f-distill weighs by ---- */
 
-/* Features of the teacher at samples and times. */
-static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
-                              const xdi_dmd_times *times) {
-    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
-    call.slot = slot;
-    call.features = d->features[slot].values;
-    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+/* Logits and times of slot FAKE become those of a leaf. */
+static xd_result xdi_dmd_add_ratios(xd_dmd *d, int64_t leaf, int64_t samples) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    if (samples > 0) {
+        XD_TRY(xd_ctx_kernels(d->ctx)->memory.copy(
+            &launch, r->logits + r->rows * heads, d->features[XDI_DMD_SLOT_FAKE].logits,
+            (size_t)(samples * heads) * sizeof *r->logits, XD_COPY_ON_DEVICE));
+        XD_TRY(xdi_dmd_send(d, r->times + r->rows, d->noised.exact, (size_t)samples * sizeof *r->times));
+    }
+    r->first[leaf] = r->rows;
+    r->samples[leaf] = samples;
+    r->rows += samples;
+    return XD_OK;
 }
+
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    if (dmd->ratios.weighed || dmd->ratios.first[leaf] >= 0) xdi_dmd_forget_ratios(dmd);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, false));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_judge(dmd, batch, XDI_DMD_SLOT_FAKE, false));
+    return xdi_dmd_add_ratios(dmd, leaf, batch->samples);
+}
+
+/* ---- the discriminator's own ---- */
 
 static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
     xdi_dmd_where where;
@@ -65254,9 +65888,9 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const bool penalty = d->desc.gan.r1_weight > 0.0;
     xd_gan_desc desc = xd_gan_defaults();
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED, true));
     desc.role = XD_GAN_DISCRIMINATOR;
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.real = xdi_dmd_logits(d, real->logits, batch->samples);
@@ -65319,22 +65953,34 @@ static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples
 static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     const int64_t n = batch->samples;
     const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
     xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
     call.slot = XDI_DMD_SLOT_FAKE;
     call.keep = adversarial;
     if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
-    if (!d->desc.guided) return XD_OK;
+    if (!guidance.on) return XD_OK;
     call.slot = XDI_DMD_SLOT_REAL;
     call.keep = false;
     call.features = NULL;
     call.condition = batch->negative;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
-    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+    return xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_RAW);
+}
+
+/* FAKE = what the fake score makes of x_t. */
+static xd_result xdi_dmd_follow(xd_dmd *d, const xd_dmd_batch *batch) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_FAKE_SCORE);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    if (!guidance.on) return XD_OK;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_REAL));
+    return xdi_dmd_guide_clean(d, &guidance, batch->samples, XDI_DMD_FAKE, XDI_DMD_RAW);
 }
 
 /* The mean over the samples of the whole step, in the order of the leaf's. */
@@ -65347,12 +65993,13 @@ static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value
     return XD_OK;
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, const double *weights, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
     desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
     desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.sample_scale = weights;
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
@@ -65386,18 +66033,18 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 }
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
-    xd_network_call call;
+    const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
-    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_FAKE_SCORE));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_TEACHER));
+    XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
-    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
-    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
-    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_follow(dmd, batch));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);
@@ -65529,7 +66176,7 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
     XD_REQUIRE(d->ctx, d->desc.schedule.kind == XD_NOISE_FLOW, XD_ERROR_STATE,
                "warm-up under the schedule %s; it is for FLOW", names[d->desc.schedule.kind]);
     XD_TRY(xdi_dmd_check_batch(d, leaf, batch, xdi_dmd_warm_up_samples(d)));
-    return xdi_dmd_check_guidance(d, batch);
+    return xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER);
 }
 
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
@@ -65579,18 +66226,21 @@ typedef struct xdi_dmd_source {
     bool warm_up;
 } xdi_dmd_source;
 
-/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
-static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+/* The batch of a leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch) {
     const xd_dmd_desc *desc = &d->desc;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
-    xd_dmd_batch batch;
-    memset(&batch, 0, sizeof batch);
+    memset(batch, 0, sizeof *batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) {
-        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
-        const xd_result given = source->batch(source->user, number, &batch);
-        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
-    }
+    if (number < 0) return XD_OK;
+    /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+    const xd_result given = source->batch(source->user, number, batch);
+    return desc->sizes.split ? xd_agree(desc->sizes.split, given) : given;
+}
+
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    xd_dmd_batch batch;
+    XD_TRY(xdi_dmd_open_leaf(d, source, k, &batch));
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -65609,6 +66259,18 @@ static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
         xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
     }
     return XD_OK;
+}
+
+/* f-distill: the logits of all leaves, for weights of the whole step. */
+static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_result result) {
+    for (int64_t k = 0; k < d->leaves && result == XD_OK; k++) {
+        xd_dmd_batch batch;
+        result = xdi_dmd_open_leaf(d, source, k, &batch);
+        if (result == XD_OK) result = xd_dmd_ratios(d, k, &batch);
+        d->beyond = -1;
+    }
+    XD_TRY(xdi_dmd_agree(&d->desc, result)); /* nobody waits for the weights of a rank that has failed */
+    return xd_dmd_weigh(d);
 }
 
 /* ---- what all ranks know ---- */
@@ -65717,9 +66379,11 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 /* Everything but the counters. */
 static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
+    const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
         result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (weighs) result = xdi_dmd_look_ahead(d, source, result);
     if (result == XD_OK) result = xdi_dmd_leaves(d, source);
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
@@ -65734,7 +66398,11 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     source.user = user;
     for (int role = 0; role < XD_DMD_ROLES; role++)
         source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
-    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    if (dmd->desc.gan.fdistill.on)
+        xdi_dmd_forget_ratios(dmd); /* an earlier step's bins are not to be undone */
+    const xd_result made = xdi_dmd_make_step(dmd, &source, &shared);
+    if (made != XD_OK || shared.skipped) (void)xdi_dmd_undo_weigh(dmd); /* of a broken device: made says so */
+    XD_TRY(made);
     for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
         dmd->kept_samples[k] = -1; /* they may be what was found */
     for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)
@@ -65756,6 +66424,300 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
     dmd->record.warm_up++;
     if (values) *values = shared;
     return XD_OK;
+}
+
+/* >>dmd/record.c */
+
+/* The state of a distillation as text. */
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { XDI_DMD_STATE_VERSION = 1, XDI_DMD_TEXT = 224 };
+
+/* ---- settings in words, which are compared as they are ---- */
+
+typedef enum xdi_dmd_aspect {
+    XDI_DMD_SCHEDULE = 0,
+    XDI_DMD_RUNGS,
+    XDI_DMD_RATIO,
+    XDI_DMD_ROLES_AND_AVERAGES,
+    XDI_DMD_ASPECTS
+} xdi_dmd_aspect;
+
+static const char *xdi_dmd_aspect_key(int aspect) {
+    if (aspect == XDI_DMD_SCHEDULE) return "schedule";
+    if (aspect == XDI_DMD_RUNGS) return "rungs";
+    return aspect == XDI_DMD_RATIO ? "ratio" : "roles";
+}
+
+static void xdi_dmd_say_schedule(const xd_noise_schedule *s, char *out) {
+    static const char names[][8] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    const int used = snprintf(out, XDI_DMD_TEXT, "%s, t from %.17g to %.17g, least %.17g", names[s->kind],
+                              s->min_t, s->max_t, s->least);
+    if (s->kind == XD_NOISE_VP)
+        snprintf(out + used, (size_t)(XDI_DMD_TEXT - used), ", %lld levels %016llx",
+                 (long long)s->table_count,
+                 (unsigned long long)xd_hash(0, s->table, (size_t)s->table_count * sizeof *s->table));
+}
+
+static void xdi_dmd_say_rungs(const xd_dmd_rungs *r, char *out) {
+    snprintf(out, XDI_DMD_TEXT, "%d steps from %.17g, times %016llx", r->steps, r->list[0],
+             (unsigned long long)xd_hash(0, r->list, (size_t)(r->steps + 1) * sizeof *r->list));
+}
+
+static void xdi_dmd_say_ratio(const xd_dmd_desc *d, char *out) {
+    static const char names[][12] = { "MODELOPT", "FASTGEN", "ORIGINAL" };
+    snprintf(out, XDI_DMD_TEXT, "%s, 1 in %lld after %lld", names[d->alternation], (long long)d->frequency,
+             (long long)d->lead);
+}
+
+static void xdi_dmd_say_roles(const xd_dmd_desc *d, char *out) {
+    static const char names[][16] = { "student", "fake score", "discriminator" };
+    size_t used = 0;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const int averages = d->trainers[role].average_count;
+        if (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(d)) continue;
+        used += (size_t)snprintf(out + used, XDI_DMD_TEXT - used, "%s%s with %d average%s", used ? ", " : "",
+                                 names[role], averages, averages == 1 ? "" : "s");
+    }
+}
+
+static void xdi_dmd_say(const xd_dmd_desc *d, int aspect, char out[XDI_DMD_TEXT]) {
+    memset(out, 0, XDI_DMD_TEXT);
+    if (aspect == XDI_DMD_SCHEDULE) xdi_dmd_say_schedule(&d->schedule, out);
+    if (aspect == XDI_DMD_RUNGS) xdi_dmd_say_rungs(&d->rungs, out);
+    if (aspect == XDI_DMD_RATIO) xdi_dmd_say_ratio(d, out);
+    if (aspect == XDI_DMD_ROLES_AND_AVERAGES) xdi_dmd_say_roles(d, out);
+}
+
+/* Whose turn a step is. */
+static const char *xdi_dmd_phase(const xd_dmd_desc *d, int64_t step) {
+    const bool student = xd_dmd_has_turn(d, XD_DMD_STUDENT, step);
+    if (xd_dmd_has_turn(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
+    return "student";
+}
+
+static void xdi_dmd_say_settings(const xd_dmd_desc *d, char out[XDI_DMD_TEXT]) {
+    snprintf(out, XDI_DMD_TEXT, "%016llx", (unsigned long long)xdi_dmd_settings_hash(d));
+}
+
+/* ---- writing ---- */
+
+static void xdi_dmd_write_count(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void xdi_dmd_write_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+static xd_result xdi_dmd_write_bins(xd_dmd *d, xd_json_writer *w) {
+    const int bins = d->desc.gan.fdistill.on ? d->desc.gan.fdistill.bins : 0;
+    if (bins == 0) return XD_OK;
+    double *values = (double *)xd_allocate(d->ctx, (size_t)bins * sizeof *values);
+    XD_REQUIRE(d->ctx, values, XD_ERROR_MEMORY, "no room for %d bins", bins);
+    const xd_result result = xd_dmd_bins(d, values);
+    xd_json_write_key(w, "bins");
+    xd_json_write_array(w);
+    for (int k = 0; k < bins && result == XD_OK; k++) xd_json_write_double(w, values[k]);
+    xd_json_write_end(w);
+    xd_release(d->ctx, values);
+    return result;
+}
+
+static xd_result xdi_dmd_write_state(xd_dmd *d, xd_json_writer *w) {
+    const xd_dmd_record record = xd_dmd_describe(d);
+    char words[XDI_DMD_TEXT];
+    xd_json_write_object(w);
+    xdi_dmd_write_string(w, "kind", "xdistill.dmd");
+    xdi_dmd_write_count(w, "version", XDI_DMD_STATE_VERSION);
+    xdi_dmd_write_count(w, "step", record.step);
+    xdi_dmd_write_count(w, "student", record.updates[XD_DMD_STUDENT]);
+    xdi_dmd_write_count(w, "fake_score", record.updates[XD_DMD_FAKE_SCORE]);
+    xdi_dmd_write_count(w, "discriminator", record.updates[XD_DMD_DISCRIMINATOR]);
+    xdi_dmd_write_count(w, "warm_up", record.warm_up);
+    xdi_dmd_write_string(w, "phase", xdi_dmd_phase(&d->desc, record.step));
+    xd_json_write_key(w, "seed");
+    xd_json_write_uint64(w, record.seed);
+    for (int aspect = 0; aspect < XDI_DMD_ASPECTS; aspect++) {
+        xdi_dmd_say(&d->desc, aspect, words);
+        xdi_dmd_write_string(w, xdi_dmd_aspect_key(aspect), words);
+    }
+    xdi_dmd_say_settings(&d->desc, words);
+    xdi_dmd_write_string(w, "settings", words);
+    XD_TRY(xdi_dmd_write_bins(d, w));
+    xd_json_write_end(w);
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text) {
+    xd_json_writer writer = xd_json_writer_create(dmd->ctx);
+    const char *written = NULL;
+    size_t bytes = 0;
+    char *made = NULL;
+    xd_result result = xdi_dmd_write_state(dmd, &writer);
+    if (result == XD_OK) result = xd_json_writer_text(&writer, &written, &bytes);
+    if (result == XD_OK) made = (char *)xd_allocate(dmd->ctx, bytes + 1);
+    if (made) memcpy(made, written, bytes + 1);
+    xd_json_writer_destroy(&writer);
+    XD_TRY(result);
+    XD_REQUIRE(dmd->ctx, made, XD_ERROR_MEMORY, "no room for a state of %zu bytes", bytes);
+    *text = made;
+    return XD_OK;
+}
+
+/* ---- reading ---- */
+
+/* A text on its way into a distillation. */
+typedef struct xdi_dmd_reader {
+    const xd_dmd *d;
+    const xd_json *object;
+    xd_dmd_state_desc desc;
+    xd_dmd_record record;
+    double *bins; /* [bin_count] of the text; NULL: none */
+    int64_t bin_count;
+} xdi_dmd_reader;
+
+static bool xdi_dmd_may_miss(const xdi_dmd_reader *r, int part) {
+    return (r->desc.allow_missing & part) != 0;
+}
+
+static xd_result xdi_dmd_need(const xdi_dmd_reader *r, const char *key, const xd_json **out) {
+    *out = xd_json_find(r->object, key);
+    XD_REQUIRE(r->d->ctx, *out, XD_ERROR_MISSING, "the state of a distillation has no \"%s\"", key);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_count(const xdi_dmd_reader *r, const char *key, int64_t *out) {
+    const xd_json *value;
+    XD_TRY(xdi_dmd_need(r, key, &value));
+    XD_REQUIRE(r->d->ctx, xd_json_int64(value, out), XD_ERROR_FORMAT,
+               "\"%s\" of the state of a distillation is no whole number, at byte %zu", key,
+               xd_json_offset(value));
+    return XD_OK;
+}
+
+/* A string that must be that of the distillation. */
+static xd_result xdi_dmd_compare(const xdi_dmd_reader *r, const char *key, const char *own) {
+    const xd_json *value;
+    XD_TRY(xdi_dmd_need(r, key, &value));
+    const char *theirs = xd_json_string(value, NULL);
+    XD_REQUIRE(r->d->ctx, theirs, XD_ERROR_FORMAT,
+               "\"%s\" of the state of a distillation is no string, at byte %zu", key, xd_json_offset(value));
+    XD_REQUIRE(r->d->ctx, strcmp(theirs, own) == 0, XD_ERROR_MISMATCH,
+               "%s: the run has \"%.100s\", the distillation \"%.100s\"", key, theirs, own);
+    return XD_OK;
+}
+
+/* Every member is one of those that are written. */
+static xd_result xdi_dmd_check_members(const xdi_dmd_reader *r) {
+    static const char known[] =
+        " kind version step student fake_score discriminator warm_up phase seed schedule "
+        "rungs ratio roles settings bins ";
+    for (const xd_json *m = xd_json_first(r->object); m; m = xd_json_next(m)) {
+        char key[32];
+        const bool fits = snprintf(key, sizeof key, " %s ", xd_json_key(m, NULL)) < (int)sizeof key;
+        XD_REQUIRE(r->d->ctx, fits && strstr(known, key), XD_ERROR_FORMAT,
+                   "\"%.40s\" is no part of the state of a distillation", xd_json_key(m, NULL));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_kind(const xdi_dmd_reader *r) {
+    const char *kind = xd_json_string(xd_json_find(r->object, "kind"), NULL);
+    int64_t version = 0;
+    XD_REQUIRE(r->d->ctx, kind && strcmp(kind, "xdistill.dmd") == 0, XD_ERROR_FORMAT,
+               "kind \"%.40s\" is not that of the state of a distillation, \"xdistill.dmd\"",
+               kind ? kind : "");
+    XD_TRY(xdi_dmd_read_count(r, "version", &version));
+    XD_REQUIRE(r->d->ctx, version == XDI_DMD_STATE_VERSION, XD_ERROR_UNSUPPORTED,
+               "the state of a distillation is of version %lld; %d can be read", (long long)version,
+               XDI_DMD_STATE_VERSION);
+    return xdi_dmd_check_members(r);
+}
+
+static xd_result xdi_dmd_read_record(xdi_dmd_reader *r) {
+    const xd_json *seed;
+    memset(&r->record, 0, sizeof r->record);
+    r->record.warm_up = r->d->record.warm_up;
+    XD_TRY(xdi_dmd_read_count(r, "step", &r->record.step));
+    XD_TRY(xdi_dmd_read_count(r, "student", &r->record.updates[XD_DMD_STUDENT]));
+    XD_TRY(xdi_dmd_read_count(r, "fake_score", &r->record.updates[XD_DMD_FAKE_SCORE]));
+    XD_TRY(xdi_dmd_read_count(r, "discriminator", &r->record.updates[XD_DMD_DISCRIMINATOR]));
+    if (!xdi_dmd_may_miss(r, XD_DMD_STATE_WARM_UP) || xd_json_find(r->object, "warm_up"))
+        XD_TRY(xdi_dmd_read_count(r, "warm_up", &r->record.warm_up));
+    XD_TRY(xdi_dmd_need(r, "seed", &seed));
+    XD_REQUIRE(r->d->ctx, xd_json_uint64(seed, &r->record.seed), XD_ERROR_FORMAT,
+               "\"seed\" of the state of a distillation is no seed, at byte %zu", xd_json_offset(seed));
+    XD_REQUIRE(r->d->ctx, r->record.seed == r->d->desc.seed, XD_ERROR_MISMATCH,
+               "the run has seed %llu, the distillation %llu", (unsigned long long)r->record.seed,
+               (unsigned long long)r->d->desc.seed);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_settings(const xdi_dmd_reader *r) {
+    const bool missing = xdi_dmd_may_miss(r, XD_DMD_STATE_SETTINGS) && !xd_json_find(r->object, "settings");
+    char words[XDI_DMD_TEXT];
+    for (int aspect = 0; aspect < XDI_DMD_ASPECTS; aspect++) {
+        xdi_dmd_say(&r->d->desc, aspect, words);
+        XD_TRY(xdi_dmd_compare(r, xdi_dmd_aspect_key(aspect), words));
+    }
+    xdi_dmd_say_settings(&r->d->desc, words);
+    if (!missing && !r->desc.allow_settings) XD_TRY(xdi_dmd_compare(r, "settings", words));
+    return xdi_dmd_compare(r, "phase", xdi_dmd_phase(&r->d->desc, r->record.step));
+}
+
+static xd_result xdi_dmd_read_bins(xdi_dmd_reader *r) {
+    const int bins = r->d->desc.gan.fdistill.on ? r->d->desc.gan.fdistill.bins : 0;
+    const xd_json *array = xd_json_find(r->object, "bins"), *value = xd_json_first(array);
+    if (bins == 0 && (!array || r->desc.allow_settings)) return XD_OK;
+    if (!array && xdi_dmd_may_miss(r, XD_DMD_STATE_BINS)) return XD_OK;
+    XD_TRY(xdi_dmd_need(r, "bins", &array));
+    XD_REQUIRE(r->d->ctx, xd_json_kind_of(array) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "\"bins\" of the state of a distillation are no list, at byte %zu", xd_json_offset(array));
+    r->bin_count = (int64_t)xd_json_count(array);
+    XD_REQUIRE(r->d->ctx, r->bin_count == bins, XD_ERROR_MISMATCH,
+               "the run has %lld bins of f-distill, the distillation %d", (long long)r->bin_count, bins);
+    r->bins = (double *)xd_allocate(r->d->ctx, (size_t)bins * sizeof *r->bins);
+    XD_REQUIRE(r->d->ctx, r->bins, XD_ERROR_MEMORY, "no room for %d bins", bins);
+    for (int k = 0; k < bins; k++, value = xd_json_next(value))
+        XD_REQUIRE(r->d->ctx, xd_json_double(value, &r->bins[k]) && r->bins[k] > 0.0, XD_ERROR_FORMAT,
+                   "bin %d of %d is no number above 0, at byte %zu", k, bins, xd_json_offset(value));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_state(xdi_dmd_reader *r) {
+    XD_TRY(xdi_dmd_read_kind(r));
+    XD_TRY(xdi_dmd_read_record(r));
+    XD_TRY(xdi_dmd_read_settings(r));
+    return xdi_dmd_read_bins(r);
+}
+
+XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc) {
+    xdi_dmd_reader reader;
+    xd_json *root = NULL;
+    memset(&reader, 0, sizeof reader);
+    reader.d = dmd;
+    if (desc) reader.desc = *desc;
+    XD_REQUIRE(dmd->ctx,
+               reader.desc.allow_missing >= 0 && reader.desc.allow_missing < (int)XD_DMD_STATE_PARTS,
+               XD_ERROR_ARGUMENT, "allow_missing %d; sums up to %d are possible", reader.desc.allow_missing,
+               (int)XD_DMD_STATE_PARTS - 1);
+    XD_REQUIRE(dmd->ctx, text, XD_ERROR_MISSING, "the checkpoint has no state of a distillation of seed %llu",
+               (unsigned long long)dmd->desc.seed);
+    XD_TRY(xd_json_load_memory(dmd->ctx, NULL, text, strlen(text), &root));
+    reader.object = xd_json_find(root, "dmd");
+    if (!reader.object) reader.object = root;
+    xd_result result = xdi_dmd_read_state(&reader);
+    if (result == XD_OK) result = xd_dmd_resume(dmd, &reader.record);
+    if (result == XD_OK && reader.bins) result = xd_dmd_set_bins(dmd, reader.bins, (int)reader.bin_count);
+    xd_release(dmd->ctx, reader.bins);
+    xd_json_destroy(dmd->ctx, root);
+    return result;
 }
 
 /* >>dmd/sampler.c */
@@ -65833,6 +66795,9 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
+               s->network.guidance.scale, s->network.guidance.rescale);
     XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                s->guidance_scale);
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
@@ -66032,7 +66997,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
-    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    XD_TRY(xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER));
     if (!batch->noise)
         XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
     XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));
@@ -69126,4 +70091,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5a5a65b3afa8f8195ec867c4704be2da8e435c46405c1d7492a72a2cd630e135 */
+/* xdistill sha256 b359a55035b06dd5cdb03d28e188fccbbf49221b61ddc754831baf2dfb8dbcdd */

@@ -151,9 +151,11 @@
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
 #include "dmd/fdistill.h"
+#include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
+#include "dmd/record.h"
 #include "dmd/sampler.h"
 #include "dmd/fake_score.h"
 #endif
@@ -475,10 +477,13 @@
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
 #include "dmd/fdistill.c"
+#include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
+#include "dmd/ratios.c"
+#include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
 #include "dmd/leaf.c"
@@ -486,6 +491,7 @@
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
+#include "dmd/record.c"
 #include "dmd/sampler.c"
 #include "dmd/fake_score_internal.h"
 #include "dmd/fake_score.c"

@@ -70,9 +70,14 @@ static xd_result run_dmd(place *p) {
     d.rungs.list = rungs;
     d.sizes.samples = d.sizes.step_samples = 4;
     d.sizes.elements = 5;
+    d.gan.fdistill.on = true;
     XD_TRY(untouched(xd_dmd_create(p->ctx, &d, &dmd), dmd));
+    char *text = NULL;
+    xd_result result = untouched(xd_dmd_state_save(dmd, &text), text);
+    if (result == XD_OK) result = xd_dmd_state_load(dmd, text, NULL);
+    xd_release(p->ctx, text);
     xd_dmd_destroy(dmd);
-    return XD_OK;
+    return result;
 }
 
 static xd_result run_sampler(place *p) {
@@ -586,7 +591,7 @@ static xd_result run_weight_map(place *p) {
 
 static const call calls[] = {
     { "xd_weight_map_check", run_weight_map, false },
-    { "xd_dmd_create", run_dmd, false },
+    { "xd_dmd_create, xd_dmd_state_save, xd_dmd_state_load", run_dmd, false },
     { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },

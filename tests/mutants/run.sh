@@ -7,6 +7,8 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 out=$1
+# What neither compose nor those tests reach is not compiled.
+without="-DXDISTILL_NO_TEXT -DXDISTILL_NO_XTOKEN -DXDISTILL_NO_TEACHER -DXDISTILL_NO_COMPAT -DXDISTILL_NO_DMD"
 passed=0 failed=0
 for patch in ${MUTANTS:-tests/mutants/*.patch}; do
     copy=$out/$(basename "$patch" .patch)
@@ -15,7 +17,7 @@ for patch in ${MUTANTS:-tests/mutants/*.patch}; do
     sign='^seed' options='--seed 1 --count 400 --quick'
     [ -z "$test" ] || sign='^FAILED' options=
     if patch -d "$copy" -p1 -s <"$patch" &&
-        ${CC:-cc} -std=c99 -O0 -w -D_POSIX_C_SOURCE=200809L -DXDISTILL_IMPLEMENTED -I"$copy/src" -Itests/helpers \
+        ${CC:-cc} -std=c99 -O0 -w -D_POSIX_C_SOURCE=200809L -DXDISTILL_IMPLEMENTED $without -I"$copy/src" -Itests/helpers \
             ${test:-tests/compose/*.c} -x c tests/mutants/implementation.c -o "$copy/finder" -lm -lpthread; then
         if "$copy/finder" $options >"$copy/log" 2>&1 || ! grep -q "$sign" "$copy/log"; then
             echo "not found: $patch"

@@ -34,10 +34,11 @@ typedef struct nn_head_window {
 } nn_head_window;
 
 static nn_head_window nn_head_window_at(int64_t place, int64_t size) {
+    const int64_t side = NN_HEAD_SIDE;
     nn_head_window w;
     w.first = place * NN_HEAD_STRIDE - NN_HEAD_EDGE;
     w.begin = w.first < 0 ? -w.first : 0;
-    w.end = size - w.first < NN_HEAD_SIDE ? size - w.first : NN_HEAD_SIDE;
+    w.end = size - w.first < side ? size - w.first : side;
     return w;
 }
 

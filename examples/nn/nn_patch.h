@@ -53,10 +53,10 @@ xd_result nn_patch_capture(nn_patch *passes, const int *layers, int count);
 /* Its functions: flow is predicted, images are rows of side * side pixels, the condition is int32_t labels [samples], NULL for
  * samples without a class. Times are in [0, 1]. Features are those of nn_patch_capture.
  *
- * A pass allocates nothing. A backward by features alone and without weights opens no layer behind the last of them. A sample's prediction and the gradient by it have the same bits whichever samples are computed
- * with it, and with `keep` as without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT
- * (samples, slot or a label out of range, with both numbers), STATE (a backward of a slot with another number of samples);
- * then those of the blocks. */
+ * A pass allocates nothing. A backward by features alone and without weights opens no layer behind the last of them. A
+ * sample's prediction and the gradient by it have the same bits whichever samples are computed with it, and with `keep` as
+ * without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT (samples, slot or a label out of
+ * range, with both numbers), STATE (a backward of a slot with another number of samples); then those of the blocks. */
 xd_network nn_patch_network(nn_patch *passes);
 
 /* NULL is fine. Local. */

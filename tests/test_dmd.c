@@ -52,6 +52,35 @@ XD_TEST(a_discriminator_with_its_penalty_keeps_the_bits) {
     free(run);
 }
 
+/* In the references replicas begin apart, and stay apart. */
+XD_TEST(replicas_of_a_discriminator_are_equal_from_the_first_step_to_the_last) {
+    dmd_run *one = new_run(XD_DMD_FASTGEN, 1, true), *four = new_run(XD_DMD_FASTGEN, 1, true);
+    CHECK_EQ_INT(dmd_execute(one, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(four, 4, XD_REDUCTION_INVARIANT), XD_OK);
+    for (int last = 0; last < 2; last++)
+        for (int rank = 0; rank < 4; rank++) CHECK(four->judges[last][rank] == one->judges[last][0]);
+    CHECK(one->judges[0][0] != one->judges[1][0] && one->judges[0][0] != 0);
+    CHECK_EQ_INT(dmd_execute(four, 3, XD_REDUCTION_DETERMINISTIC), XD_OK); /* leaves unevenly dealt */
+    for (int rank = 0; rank < 3; rank++) {
+        CHECK(four->judges[0][rank] == one->judges[0][0]);
+        CHECK(four->judges[1][rank] == four->judges[1][0]);
+    }
+    free(one);
+    free(four);
+}
+
+/* In the references it steps in every micro-batch, with a part of the loss. Eight of a step on one rank see one discriminator here. */
+XD_TEST(a_discriminator_steps_once_after_all_micro_batches_of_a_step) {
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        dmd_run *run = new_run(XD_DMD_FASTGEN, 1, true);
+        CHECK_EQ_INT(dmd_execute(run, ranks, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK_EQ_INT(run->record.updates[XD_DMD_DISCRIMINATOR], 3); /* of steps 0, 2 and 4 */
+        CHECK_EQ_INT(run->judge_changes, 4);                        /* the first, and after each of them */
+        CHECK_EQ_INT(run->judge_steps, 3);
+        free(run);
+    }
+}
+
 XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
     run->desc.rungs.roll_out = true;

@@ -31,6 +31,8 @@ typedef struct dmd_net {
     xd_tensor_part parts[2];
     int64_t count;
     int forwards, backwards;
+    uint64_t seen; /* of a discriminator: hash of the weights that its last forward had */
+    int changes;   /* how often a forward had others than the one before, the first too */
 } dmd_net;
 
 /* What a run is given, and what it leaves. */
@@ -42,6 +44,9 @@ typedef struct dmd_run {
     bool like_teacher;            /* the student begins with the teacher's weights */
     int poisoned;                 /* a step whose batch holds a NaN, -1: none */
     uint64_t hash;                /* of weights, moments and averages of all roles */
+    uint64_t judges[2][8];        /* of the discriminator's parameters on each rank, first and last */
+    int judge_changes;            /* dmd_net.changes of rank 0 */
+    int64_t judge_steps;          /* of its optimizer */
     xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
     int64_t allocated,
@@ -139,6 +144,9 @@ static xd_result dmd_judge_forward(void *user, const xd_network_call *call) {
     net->forwards++;
     XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, false), &view));
     const float *v = (const float *)view.values[0];
+    const uint64_t seen = xd_hash(1, v, sizeof(float) * DMD_HEADS * DMD_WIDTH);
+    net->changes += seen != net->seen;
+    net->seen = seen;
     for (int64_t k = 0; k < call->samples * DMD_HEADS; k++) {
         const float *h = call->features[0] + k / DMD_HEADS * DMD_WIDTH;
         logits[k] = 0.0f;
@@ -279,6 +287,17 @@ static xd_result dmd_hash_all(xd_comm *world, dmd_net *nets, dmd_run *run) {
     return XD_OK;
 }
 
+/* What this rank has of the discriminator. */
+static void dmd_note_judge(xd_comm *world, const dmd_net *net, dmd_run *run, int last) {
+    uint64_t *hash = &run->judges[last][xd_comm_rank(world)];
+    *hash = 0;
+    for (int64_t i = 0; i < net->count; i++)
+        *hash = xd_hash(*hash, net->params[i].value, (size_t)net->params[i].count * sizeof(float));
+    if (!last || xd_comm_rank(world) != 0) return;
+    run->judge_changes = net->changes;
+    run->judge_steps = *xd_optimizer_state_at(net->optimizer, 0).step;
+}
+
 static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, xd_dmd **dmd) {
     const xd_dmd_record record = xd_dmd_describe(*dmd);
     xd_dmd_destroy(*dmd);
@@ -327,7 +346,9 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
         desc.trainers[role] =
             (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
     }
+    if (run->gan) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 0);
     if (result == XD_OK) result = dmd_steps(world, &rank, &desc);
+    if (run->gan && result == XD_OK) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 1);
     if (result == XD_OK) result = dmd_hash_all(world, nets, run);
     for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
     return result;

@@ -284,7 +284,7 @@ static xd_result nothing(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
-enum { DIFFERENCES = 26 };
+enum { DIFFERENCES = 27 };
 
 static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
@@ -315,6 +315,7 @@ static void differ(xd_dmd_desc *d, int number) {
     case 23: d->trainers[XD_DMD_STUDENT].max_norm = 2.0; break;
     case 24: d->networks[XD_DMD_TEACHER].predicts = XD_PREDICT_X0; break;
     case 25: d->sizes.step_samples = 9; break;
+    case 26: d->gan.penalty = XD_DMD_PENALTY_SLOPE; break;
     default: break;
     }
 }

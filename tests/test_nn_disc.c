@@ -10,6 +10,7 @@
 #include "../examples/nn/nn_disc.c"
 #include "../examples/nn/nn_disc_head.c"
 #include "../examples/nn/nn_disc_pass.c"
+#include "../examples/nn/nn_disc_penalty.c"
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch_layer.c"
@@ -249,6 +250,113 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
 
 XD_TEST(logits_and_every_gradient_agree_with_the_same_heads_in_double) {
     run_alone(gradients_rank);
+}
+
+/* ---- the penalty ---- */
+
+/* The sum over samples of the derivative of a head's logit along the slopes that `along` holds. */
+static double reference_derivative(reference *r, const batch *along, int head) {
+    const double step = 1e-4;
+    const int64_t count = SAMPLES * elements(head);
+    double sum = 0.0;
+    for (int side = 1; side >= -1; side -= 2) {
+        for (int64_t i = 0; i < count; i++)
+            r->features[head][i] += side * step * (double)along->features[head][i];
+        for (int64_t s = 0; s < SAMPLES; s++) sum += side * reference_logit(r, head, s) / (2.0 * step);
+        for (int64_t i = 0; i < count; i++)
+            r->features[head][i] -= side * step * (double)along->features[head][i];
+    }
+    return sum;
+}
+
+/* By a weight, as a difference of differences. */
+static double second_difference(reference *r, const batch *along, int head, double *place) {
+    const double kept = *place, step = 1e-3;
+    *place = kept + step;
+    const double above = reference_derivative(r, along, head);
+    *place = kept - step;
+    const double below = reference_derivative(r, along, head);
+    *place = kept;
+    return (above - below) / (2.0 * step);
+}
+
+static xd_result penalty_rank(xd_comm *world, void *argument) {
+    alone a;
+    batch b, along;
+    reference r;
+    double most = 0.0;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    batch_make(&b, 5, SAMPLES);
+    batch_make(&along, 60, SAMPLES);
+    reference_start(&r, &a, &b);
+    XD_TRY(forward(&a, &b));
+    b.call.raw_gradient = NULL;
+    b.call.input_gradients = NULL;
+    b.call.directions = (const float *const *)along.features;
+    XD_TRY(a.network.penalty(a.network.user, &b.call));
+    XD_TRY(xd_parallel_reduce(a.parallel));
+    for (int k = 0; k < HEADS; k++)
+        for (int i = k * NN_HEAD_WEIGHTS; i < (k + 1) * NN_HEAD_WEIGHTS; i++)
+            for (int64_t j = 0; j < a.params[i].count; j++) {
+                const double claimed = (double)((const float *)a.params[i].gradient)[j];
+                CHECK_NEAR(claimed, second_difference(&r, &along, k, &r.weights[i][j]), 2e-4);
+                most = fmax(most, fabs(claimed));
+            }
+    CHECK(most > 1.0);
+    reference_end(&r);
+    batch_free(&b);
+    batch_free(&along);
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(the_penalty_agrees_with_differences_of_differences) {
+    run_alone(penalty_rank);
+}
+
+/* Zero-centred: the derivative along the slope itself is its square, which the penalty makes smaller. */
+static double squared_slopes(const alone *a, batch *b) {
+    double sum = 0.0;
+    b->call.weights = false;
+    CHECK_EQ_INT(forward(a, b), XD_OK);
+    CHECK_EQ_INT(backward(a, b), XD_OK);
+    b->call.weights = true;
+    for (int k = 0; k < HEADS; k++)
+        for (int64_t i = 0; i < SAMPLES * elements(k); i++)
+            sum += (double)b->d_features[k][i] * (double)b->d_features[k][i];
+    return sum;
+}
+
+static xd_result descent_rank(xd_comm *world, void *argument) {
+    alone a;
+    batch b;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    batch_make(&b, 5, SAMPLES);
+    for (int i = 0; i < SAMPLES * HEADS; i++) b.slopes[i] = 1.0f;
+    const double before = squared_slopes(&a, &b);
+    b.call.directions = (const float *const *)b.d_features;
+    XD_TRY(a.network.penalty(a.network.user, &b.call));
+    XD_TRY(xd_parallel_reduce(a.parallel));
+    double expected = 0.0;
+    for (int64_t i = 0; i < a.count; i++)
+        for (int64_t j = 0; j < a.params[i].count; j++) {
+            const float g = ((const float *)a.params[i].gradient)[j];
+            ((float *)a.params[i].value)[j] -= 1e-4f * g;
+            expected += 2e-4 * (double)g * (double)g;
+        }
+    XD_TRY(xd_parallel_publish(a.parallel));
+    const double after = squared_slopes(&a, &b);
+    CHECK_NEAR(before - after, expected, 0.05 * expected);
+    CHECK(expected > 1e-4 * before);
+    batch_free(&b);
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(a_step_down_the_penalty_makes_slopes_smaller) {
+    run_alone(descent_rank);
 }
 
 /* ---- slots, batches, passes of one rank ---- */

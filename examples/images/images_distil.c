@@ -99,6 +99,8 @@ static void images_fill_desc(images_run *run) {
     d->own_samples = true;
     d->gan.weight = recipe->gan;
     d->gan.same_noise = true;
+    d->gan.r1_weight = recipe->gan_r1;
+    d->gan.penalty = XD_DMD_PENALTY_SLOPE;
     d->seed = run->options->seed;
 }
 

@@ -22,7 +22,7 @@ static void images_describe(const images_run *run, char out[256]) {
     const images_recipe *recipe = run->recipe;
     char gan[96] = "";
     if (recipe->real)
-        snprintf(gan, sizeof gan, ", GAN %.17g with %lld real pictures", recipe->gan,
+        snprintf(gan, sizeof gan, ", GAN %.17g, R1 %.17g, %lld real pictures", recipe->gan, recipe->gan_r1,
                  (long long)recipe->real->set.count);
     snprintf(out, 256, "seed %llu, warm-up %d, lead %d, steps %d with %d critics, batch %d%s\n",
              (unsigned long long)run->options->seed, recipe->warm_up, recipe->lead, recipe->steps,
@@ -209,11 +209,12 @@ xd_result images_load(images_run *run, int *step) {
 
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
-    char path[480], judged[160] = "";
+    char path[480], judged[200] = "";
     if (run->recipe->real)
-        snprintf(judged, sizeof judged,
-                 "\"generator\": %.17g, \"discriminator\": %.17g, \"discriminator_norm\": %.17g, ",
-                 values->generator, values->discriminator, values->norms[XD_DMD_DISCRIMINATOR]);
+        snprintf(
+            judged, sizeof judged,
+            "\"generator\": %.17g, \"discriminator\": %.17g, \"r1\": %.17g, \"discriminator_norm\": %.17g, ",
+            values->generator, values->discriminator, values->r1, values->norms[XD_DMD_DISCRIMINATOR]);
     images_path(run, "metrics.jsonl", path);
     FILE *file = fopen(path, "ab");
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);

@@ -22,11 +22,18 @@ static bool images_parse_mesh(const char *text, void *options) {
     return o->fsdp || (length == 2 && strncmp(text, "dp", 2) == 0);
 }
 
-static bool images_parse_gan(const char *text, void *options) {
-    images_options *o = (images_options *)options;
+static bool images_parse_weight(const char *text, double *out) {
     char *end = NULL;
-    o->gan = strtod(text, &end);
-    return end != text && !*end && o->gan > 0.0 && o->gan <= 10.0;
+    *out = strtod(text, &end);
+    return end != text && !*end && *out > 0.0 && *out <= 10.0;
+}
+
+static bool images_parse_gan(const char *text, void *options) {
+    return images_parse_weight(text, &((images_options *)options)->gan);
+}
+
+static bool images_parse_gan_r1(const char *text, void *options) {
+    return images_parse_weight(text, &((images_options *)options)->gan_r1);
 }
 
 #define FIELD(name) offsetof(images_options, name)
@@ -50,6 +57,9 @@ static const option images_table[] = {
     { "--gan", "W", OPTION_PARSED, 0, 0, 0,
       "add an adversarial term of this weight, with a discriminator that sees real pictures too",
       "a number above 0, at most 10", images_parse_gan },
+    { "--gan-r1", "W", OPTION_PARSED, 0, 0, 0,
+      "with --gan: penalty of this weight on the discriminator's slope at real pictures",
+      "a number above 0, at most 10", images_parse_gan_r1 },
     { "--real", "DIR", OPTION_PATH, FIELD(real), 0, 0, "with --gan: the full set (build/images)", NULL,
       NULL },
     { "--save-every", "N", OPTION_INT, FIELD(save_every), 1, 1000000,
@@ -93,7 +103,10 @@ bool images_parse(int argc, char **argv, images_options *o) {
     o->data = "data/images";
     o->out = "out/images";
     o->real = "build/images";
-    return options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem);
+    if (!options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem)) return false;
+    if (o->gan > 0.0 || o->gan_r1 == 0.0) return true;
+    snprintf(o->problem, sizeof o->problem, "--gan-r1 %g is of a discriminator, which --gan adds", o->gan_r1);
+    return false;
 }
 
 /* What was found to work on these images: rates of the student fall to a twentieth because long runs of several rungs drift. */
@@ -125,5 +138,8 @@ void images_recipes(const images_options *options, images_recipe out[IMAGES_STUD
     out[IMAGES_FOUR].steps = options->steps;
     out[IMAGES_ONE] = one;
     out[IMAGES_ONE].steps = options->one_steps;
-    for (int i = 0; i < IMAGES_STUDENTS; i++) out[i].gan = options->gan;
+    for (int i = 0; i < IMAGES_STUDENTS; i++) {
+        out[i].gan = options->gan;
+        out[i].gan_r1 = options->gan_r1;
+    }
 }

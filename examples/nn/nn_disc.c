@@ -138,6 +138,7 @@ static void nn_disc_place(nn_disc *d, xd_arena *arena) {
     d->columns = nn_disc_floats(arena, columns);
     d->d_columns = nn_disc_floats(arena, columns);
     d->inner = nn_disc_floats(arena, inner);
+    d->tangent = nn_disc_floats(arena, inner);
 }
 
 static bool nn_disc_allocate(nn_disc *d) {

@@ -53,7 +53,7 @@ xd_result nn_disc_create(xd_ctx *ctx, const nn_disc_config *config, xd_model *mo
 /* Its functions: logits [samples, heads] of `features`, of which there is one for each head, in the order of the config. Times and
  * condition are not read.
  *
- * A pass allocates nothing. A sample's logits and the gradient by its features have the same bits whichever samples are computed
+ * The penalty of a slope is offered. A pass allocates nothing. A sample's logits and the gradient by its features have the same bits whichever samples are computed
  * with it, and with `keep` as without; gradients by weights are sums in the order of the samples. Collective as the blocks of the
  * model are. Errors, before a block is opened: ARGUMENT (samples or slot out of range, with both numbers), STATE (a backward of a
  * slot with another number of samples); then those of the blocks. */

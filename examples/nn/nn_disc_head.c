@@ -64,12 +64,10 @@ static void nn_head_scatter(const nn_disc_sizes *s, const float *row, int64_t pl
                     row[(c * NN_HEAD_SIDE + i) * NN_HEAD_SIDE + j];
 }
 
-static void nn_head_columns(const nn_disc_part *part) {
-    const nn_disc_sizes *s = &part->sizes;
-    memset(part->columns, 0, (size_t)(part->samples * s->places * s->terms) * sizeof *part->columns);
-    for (int64_t r = 0; r < part->samples * s->places; r++)
-        nn_head_gather(s, part->feature + r / s->places * s->elements, r % s->places,
-                       part->columns + r * s->terms);
+void nn_disc_head_columns(const nn_disc_sizes *s, int64_t samples, const float *feature, float *columns) {
+    memset(columns, 0, (size_t)(samples * s->places * s->terms) * sizeof *columns);
+    for (int64_t r = 0; r < samples * s->places; r++)
+        nn_head_gather(s, feature + r / s->places * s->elements, r % s->places, columns + r * s->terms);
 }
 
 static nn_patch_map nn_head_map(const nn_disc_part *part, const float *const *weights) {
@@ -121,8 +119,12 @@ static void nn_head_norm_group_backward(const nn_disc_sizes *s, const float *nor
 
 /* ---- behind it ---- */
 
+float nn_disc_head_slope(float x) {
+    return x > 0.0f ? 1.0f : nn_head_leak;
+}
+
 static float nn_head_active(float x) {
-    return x > 0.0f ? x : nn_head_leak * x;
+    return nn_disc_head_slope(x) * x;
 }
 
 static float nn_head_logit(const nn_disc_sizes *s, const float *const *w, const float *normed) {
@@ -148,7 +150,7 @@ static void nn_head_logit_backward(const nn_disc_sizes *s, const float *const *w
         for (int64_t c = 0; c < s->inner; c++) {
             const float y = normed[p * s->inner + c];
             const float x = w[NN_HEAD_NORM][c] * y + w[NN_HEAD_NORM_BIAS][c];
-            const float d_x = each * w[NN_HEAD_LAST][c] * (x > 0.0f ? 1.0f : nn_head_leak);
+            const float d_x = each * w[NN_HEAD_LAST][c] * nn_disc_head_slope(x);
             nn_head_add(g[NN_HEAD_LAST], c, each * nn_head_active(x));
             nn_head_add(g[NN_HEAD_NORM], c, d_x * y);
             nn_head_add(g[NN_HEAD_NORM_BIAS], c, d_x);
@@ -162,7 +164,7 @@ void nn_disc_head_forward(const nn_disc_part *part, const float *const *weights,
                           int64_t stride) {
     const nn_disc_sizes *s = &part->sizes;
     const nn_patch_map map = nn_head_map(part, weights);
-    nn_head_columns(part);
+    nn_disc_head_columns(s, part->samples, part->feature, part->columns);
     nn_patch_map_forward(&map, part->columns, part->normed);
     for (int64_t b = 0; b < part->samples; b++) {
         float *normed = part->normed + b * s->places * s->inner;
@@ -186,7 +188,7 @@ void nn_disc_head_backward(const nn_disc_part *part, const float *const *weights
                                         part->d_inner + group);
         }
     }
-    if (gradients[NN_HEAD_CONV]) nn_head_columns(part);
+    if (gradients[NN_HEAD_CONV]) nn_disc_head_columns(s, part->samples, part->feature, part->columns);
     nn_patch_map_backward(&map, part->columns, part->d_inner, d_feature ? part->d_columns : NULL,
                           gradients + NN_HEAD_CONV);
     if (!d_feature) return;

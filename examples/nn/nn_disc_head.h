@@ -39,6 +39,7 @@ typedef struct nn_disc_part {
     float *normed, *inverse;    /* [rows, inner], [samples, groups]: written forward, read backward */
     float *columns, *d_columns; /* room [rows, terms] */
     float *d_inner;             /* room [rows, inner] */
+    float *tangent;             /* room [rows, inner], of a penalty */
 } nn_disc_part;
 
 /* logits[s * stride] = that of sample s */
@@ -50,6 +51,19 @@ void nn_disc_head_forward(const nn_disc_part *part, const float *const *weights,
  *   d_feature   [samples, elements] =; NULL -> left out */
 void nn_disc_head_backward(const nn_disc_part *part, const float *const *weights, float *const *gradients,
                            const float *slopes, int64_t stride, float *d_feature);
+
+/* Adds the gradient by weights of the sum over samples of <direction, d logit / d feature>, where the forward was. The slope of
+ * LeakyReLU counts as a constant, which it is but for one point.
+ *   direction   [samples, elements]; a constant
+ *   gradients   [NN_HEAD_WEIGHTS] +=; those that are NULL are left out */
+void nn_disc_head_penalty(const nn_disc_part *part, const float *const *weights, float *const *gradients,
+                          const float *direction);
+
+/* What the places see of a feature: [rows, terms]. */
+void nn_disc_head_columns(const nn_disc_sizes *sizes, int64_t samples, const float *feature, float *columns);
+
+/* The slope of LeakyReLU. */
+float nn_disc_head_slope(float x);
 
 #ifdef __cplusplus
 }

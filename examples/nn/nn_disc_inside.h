@@ -27,8 +27,8 @@ struct nn_disc {
     nn_disc_sizes sizes[NN_DISC_MOST_HEADS];
     xd_block *blocks[NN_DISC_MOST_HEADS];
     int slot_count;
-    nn_disc_slot *slots;                /* [slot_count + 1]; the last is that of inference */
-    float *columns, *d_columns, *inner; /* room of any head's chunk */
+    nn_disc_slot *slots;                          /* [slot_count + 1]; the last is that of inference */
+    float *columns, *d_columns, *inner, *tangent; /* room of any head's chunk */
     void *memory;
 };
 

@@ -50,6 +50,7 @@ static nn_disc_part nn_disc_part_at(const nn_disc *d, const nn_disc_slot *slot, 
     part.columns = d->columns;
     part.d_columns = d->d_columns;
     part.d_inner = d->inner;
+    part.tangent = d->tangent;
     return part;
 }
 
@@ -101,6 +102,22 @@ static xd_result nn_disc_backward(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
+static xd_result nn_disc_penalty(void *user, const xd_network_call *call) {
+    nn_disc *d = (nn_disc *)user;
+    XD_TRY(nn_disc_check_slot(d, call));
+    for (int k = d->config.heads - 1; k >= 0; k--) {
+        nn_disc_open open;
+        XD_TRY(nn_disc_open_head(d, k, nn_disc_pass_of(call, true), &open));
+        for (int64_t first = 0; first < call->samples; first += d->chunk[k]) {
+            const nn_disc_part part = nn_disc_part_at(d, &d->slots[call->slot], k, first, call->features[k]);
+            nn_disc_head_penalty(&part, open.weights, open.gradients,
+                                 call->directions[k] + first * d->sizes[k].elements);
+        }
+        XD_TRY(xd_block_end(d->blocks[k]));
+    }
+    return XD_OK;
+}
+
 xd_network nn_disc_network(nn_disc *d) {
     xd_network n;
     memset(&n, 0, sizeof n);
@@ -108,5 +125,6 @@ xd_network nn_disc_network(nn_disc *d) {
     n.heads = d->config.heads;
     n.forward = nn_disc_forward;
     n.backward = nn_disc_backward;
+    n.penalty = nn_disc_penalty;
     return n;
 }

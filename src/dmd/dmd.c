@@ -10,6 +10,10 @@ XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
     return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
 }
 
+XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty) {
+    return xdi_dmd_adversarial(desc) && desc->gan.r1_weight > 0.0 && desc->gan.penalty == penalty;
+}
+
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
     return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
 }
@@ -123,8 +127,16 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
-    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+    XD_REQUIRE(ctx, gan->penalty >= XD_DMD_PENALTY_DIFFERENCE && gan->penalty <= XD_DMD_PENALTY_SLOPE,
+               XD_ERROR_ARGUMENT, "penalty %d is unknown", (int)gan->penalty);
+    XD_REQUIRE(ctx,
+               isfinite(gan->r1_alpha) &&
+                   (gan->r1_alpha > 0.0 || !xdi_dmd_penalised(desc, XD_DMD_PENALTY_DIFFERENCE)),
                XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    XD_REQUIRE(ctx,
+               !xdi_dmd_penalised(desc, XD_DMD_PENALTY_SLOPE) || desc->networks[XD_DMD_DISCRIMINATOR].penalty,
+               XD_ERROR_ARGUMENT, "r1_weight %g of the slope, and a discriminator without a penalty",
+               gan->r1_weight);
     return XD_OK;
 }
 
@@ -255,7 +267,8 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)gan->same_noise,
                                gan->r1_weight,
                                gan->r1_alpha,
-                               (double)gan->r1_on_clean };
+                               (double)gan->r1_on_clean,
+                               (double)gan->penalty };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
@@ -316,7 +329,15 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
-    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
+        denoise.prediction = xd_rows_of(d, XD_DTYPE_F32, n, teacher->feature_elements[i]);
+        denoise.clean = denoise.noise = denoise.prediction;
+        denoise.common.split = NULL;
+        most = xdi_dmd_most(most, xd_denoise_workspace_bytes(d->ctx, &denoise));
+    }
+    return most;
 }
 
 static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
@@ -327,7 +348,8 @@ static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
 static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
-    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const bool perturbed = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
+    const int slots = perturbed ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
     const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
     float **slopes = (float **)xd_arena_take_pointer(host, pointers);
     for (int slot = 0; slot < slots; slot++) {
@@ -341,6 +363,7 @@ static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device
         }
     }
     d->penalty = xdi_dmd_floats(device, logits);
+    if (xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE)) d->ones = xdi_dmd_floats(host, logits);
     d->feature_slopes = slopes;
     for (int i = 0; i < teacher->feature_count; i++) {
         float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
@@ -444,6 +467,8 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     *d = plan;
     d->memory = memory;
     for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    const int64_t logits = desc->sizes.samples * desc->networks[XD_DMD_DISCRIMINATOR].heads;
+    for (int64_t i = 0; d->ones && i < logits; i++) d->ones[i] = 1.0f;
     *out = d;
     return XD_OK;
 }

@@ -59,8 +59,8 @@ verdict $? 'it goes on under another wrapper with the bytes of one rank' "$work/
 judged() {
     [ -s "$1/checkpoints/$(cat "$1/checkpoints/latest")/extra-discriminator.safetensors" ]
 }
-gan="--gan .03 --real data/images"
-start gan --mesh dp=1 $gan && grep -q '^with GAN: weight 0.03, real pictures of data/images$' "$work/gan/table.txt" &&
+gan="--gan .03 --gan-r1 .1 --real data/images"
+start gan --mesh dp=1 $gan && grep -q '^with GAN: weight 0.03, R1 0.1, real pictures of data/images$' "$work/gan/table.txt" &&
 ! grep -q GAN "$work/one/table.txt" && [ "$(grep -c discriminator_norm "$work/gan/steps-4/metrics.jsonl")" -eq 11 ] &&
 ! grep -qi 'nan\|inf' "$work/gan/table.txt" "$work/gan"/steps-*/metrics.jsonl && judged "$work/gan/steps-1" &&
 ! cmp -s "$work/one/steps-1/student/model.safetensors" "$work/gan/steps-1/student/model.safetensors"
@@ -88,13 +88,13 @@ cmp -s "$work/one/table.txt" "$work/table.before"
 verdict $? 'nothing was changed by what was refused'
 
 for bad in '--mesh tp=2:--mesh takes dp=N or fsdp=N' '--mesh dp=9:--mesh takes' '--count 99:--count takes a number from 100' \
-    '--steps 0:--steps takes a number from 1' '--gan 0:--gan takes a number above 0' \
+    '--steps 0:--steps takes a number from 1' '--gan 0:--gan takes a number above 0' '--gan-r1 .1:which --gan adds' \
     '--gan .03 --real /nowhere:tools/fetch_images.sh' '--data /nowhere:/nowhere' '--epochs 3:no option --epochs'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/images" --help >"$work/help.log"
-for option in mesh warm-up steps one-steps count generations seed gan real save-every resume data out overwrite train-teacher help; do
+for option in mesh warm-up steps one-steps count generations seed gan gan-r1 real save-every resume data out overwrite train-teacher help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ]

@@ -30,7 +30,7 @@ typedef struct dmd_net {
     xd_param params[2];
     xd_tensor_part parts[2];
     int64_t count;
-    int forwards, backwards;
+    int forwards, backwards, penalties;
     uint64_t seen; /* of a discriminator: hash of the weights that its last forward had */
     int changes;   /* how often a forward had others than the one before, the first too */
 } dmd_net;
@@ -46,7 +46,9 @@ typedef struct dmd_run {
     uint64_t hash;                /* of weights, moments and averages of all roles */
     uint64_t judges[2][8];        /* of the discriminator's parameters on each rank, first and last */
     int judge_changes;            /* dmd_net.changes of rank 0 */
-    int64_t judge_steps;          /* of its optimizer */
+    int judge_penalties;          /* dmd_net.penalties of rank 0 */
+    float judge_first[DMD_HEADS * DMD_WIDTH]; /* its weights before the first step, under DDP */
+    int64_t judge_steps;                      /* of its optimizer */
     xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
     int64_t allocated,
@@ -175,6 +177,19 @@ static xd_result dmd_judge_backward(void *user, const xd_network_call *call) {
     return xd_block_end(net->block[0]);
 }
 
+/* Logits are linear in the features, so that the derivative along v is too: head k has v_b h_k of every sample b. */
+static xd_result dmd_judge_penalty(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    xd_block_view view;
+    net->penalties++;
+    XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, true), &view));
+    float *d_v = (float *)view.gradients[0];
+    for (int64_t k = 0; k < call->samples * DMD_WIDTH; k++)
+        for (int head = 0; head < DMD_HEADS; head++)
+            d_v[head * DMD_WIDTH + k % DMD_WIDTH] += call->directions[0][k];
+    return xd_block_end(net->block[0]);
+}
+
 /* ---- making ---- */
 
 static xd_result dmd_add(xd_block *parent, const char *name, int64_t rows, int64_t columns, xd_block **out) {
@@ -225,6 +240,7 @@ static xd_network dmd_network(dmd_net *net, xd_dmd_role role) {
         n = (xd_network){
             .user = net, .heads = DMD_HEADS, .forward = dmd_judge_forward, .backward = dmd_judge_backward
         };
+    if (role == XD_DMD_DISCRIMINATOR) n.penalty = dmd_judge_penalty;
     return n;
 }
 
@@ -293,7 +309,10 @@ static void dmd_note_judge(xd_comm *world, const dmd_net *net, dmd_run *run, int
     *hash = 0;
     for (int64_t i = 0; i < net->count; i++)
         *hash = xd_hash(*hash, net->params[i].value, (size_t)net->params[i].count * sizeof(float));
-    if (!last || xd_comm_rank(world) != 0) return;
+    if (xd_comm_rank(world) != 0) return;
+    if (!last && !run->fsdp) memcpy(run->judge_first, net->params[0].value, sizeof run->judge_first);
+    if (!last) return;
+    run->judge_penalties = net->penalties;
     run->judge_changes = net->changes;
     run->judge_steps = *xd_optimizer_state_at(net->optimizer, 0).step;
 }

@@ -6044,7 +6044,8 @@ typedef struct xd_network_call {
 typedef struct xd_network {
     void *user;
     xd_prediction predicts; /* what raw is */
-    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator. Of a
+                        * discriminator: those that it reads, compared with the teacher's; 0 -> not compared */
     const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
@@ -62787,6 +62788,19 @@ static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     return XD_OK;
 }
 
+/* What a discriminator says that it reads is what there is. */
+static xd_result xdi_dmd_check_features(xd_ctx *ctx, const xd_network *teacher, const xd_network *judge) {
+    if (judge->feature_count == 0) return XD_OK;
+    XD_REQUIRE(ctx, judge->feature_count == teacher->feature_count && judge->feature_elements,
+               XD_ERROR_ARGUMENT, "the discriminator reads %d features, the teacher gives %d",
+               judge->feature_count, teacher->feature_count);
+    for (int i = 0; i < judge->feature_count; i++)
+        XD_REQUIRE(ctx, judge->feature_elements[i] == teacher->feature_elements[i], XD_ERROR_ARGUMENT,
+                   "the discriminator reads %lld elements of feature %d, the teacher gives %lld",
+                   (long long)judge->feature_elements[i], i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -62816,7 +62830,7 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     for (int i = 0; i < teacher->feature_count; i++)
         XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
                    "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
+    return xdi_dmd_check_features(ctx, teacher, &desc->networks[XD_DMD_DISCRIMINATOR]);
 }
 
 static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
@@ -66668,4 +66682,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a3a39e8bc5f82c3a57e9de171f05fd845711f000bff9b29e5071938b7e979b72 */
+/* xdistill sha256 485b22154dfdaa86eb47a6c51328ec36e36ff822db2a083cf7334d78c1d40568 */

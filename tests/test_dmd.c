@@ -366,7 +366,7 @@ static xd_dmd_desc whole_desc(dmd_net *nets) {
 
 XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     static const double rising[] = { 0.5, 0.7, 0.3, 0.0 };
-    static const int64_t huge = INT64_MAX;
+    static const int64_t huge = INT64_MAX, six = 6;
     dmd_net nets[XD_DMD_ROLES];
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
@@ -401,6 +401,12 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.gan.weight = 0.0, "weight 0");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.r1_weight = -1.0, "r1_weight -1");
     REFUSES(XD_ERROR_ARGUMENT, (d.gan.r1_weight = 2.0, d.gan.r1_alpha = 0.0), "r1_alpha 0");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].feature_count = 2,
+            "the discriminator reads 2 features, the teacher gives 1");
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.networks[XD_DMD_DISCRIMINATOR].feature_count = 1,
+             d.networks[XD_DMD_DISCRIMINATOR].feature_elements = &six),
+            "the discriminator reads 6 elements of feature 0, the teacher gives 5");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.penalty = (xd_dmd_penalty)2, "penalty 2 is unknown");
     REFUSES(XD_ERROR_ARGUMENT,
             (d.gan.r1_weight = 2.0, d.gan.penalty = XD_DMD_PENALTY_SLOPE,

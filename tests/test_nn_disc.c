@@ -59,6 +59,8 @@ static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots
     XD_TRY(xd_parallel_publish(a->parallel));
     XD_TRY(nn_disc_create(a->ctx, &tiny, a->model, samples, slots, &a->passes));
     a->network = nn_disc_network(a->passes);
+    CHECK(a->network.feature_count == HEADS && a->network.heads == HEADS);
+    for (int k = 0; k < HEADS; k++) CHECK_EQ_INT(a->network.feature_elements[k], elements(k));
     return XD_OK;
 }
 

@@ -186,6 +186,7 @@ xd_result nn_disc_create(xd_ctx *ctx, const nn_disc_config *config, xd_model *mo
     d->slot_count = slots;
     for (int k = 0; k < config->heads; k++) {
         d->sizes[k] = nn_disc_sizes_of(config->features[k]);
+        d->elements[k] = d->sizes[k].elements;
         d->chunk[k] = d->sizes[k].places < NN_DISC_ROWS ? NN_DISC_ROWS / d->sizes[k].places : 1;
         if (d->chunk[k] > samples) d->chunk[k] = samples;
     }

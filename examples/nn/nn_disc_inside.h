@@ -25,6 +25,7 @@ struct nn_disc {
     int64_t samples;                   /* most of a call */
     int64_t chunk[NN_DISC_MOST_HEADS]; /* samples computed together */
     nn_disc_sizes sizes[NN_DISC_MOST_HEADS];
+    int64_t elements[NN_DISC_MOST_HEADS]; /* of the features */
     xd_block *blocks[NN_DISC_MOST_HEADS];
     int slot_count;
     nn_disc_slot *slots;                          /* [slot_count + 1]; the last is that of inference */

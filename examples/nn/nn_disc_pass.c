@@ -122,6 +122,8 @@ xd_network nn_disc_network(nn_disc *d) {
     xd_network n;
     memset(&n, 0, sizeof n);
     n.user = d;
+    n.feature_count = d->config.heads;
+    n.feature_elements = d->elements;
     n.heads = d->config.heads;
     n.forward = nn_disc_forward;
     n.backward = nn_disc_backward;

@@ -86,6 +86,19 @@ static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     return XD_OK;
 }
 
+/* What a discriminator says that it reads is what there is. */
+static xd_result xdi_dmd_check_features(xd_ctx *ctx, const xd_network *teacher, const xd_network *judge) {
+    if (judge->feature_count == 0) return XD_OK;
+    XD_REQUIRE(ctx, judge->feature_count == teacher->feature_count && judge->feature_elements,
+               XD_ERROR_ARGUMENT, "the discriminator reads %d features, the teacher gives %d",
+               judge->feature_count, teacher->feature_count);
+    for (int i = 0; i < judge->feature_count; i++)
+        XD_REQUIRE(ctx, judge->feature_elements[i] == teacher->feature_elements[i], XD_ERROR_ARGUMENT,
+                   "the discriminator reads %lld elements of feature %d, the teacher gives %lld",
+                   (long long)judge->feature_elements[i], i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -115,7 +128,7 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     for (int i = 0; i < teacher->feature_count; i++)
         XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
                    "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
+    return xdi_dmd_check_features(ctx, teacher, &desc->networks[XD_DMD_DISCRIMINATOR]);
 }
 
 static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {

@@ -44,7 +44,8 @@ typedef struct xd_network_call {
 typedef struct xd_network {
     void *user;
     xd_prediction predicts; /* what raw is */
-    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator. Of a
+                        * discriminator: those that it reads, compared with the teacher's; 0 -> not compared */
     const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);

@@ -41,7 +41,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -113,6 +113,10 @@ build/compose: $(wildcard tests/compose/*) build/golden.d/implementation.o | bui
 build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) build/golden.d/implementation.o | build
 	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) build/golden.d/implementation.o -o $@ $(LIBS)
 
+# A distillation of small networks under every wrapper against one rank: build/equivalence_dmd
+build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) build/golden.d/implementation.o | build
+	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) build/golden.d/implementation.o -o $@ $(LIBS)
+
 fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
 	@sh tests/build/check.sh fuzz
 
@@ -131,13 +135,20 @@ demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
 	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
-demo-sharded: build/demo-sharded ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help
-	build/demo-sharded $(own_out) $(ARGS)
+# What Open MPI wants to hear before it starts more processes than cores, or for root; --mpi in ARGS asks for processes.
+open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
+
+demo-sharded: build/demo-sharded$(mpi_if_asked) ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --mpi ranks are processes
+	$(open_mpi) $< $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
 
 build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
+
+build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(library) -o $@ $(LIBS)
 
 demo-toys: build/demo-toys ## distil points in the plane into students of four steps and of one: a table and a figure, a minute; ARGS=--help
 	build/demo-toys $(ARGS)
@@ -147,11 +158,14 @@ toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/
 build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
-demo-images: build/demo-images ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help
-	build/demo-images $(own_out) $(ARGS)
+demo-images: build/demo-images$(mpi_if_asked) ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help; with --mpi ranks are processes
+	$(if $(mpi_if_asked),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
 
 build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+
+build/demo-images-mpi: $(wildcard examples/images/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
+	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
 	@sh tools/demo_real.sh
@@ -202,7 +216,7 @@ wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
 bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
-	@for program in $(filter-out build/bench/wrap build/bench/files,$(bench)); do $$program || exit 1; done
+	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || $(two_processes) $(bench_mpi)
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
@@ -226,6 +240,15 @@ bench-wrap: build/bench/wrap $(wrap_mpi) ## wrapped models on two ranks, and PyT
 bench-files: build/bench/files ## checkpoints by two ranks, on a disk and in memory, and PyTorch's in turn; TORCH_PYTHON, MACHINE, ARGS
 	build/bench/files $(call results,files)
 	$(TORCH_PYTHON) bench/torch/files.py build/bench/files $(call results,files) $(ARGS)
+
+bench-dmd: build/bench/dmd ## steps of distribution matching on two ranks, and PyTorch's with DDP in turn; TORCH_PYTHON, MACHINE, ARGS
+	build/bench/dmd $(call results,dmd)
+	$(TORCH_PYTHON) bench/torch/dmd.py build/bench/dmd $(call results,dmd) $(ARGS)
+
+dmd_networks = examples/toys/toy_net.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
+
+build/bench/dmd: bench/dmd.c $(dmd_networks) $(wildcard bench/*.h examples/toys/toy_net.h examples/nn/*.h) build/bench/xdistill.o
+	$(CC) -std=c99 -O3 $(linked) -I. $< $(dmd_networks) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/wrap: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) build/bench/xdistill.o
 	$(CC) -std=c99 -O3 $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
@@ -254,7 +277,7 @@ build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | b
 bench-tokenizers: ## ids and speed of tokenizer files compared with the reference packages; TOKENIZERS=folder, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)
 
-build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h) xdistill.h | build/bench
+build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h bench/torch/*.h) xdistill.h | build/bench
 	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
 mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc

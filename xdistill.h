@@ -6238,6 +6238,10 @@ typedef struct xd_dmd_record {
 
 /* Checks everything and takes all memory that later calls need.
  *
+ * Roles may have wrappers of different kinds, as long as those that train have the same leaves on each rank. Where ranks have
+ * different numbers of leaves and some role is under FSDP, the sums of DDP begin in xd_dmd_step's reduction from now on, not beside the
+ * last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks share.
+ *
  * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
  * rank that has one and PEER on the others: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number),
@@ -33584,6 +33588,7 @@ struct xd_parallel {
     int prefetch;                    /* units that are gathered ahead */
     int64_t bucket_size;             /* DDP: elements; 0 -> the default */
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
@@ -33673,6 +33678,10 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
  * ranks; outside of INVARIANT mode a rank adds its own up first. */
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
 
+/* parallel_gradient.c: wrappers whose leaves are computed side by side, [count] with NULL for none. Where ranks have different
+ * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
+ * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
+XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
 /* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
@@ -35848,10 +35857,19 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count &&
+    while (p->reductions && !p->late && p->launched < p->bucket_count &&
            xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
+}
+
+XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
+    bool sharded = false;
+    for (int i = 0; i < count; i++) sharded = sharded || (parallels[i] && parallels[i]->sharded);
+    for (int i = 0; i < count; i++) {
+        xd_parallel *p = parallels[i];
+        if (p) p->late = sharded && !p->sharded && p->leaves.total % p->ranks != 0;
+    }
 }
 
 /* The last block has added to the leaf. */
@@ -63188,6 +63206,13 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     return XD_OK;
 }
 
+/* The wrappers of all roles begin their sums in one order on all ranks. */
+static void xdi_dmd_align_sums(const xd_dmd_desc *desc) {
+    xd_parallel *parallels[XD_DMD_ROLES];
+    for (int role = 0; role < XD_DMD_ROLES; role++) parallels[role] = desc->trainers[role].parallel;
+    xdi_gradient_align(parallels, XD_DMD_ROLES);
+}
+
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
     xd_dmd *made = NULL;
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
@@ -63203,6 +63228,7 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
         xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
+    xdi_dmd_align_sums(desc);
     *out = made;
     return XD_OK;
 }
@@ -66682,4 +66708,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 485b22154dfdaa86eb47a6c51328ec36e36ff822db2a083cf7334d78c1d40568 */
+/* xdistill sha256 471d2357528cb3aa451d2cb2a0514be62c33031d6675e175c5d987c5f7bab972 */

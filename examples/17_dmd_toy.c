@@ -68,12 +68,13 @@ static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
 
 static xd_result run(xd_comm *world, void *argument) {
     static const double rungs[] = { 0.999, 0 };
-    float x[2 * POINTS], flow[2 * POINTS];
-    double times[POINTS], away = 0;
+    float x[2 * POINTS];
+    double away = 0;
     xd_dmd_desc desc = xd_dmd_defaults(XD_DMD_MODELOPT); /* a step of the student, four of the fake score, and so on */
     net nets[2]; /* of student and fake score */
     int spots[4] = { 0 };
     xd_dmd_values values;
+    xd_sampler *sampler;
     xd_dmd *dmd;
     (void)argument;
     for (int k = 0; k < 2; k++) XD_TRY(make_net(world, k ? 8e-3 : 3e-3, &nets[k], &desc, k));
@@ -83,16 +84,15 @@ static xd_result run(xd_comm *world, void *argument) {
     desc.sizes.samples = desc.sizes.step_samples = BATCH, desc.sizes.elements = 2;
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), &desc, &dmd));
     for (int step = 0; step < STEPS; step++) XD_TRY(xd_dmd_step(dmd, batch, NULL, &values));
-    xd_philox_fill_normal(&(xd_philox){ .seed = 2, .stream = XD_STREAM_USER }, 0, 2 * POINTS, x);
-    for (int i = 0; i < POINTS; i++) times[i] = rungs[0];
-    XD_TRY(pass(&nets[0], &(xd_network_call){ .samples = POINTS, .hidden = x, .times = times, .raw = flow }));
-    for (float *p = x, *v = flow; p < x + 2 * POINTS; p += 2, v += 2) {
-        p[0] -= (float)rungs[0] * v[0], p[1] -= (float)rungs[0] * v[1];
-        spots[2 * (p[0] > 0) + (p[1] > 0)]++;
-        away += hypot(fabs(p[0]) - 1, fabs(p[1]) - 1) / POINTS;
-    }
+    xd_sampler_desc settings = xd_sampler_of_student(&desc);
+    settings.samples = POINTS, settings.seed = 2;
+    XD_TRY(xd_sampler_create(xd_comm_ctx(world), &settings, &sampler));
+    XD_TRY(xd_sampler_run(sampler, &(xd_dmd_batch){ .samples = POINTS }, x));
+    for (const float *p = x; p < x + 2 * POINTS; p += 2)
+        spots[2 * (p[0] > 0) + (p[1] > 0)]++, away += hypot(fabs(p[0]) - 1, fabs(p[1]) - 1) / POINTS;
     printf("%d, %d, %d, %d points at the four spots, at a mean distance of %.3f: 0.82 for noise, 0.31 for points of the spots\n",
            spots[0], spots[1], spots[2], spots[3], away);
+    xd_sampler_destroy(sampler);
     xd_dmd_destroy(dmd);
     for (net *n = nets; n < nets + 2; n++)
         xd_optimizer_destroy(n->adam), xd_parallel_destroy(n->parallel), xd_model_destroy(n->model);
@@ -101,6 +101,5 @@ static xd_result run(xd_comm *world, void *argument) {
 
 int main(void) {
     xd_error error = { 0 };
-    if (xd_run_threads(1, NULL, run, NULL, &error) != XD_OK) return fprintf(stderr, "%s\n", error.message), 1;
-    return 0;
+    return xd_run_threads(1, NULL, run, NULL, &error) == XD_OK ? 0 : (fprintf(stderr, "%s\n", error.message), 1);
 }

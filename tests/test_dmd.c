@@ -219,6 +219,23 @@ XD_TEST(critics_on_the_students_own_samples_keep_the_bits) {
     free(run);
 }
 
+/* On 3 and 5 ranks some have fewer leaves than the sharded roles are opened for. */
+XD_TEST(roles_under_different_wrappers_share_a_queue_and_keep_the_bits) {
+    for (int recipe = 0; recipe < 3; recipe++) {
+        dmd_run *run = new_run((xd_dmd_recipe)recipe, 3, true),
+                *mixed = new_run((xd_dmd_recipe)recipe, 3, true);
+        mixed->mixed = true;
+        CHECK_EQ_INT(dmd_execute(run, 1, XD_REDUCTION_INVARIANT), XD_OK);
+        for (int ranks = 1; ranks <= 5; ranks++) {
+            CHECK_EQ_INT(dmd_execute(mixed, ranks, XD_REDUCTION_INVARIANT), XD_OK);
+            CHECK(same(run, mixed));
+            if (!same(run, mixed)) printf("%d ranks, recipe %d\n", ranks, recipe);
+        }
+        free(run);
+        free(mixed);
+    }
+}
+
 XD_TEST(turns_are_those_of_the_three_references) {
     static const char *const students[] = { "S..S..S", "..S..S.", "S..S..S" };
     static const char *const others[] = { ".FF.FF.", "FF.FF.F", "FFFFFFF" };

@@ -27,6 +27,13 @@ struct shim {
     xd_ema *ema;
     bool together; /* optimizer and average in one pass */
     xd_head_loss_desc head;
+    union {
+        xd_vsd_desc vsd;
+        xd_denoise_desc denoise;
+        xd_gan_desc gan;
+        xd_mix_desc mix;
+    } samples; /* shim_samples.h */
+    void *factors, *workspace;
     double value; /* the loss or norm */
     bool running;
     size_t allocated;            /* bytes that runs have asked for, all told */
@@ -71,6 +78,8 @@ void shim_close(shim *s) {
     xd_vocab_destroy(s->vocab);
     free(s->loss.common.workspace);
     free(s->head.workspace);
+    free(s->factors);
+    free(s->workspace);
     free(s->top);
     free(s->ids);
     xd_ctx_destroy(s->ctx);
@@ -266,6 +275,8 @@ shim *shim_head(int threads, int64_t rows, int64_t cols, int64_t width, void *hi
     if (!d->workspace) exit(2);
     return s;
 }
+
+#include "shim_samples.h"
 
 /* Bytes that the operation needs beyond its arrays, once it has run: what the threads have of their own among them. */
 int64_t shim_extra_bytes(const shim *s) {

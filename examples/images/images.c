@@ -12,8 +12,16 @@
  *
  * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
  * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and sums run
- * in INVARIANT mode: any number of ranks, whole networks or parts, gives the same bits. */
+ * in INVARIANT mode: any number of ranks, whole networks or parts, gives the same bits.
+ *
+ * Compiled by mpicc with -DIMAGES_MPI it is the same program with the processes of an MPI job as ranks, and the same bits:
+ * make demo-images ARGS=--mpi. */
 #define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#if defined(IMAGES_MPI)
+#    include "xdistill_mpi.h"
+#endif
+
 #include "images.h"
 
 #include "images_teacher.h"
@@ -112,49 +120,81 @@ static xd_result images_work(xd_comm *world, void *argument) {
 
 /* ---- main ---- */
 
+/* Runs the ranks: threads of this process, or the processes of an MPI job, of which this is one. */
+static xd_result images_run_ranks(images_world *w, xd_ctx *ctx, const xd_ctx_desc *desc, xd_error *error) {
+    xd_rank_function work = w->options->train_teacher ? images_teach : images_work;
+#if defined(IMAGES_MPI)
+    xd_comm *processes = NULL;
+    (void)desc;
+    xd_result result = xd_comm_mpi(ctx, &(xd_mpi_desc){ .mpi = MPI_COMM_WORLD }, &processes);
+    if (result == XD_OK) result = work(processes, w);
+    if (result != XD_OK) *error = *xd_last_error(ctx);
+    if (result != XD_OK && processes) xd_comm_abort(processes); /* peers must not wait */
+    xd_comm_destroy(processes);
+    return result;
+#else
+    (void)ctx;
+    return xd_run_threads(w->options->ranks, desc, work, w, error);
+#endif
+}
+
+/* Every rank that knows better than that another one failed says so. */
+static void images_complain(xd_result result, const xd_error *error) {
+    if (error->culprit >= 0 && error->rank >= 0 && error->culprit != error->rank) return;
+    fprintf(stderr, "demo-images: rank %d: %s: %s\n", error->rank, xd_result_name(result), error->message);
+}
+
+static xd_result images_with(images_world *w, xd_ctx *ctx, const xd_ctx_desc *desc, xd_error *error) {
+    const images_options *o = w->options;
+    xd_result result = XD_OK;
+    if (o->train_teacher) result = dataset_load(ctx, o->train_teacher, "train", &w->set);
+    if (!o->train_teacher && o->gan > 0.0) {
+        result = real_pictures_load(ctx, o->real, &w->real);
+        for (int i = 0; i < IMAGES_STUDENTS; i++) w->recipes[i].real = &w->real;
+    }
+    if (result == XD_OK) result = images_recall(ctx, o, &w->rows[IMAGES_TEACHER_50]);
+    if (result != XD_OK)
+        *error = *xd_last_error(ctx);
+    else
+        result = images_run_ranks(w, ctx, desc, error);
+    dataset_free(ctx, &w->set);
+    real_pictures_free(ctx, &w->real);
+    return result;
+}
+
 static int images_main(const images_options *o) {
     static images_world w;
+    xd_ctx *ctx = NULL;
     xd_ctx_desc desc;
     xd_error error;
     memset(&desc, 0, sizeof desc);
     memset(&error, 0, sizeof error);
     desc.reduction = XD_REDUCTION_INVARIANT;
     w.options = o;
-    xd_ctx *ctx = NULL;
-    xd_result result = xd_ctx_create(&desc, &ctx);
-    if (result == XD_OK && o->train_teacher) result = dataset_load(ctx, o->train_teacher, "train", &w.set);
-    if (result == XD_OK && o->gan > 0.0 && !o->train_teacher)
-        result = real_pictures_load(ctx, o->real, &w.real);
-    if (result != XD_OK) {
-        fprintf(stderr, "demo-images: %s: %s\n", xd_result_name(result),
-                ctx ? xd_last_error(ctx)->message : "");
-        return 1;
-    }
     images_recipes(o, w.recipes);
-    for (int i = 0; i < IMAGES_STUDENTS && w.real.order; i++) w.recipes[i].real = &w.real;
     images_fill_rows(&w);
-    result = images_recall(ctx, o, &w.rows[IMAGES_TEACHER_50]);
-    if (result == XD_OK)
-        result = xd_run_threads(o->ranks, &desc, o->train_teacher ? images_teach : images_work, &w, &error);
-    else
-        error = *xd_last_error(ctx);
-    dataset_free(ctx, &w.set);
-    real_pictures_free(ctx, &w.real);
+    xd_result result = xd_ctx_create(&desc, &ctx);
+    if (result == XD_OK) result = images_with(&w, ctx, &desc, &error);
+    if (result != XD_OK) images_complain(result, &error);
     xd_ctx_destroy(ctx);
-    if (result != XD_OK)
-        fprintf(stderr, "demo-images: rank %d: %s: %s\n", error.rank, xd_result_name(result), error.message);
     return result != XD_OK;
 }
 
 int main(int argc, char **argv) {
     images_options options;
-    if (!images_parse(argc, argv, &options)) {
+    int status = 2, processes = 0, rank = 0;
+#if defined(IMAGES_MPI)
+    MPI_Init(&argc, &argv);
+    MPI_Comm_size(MPI_COMM_WORLD, &processes);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+#endif
+    const bool understood = images_parse(argc, argv, processes, &options);
+    if (understood && options.help && rank == 0) images_print_help();
+    if (understood) status = options.help ? 0 : images_main(&options);
+    if (!understood && rank == 0)
         fprintf(stderr, "demo-images: %s\nbuild/demo-images --help lists the options\n", options.problem);
-        return 2;
-    }
-    if (options.help) {
-        images_print_help();
-        return 0;
-    }
-    return images_main(&options);
+#if defined(IMAGES_MPI)
+    MPI_Finalize();
+#endif
+    return status;
 }

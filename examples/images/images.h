@@ -35,7 +35,8 @@ typedef struct images_options {
     char problem[256]; /* what is wrong when images_parse says false */
 } images_options;
 
-bool images_parse(int argc, char **argv, images_options *out);
+/* `processes` of an MPI job are the ranks; 0 -> ranks are threads. */
+bool images_parse(int argc, char **argv, int processes, images_options *out);
 void images_print_help(void);
 
 /* ---- recipes ---- */

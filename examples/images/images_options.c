@@ -40,8 +40,9 @@ static bool images_parse_gan_r1(const char *text, void *options) {
 
 static const option images_table[] = {
     { "--mesh", "dp=N", OPTION_PARSED, 0, 1, IMAGES_MOST_RANKS,
-      "dp=N or fsdp=N: ranks, and whether they hold networks whole or in parts (dp=2)", "dp=N or fsdp=N, N",
-      images_parse_mesh },
+      "dp=N or fsdp=N: ranks, and whether they hold networks whole or in parts (dp=2; under MPI: of all "
+      "processes)",
+      "dp=N or fsdp=N, N", images_parse_mesh },
     { "--warm-up", "N", OPTION_INT, FIELD(warm_up), 1, 1000000,
       "steps of regression before the 4-step student (80)", NULL, NULL },
     { "--steps", "N", OPTION_INT, FIELD(steps), 1, 1000000, "of the 4-step student (40)", NULL, NULL },
@@ -89,9 +90,22 @@ void images_print_help(void) {
            "out/short\n");
 }
 
-bool images_parse(int argc, char **argv, images_options *o) {
+static bool images_count_ranks(int processes, images_options *o) {
+    if (o->ranks == 0) o->ranks = processes > 0 ? processes : 2;
+    if (processes == 0 || o->ranks == processes) return true;
+    snprintf(o->problem, sizeof o->problem, "--mesh takes as many ranks as there are processes, %d, not %d",
+             processes, o->ranks);
+    return false;
+}
+
+static bool images_check_gan(images_options *o) {
+    if (o->gan > 0.0 || o->gan_r1 == 0.0) return true;
+    snprintf(o->problem, sizeof o->problem, "--gan-r1 %g is of a discriminator, which --gan adds", o->gan_r1);
+    return false;
+}
+
+bool images_parse(int argc, char **argv, int processes, images_options *o) {
     memset(o, 0, sizeof *o);
-    o->ranks = 2;
     o->warm_up = 80;
     o->steps = 40;
     o->one_steps = 350;
@@ -103,10 +117,8 @@ bool images_parse(int argc, char **argv, images_options *o) {
     o->data = "data/images";
     o->out = "out/images";
     o->real = "build/images";
-    if (!options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem)) return false;
-    if (o->gan > 0.0 || o->gan_r1 == 0.0) return true;
-    snprintf(o->problem, sizeof o->problem, "--gan-r1 %g is of a discriminator, which --gan adds", o->gan_r1);
-    return false;
+    return options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem) && images_check_gan(o) &&
+           images_count_ranks(processes, o);
 }
 
 /* What was found to work on these images: rates of the student fall to a twentieth because long runs of several rungs drift. */

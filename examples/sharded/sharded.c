@@ -13,10 +13,16 @@
  * Every sequence of a batch is a leaf: it goes through the model alone, on whichever rank, and the leaves' gradients are summed
  * along one tree.
  *
+ * Compiled by mpicc with -DSHARDED_MPI, and told --mpi, the ranks are processes of MPI jobs, which it starts: make demo-sharded
+ * ARGS=--mpi.
+ *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(SHARDED_MPI)
+#    include "xdistill_mpi.h"
+#endif
 
 #include "sharded.h"
 
@@ -35,7 +41,7 @@ typedef struct sharded_world {
     demo_lesson lesson;
     nn_config config;
     sharded_job job;
-    char student[480], plain[480], wrapped[480], titles[SHARDED_LEGS][64];
+    char student[480], plain[480], wrapped[480], news[480], titles[SHARDED_LEGS][64];
     sharded_run run;
 } sharded_world;
 
@@ -92,7 +98,8 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     job->config = &w->config;
     job->reduction = XD_REDUCTION_INVARIANT;
     job->fixed_sums = o->axes.tp > 1;
-    job->ranks_are = "threads";
+    job->ranks_are = o->mpi ? "processes" : "threads";
+    w->job.news_path = w->news;
     job->steps = o->steps;
     job->seed = o->seed;
     job->seeds = 1;
@@ -100,10 +107,14 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     job->save_directory = w->student;
 }
 
-static xd_result sharded_open_output(sharded_world *w, const sharded_options *o) {
+static void sharded_name_output(sharded_world *w, const sharded_options *o) {
     snprintf(w->student, sizeof w->student, "%s/student", o->out);
     snprintf(w->plain, sizeof w->plain, "%s/plain", o->out);
     snprintf(w->wrapped, sizeof w->wrapped, "%s/wrapped", o->out);
+    snprintf(w->news, sizeof w->news, "%s/news", o->out);
+}
+
+static xd_result sharded_open_output(sharded_world *w, const sharded_options *o) {
     XD_TRY(demo_lock_take(w->ctx, o->out, &w->lock));
     if (!o->overwrite && model_directory_is_finished(w->student))
         return XD_FAIL(w->ctx, XD_ERROR_STATE,
@@ -119,13 +130,19 @@ static xd_result sharded_open_output(sharded_world *w, const sharded_options *o)
 
 /* ---- the way ---- */
 
-static xd_result sharded_go(sharded_world *w, int i) {
+static void sharded_take_leg(sharded_world *w, int i) {
     const sharded_leg *leg = &w->run.legs[i];
-    sharded_outcome *outcome = &w->run.outcomes[i];
     w->job.leg = leg;
+    w->job.number = i;
     w->job.demo.dp = leg->axes.dp;
     w->job.demo.cp = leg->axes.cp;
     w->job.demo.tp = leg->axes.tp;
+}
+
+static xd_result sharded_go(sharded_world *w, int i) {
+    const sharded_leg *leg = &w->run.legs[i];
+    sharded_outcome *outcome = &w->run.outcomes[i];
+    sharded_take_leg(w, i);
     if (leg->kill_at > 0)
         printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
                leg->kill_at);
@@ -156,20 +173,46 @@ static xd_result sharded_work(sharded_world *w, const sharded_options *o) {
     XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->run.comparison));
     sharded_print_tables(&w->run);
     XD_TRY(sharded_write_run(w->ctx, &w->run));
+    (void)remove(w->news); /* only --mpi has made it */
     printf("The sharded student is in %s: build/demo --eval %s measures it again.\n", w->student, w->student);
     return sharded_decide(w);
 }
 
-static int sharded_main(const sharded_options *o) {
+/* One rank of a leg, when ranks are processes. */
+static xd_result sharded_be_rank(sharded_world *w, const sharded_options *o, int *status) {
+    XD_TRY(sharded_load_lesson(w, o));
+    sharded_fill_job(w, o);
+    sharded_fill_legs(w, o);
+    sharded_take_leg(w, o->leg);
+    *status = sharded_mpi_live(w->ctx, &w->job);
+    return XD_OK;
+}
+
+/* Contexts of ranks count what is taken; the one that starts them does not. */
+static xd_result sharded_open_context(const sharded_options *o, xd_ctx **out) {
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (o->leg >= 0) {
+        desc.reduction = XD_REDUCTION_INVARIANT;
+        desc.allocator = sharded_counting_allocator();
+    }
+    return xd_ctx_create(&desc, out);
+}
+
+static int sharded_main(const sharded_options *o, int argc, char **argv) {
     sharded_world *w = NULL;
     xd_ctx *ctx = NULL;
-    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
+    int status = 0;
+    if (sharded_open_context(o, &ctx) != XD_OK) return 1;
     w = (sharded_world *)xd_allocate(ctx, sizeof *w);
     xd_result result = w ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a job");
     if (w) {
         memset(w, 0, sizeof *w);
         w->ctx = ctx;
-        result = sharded_work(w, o);
+        w->job.arguments = o->mpi ? (const char *const *)argv : NULL;
+        w->job.argument_count = argc;
+        sharded_name_output(w, o);
+        result = o->leg >= 0 ? sharded_be_rank(w, o, &status) : sharded_work(w, o);
         demo_lock_release(ctx, w->lock);
         demo_lesson_free(ctx, &w->lesson);
         xd_release(ctx, w);
@@ -177,7 +220,19 @@ static int sharded_main(const sharded_options *o) {
     if (result != XD_OK)
         fprintf(stderr, "demo-sharded: %s: %s\n", xd_result_name(result), xd_last_error(ctx)->message);
     xd_ctx_destroy(ctx);
-    return result != XD_OK;
+    return result != XD_OK ? 1 : status;
+}
+
+/* The one that starts ranks is none itself, so MPI is theirs alone. */
+static int sharded_main_of_rank(const sharded_options *o, int argc, char **argv) {
+#if defined(SHARDED_MPI)
+    MPI_Init(&argc, &argv);
+#endif
+    const int status = sharded_main(o, argc, argv);
+#if defined(SHARDED_MPI)
+    MPI_Finalize();
+#endif
+    return status;
 }
 
 int main(int argc, char **argv) {
@@ -190,5 +245,5 @@ int main(int argc, char **argv) {
         sharded_print_help();
         return 0;
     }
-    return sharded_main(&options);
+    return options.leg >= 0 ? sharded_main_of_rank(&options, argc, argv) : sharded_main(&options, argc, argv);
 }

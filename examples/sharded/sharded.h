@@ -21,6 +21,9 @@ typedef enum sharded_wrap {
     SHARDED_PLAIN /* no wrapper: one buffer of weights, one of gradients */
 } sharded_wrap;
 
+/* A run on one rank, and one that is interrupted, in two parts. */
+enum { SHARDED_LEGS = 3 };
+
 /* The command line, every default filled in. */
 typedef struct sharded_options {
     demo_axes axes; /* of the ranks before the interruption */
@@ -30,6 +33,7 @@ typedef struct sharded_options {
     size_t heldout_bytes; /* measure on no more than these; 0 -> all */
     bool overwrite;       /* a finished student in `out` may be replaced */
     bool mpi;             /* processes of an MPI job as ranks */
+    int leg;              /* this process is a rank of that leg, in such a job; -1 -> of none */
     bool help;
     const char *data, *out;
 
@@ -62,6 +66,7 @@ typedef struct sharded_leg {
 /* What a rank tells after a step. */
 typedef struct sharded_news {
     int rank;
+    long process;
     int step;                        /* done in all */
     int steps;                       /* done in this leg, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
@@ -74,7 +79,12 @@ typedef struct sharded_news {
 typedef struct sharded_job {
     demo_job demo;
     const sharded_leg *leg;
-    int news; /* the pipe that sharded_news go into */
+    const char *const
+        *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not processes */
+    int argument_count;
+    int number;            /* of the leg */
+    const char *news_path; /* of the pipe, when ranks are processes */
+    int news;              /* the pipe that sharded_news go into */
 } sharded_job;
 
 /* What each rank runs; `job` is a sharded_job. */
@@ -88,9 +98,21 @@ typedef struct sharded_outcome {
     bool killed;
 } sharded_outcome;
 
-/* Runs a leg in a process of its own, and kills that when the leg says so. Errors: STATE when it ended in another way than it
+/* Runs a leg in a process of its own, or in those of an MPI job, and kills all of its ranks when the leg says so. Errors: STATE when it ended in another way than it
  * should; IO, MEMORY. */
 xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
+
+/* ---- processes of an MPI job: build/demo-sharded-mpi ---- */
+
+/* A named pipe for the news, from both ends. Errors: IO. */
+xd_result sharded_mpi_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
+
+/* This process becomes mpirun, which starts the ranks of the leg: this program with its command line and --leg. Returns its exit status,
+ * when there is no mpirun. */
+int sharded_mpi_launch(const sharded_job *job);
+
+/* This process is a rank. Returns its exit status. */
+int sharded_mpi_live(xd_ctx *ctx, sharded_job *job);
 
 /* ---- memory ---- */
 
@@ -167,8 +189,6 @@ xd_result sharded_compare(xd_ctx *ctx, const char *one, const char *other, int s
 xd_result sharded_metrics_bytes(xd_ctx *ctx, const char *directory, int lines, long *bytes);
 
 /* ---- what is told ---- */
-
-enum { SHARDED_LEGS = 3 };
 
 /* The whole way: a run on one rank, and one that was interrupted. */
 typedef struct sharded_run {

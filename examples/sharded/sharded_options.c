@@ -43,7 +43,10 @@ static const option sharded_table[] = {
       NULL, NULL },
     { "--heldout-bytes", "N", OPTION_SIZE, FIELD(heldout_bytes), 1, 1000000000,
       "measure on no more of the held-out text (all)", NULL, NULL },
-    { "--mpi", "", OPTION_FLAG, FIELD(mpi), 0, 0, "processes of an MPI job as ranks", NULL, NULL },
+    { "--mpi", "", OPTION_FLAG, FIELD(mpi), 0, 0,
+      "processes of MPI jobs as ranks, of build/demo-sharded-mpi only: it calls mpirun", NULL, NULL },
+    { "--leg", "N", OPTION_INT, FIELD(leg), 0, SHARDED_LEGS - 1,
+      "what --mpi tells the processes that it starts: which part of the way is theirs", NULL, NULL },
     { "--help", "", OPTION_FLAG, FIELD(help), 0, 0, "print this", NULL, NULL },
 };
 
@@ -60,11 +63,18 @@ void sharded_print_help(void) {
            "  build/demo-sharded --wrap hsdp --steps 40 --out out/hsdp\n");
 }
 
+#if defined(SHARDED_MPI)
+static const bool sharded_has_mpi = true;
+#else
+static const bool sharded_has_mpi = false;
+#endif
+
 /* What there is not yet is named; so is what cannot be. */
 static bool sharded_check(sharded_options *o) {
     const demo_axes *a = &o->axes;
-    if (o->mpi)
-        snprintf(o->problem, sizeof o->problem, "--mpi is not there yet: ranks are threads of processes");
+    if ((o->mpi || o->leg >= 0) && !sharded_has_mpi)
+        snprintf(o->problem, sizeof o->problem,
+                 "--mpi needs build/demo-sharded-mpi: here ranks are threads of processes");
     else if (a->cp > 1)
         snprintf(o->problem, sizeof o->problem, "--mesh cp=%d is not there yet: a leaf is a whole sequence",
                  a->cp);
@@ -83,6 +93,7 @@ bool sharded_parse(int argc, char **argv, sharded_options *o) {
     o->axes.cp = o->axes.tp = 1;
     o->steps = 120;
     o->seed = 1;
+    o->leg = -1;
     o->data = "data";
     o->out = "out/sharded";
     if (!options_parse(sharded_table, SHARDED_OPTIONS, argc, argv, o, o->problem)) return false;

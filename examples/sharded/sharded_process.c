@@ -47,21 +47,29 @@ static bool sharded_hear(int from, sharded_news *news) {
     return news->rank >= 0 && news->rank < SHARDED_MOST_RANKS;
 }
 
-/* Until the process has ended; it is killed when rank 0 tells of the step. */
-static void sharded_listen(const sharded_job *job, int from, pid_t process, sharded_outcome *out) {
+/* Ranks of one process have one number, which is killed more than once then. */
+static void sharded_kill(sharded_outcome *out) {
+    for (int i = 0; i < SHARDED_MOST_RANKS; i++)
+        if (out->ranks[i].process > 0) (void)kill((pid_t)out->ranks[i].process, SIGKILL);
+    out->killed = true;
+}
+
+/* Until all have ended; they are killed when rank 0 tells of the step. */
+static void sharded_listen(const sharded_job *job, int from, sharded_outcome *out) {
     progress line = progress_begin();
     sharded_news news;
     while (sharded_hear(from, &news)) {
         out->ranks[news.rank] = news;
         if (news.rank != 0) continue;
         if (news.bits_per_byte <= 0.0) sharded_show(&line, job, &news);
-        if (job->leg->kill_at > 0 && news.step == job->leg->kill_at) (void)kill(process, SIGKILL);
+        if (job->leg->kill_at > 0 && news.step == job->leg->kill_at) sharded_kill(out);
     }
 }
 
-static xd_result sharded_judge(xd_ctx *ctx, const sharded_leg *leg, int status, sharded_outcome *out) {
-    out->killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    if (leg->kill_at > 0 ? out->killed : WIFEXITED(status) && WEXITSTATUS(status) == 0) return XD_OK;
+/* A launcher tells by its status that ranks were killed. */
+static xd_result sharded_judge(xd_ctx *ctx, const sharded_leg *leg, int status, const sharded_outcome *out) {
+    const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (leg->kill_at > 0 ? out->killed && !well : well) return XD_OK;
     if (WIFSIGNALED(status))
         return XD_FAIL(ctx, XD_ERROR_STATE, "%s: its process was ended by signal %d", leg->title,
                        WTERMSIG(status));
@@ -69,21 +77,27 @@ static xd_result sharded_judge(xd_ctx *ctx, const sharded_leg *leg, int status, 
                    WEXITSTATUS(status), leg->kill_at > 0 ? " before it was killed" : "");
 }
 
+static xd_result sharded_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
+    if (job->arguments) return sharded_mpi_open_news(ctx, job, ends);
+    XD_REQUIRE(ctx, pipe(ends) == 0, XD_ERROR_IO, "no pipe: %s", strerror(errno));
+    return XD_OK;
+}
+
 xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out) {
     int ends[2], status = 0;
     memset(out, 0, sizeof *out);
-    XD_REQUIRE(ctx, pipe(ends) == 0, XD_ERROR_IO, "no pipe: %s", strerror(errno));
+    XD_TRY(sharded_open_news(ctx, job, ends));
     fflush(NULL); /* or the child would write it again */
     const pid_t process = fork();
     if (process == 0) {
         (void)close(ends[0]);
         job->news = ends[1];
-        const int code = sharded_live(job);
+        const int code = job->arguments ? sharded_mpi_launch(job) : sharded_live(job);
         fflush(NULL);
         _exit(code);
     }
     (void)close(ends[1]);
-    if (process > 0) sharded_listen(job, ends[0], process, out);
+    if (process > 0) sharded_listen(job, ends[0], out);
     (void)close(ends[0]);
     XD_REQUIRE(ctx, process > 0, XD_ERROR_MEMORY, "no process: %s", strerror(errno));
     while (waitpid(process, &status, 0) < 0)

@@ -1,5 +1,5 @@
 /* sharded_train.c - what each rank of a leg does: from the start or a checkpoint to the end, or until somebody kills it. */
-#define _POSIX_C_SOURCE 200112L /* write */
+#define _POSIX_C_SOURCE 200112L /* write, getpid */
 #include "sharded.h"
 
 #include <string.h>
@@ -26,7 +26,7 @@ static uint64_t sharded_sent(const sharded_rank *r) {
     return bytes;
 }
 
-/* Pieces of this size are not torn, so all ranks of a process write into one pipe. */
+/* Pieces of this size are not torn, so all ranks write into one pipe. */
 static xd_result sharded_tell(const sharded_rank *r) {
     const sharded_news *news = &r->news;
     if (write(r->job->news, news, sizeof *news) == (ssize_t)sizeof *news) return XD_OK;
@@ -125,6 +125,7 @@ static xd_result sharded_work(sharded_rank *r) {
     XD_TRY(sharded_student_open(&r->student, &r->rank, r->job->leg, r->rank.job->seed));
     XD_TRY(xd_agree(r->rank.world, demo_rank_make_buffers(&r->rank)));
     r->news.rank = xd_comm_rank(r->rank.world);
+    r->news.process = (long)getpid();
     r->news.planned = r->student.planned;
     r->news.counted = r->student.counted;
     return sharded_train(r);

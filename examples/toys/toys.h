@@ -38,8 +38,7 @@ extern const char *const toy_names[TOY_KINDS];
 /* What random numbers are for. */
 enum {
     TOY_STREAM_TRAIN = XD_STREAM_USER, /* the teacher's samples, noise and times */
-    TOY_STREAM_FRESH,                  /* data to compare with */
-    TOY_STREAM_SAMPLE                  /* noise of samplers; step: the transition */
+    TOY_STREAM_FRESH                   /* data to compare with */
 };
 
 /* A point of the distribution from the numbers of `random`, blocks 0 and 1. */

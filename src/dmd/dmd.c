@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "dmd/state.h"
+#include "model/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -486,6 +487,13 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     return XD_OK;
 }
 
+/* The wrappers of all roles begin their sums in one order on all ranks. */
+static void xdi_dmd_align_sums(const xd_dmd_desc *desc) {
+    xd_parallel *parallels[XD_DMD_ROLES];
+    for (int role = 0; role < XD_DMD_ROLES; role++) parallels[role] = desc->trainers[role].parallel;
+    xdi_gradient_align(parallels, XD_DMD_ROLES);
+}
+
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
     xd_dmd *made = NULL;
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
@@ -501,6 +509,7 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
         xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
+    xdi_dmd_align_sums(desc);
     *out = made;
     return XD_OK;
 }

@@ -187,6 +187,10 @@ typedef struct xd_dmd_record {
 
 /* Checks everything and takes all memory that later calls need.
  *
+ * Roles may have wrappers of different kinds, as long as those that train have the same leaves on each rank. Where ranks have
+ * different numbers of leaves and some role is under FSDP, the sums of DDP begin in xd_dmd_step's reduction from now on, not beside the
+ * last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks share.
+ *
  * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
  * rank that has one and PEER on the others: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number),

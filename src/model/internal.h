@@ -267,6 +267,7 @@ struct xd_parallel {
     int prefetch;                    /* units that are gathered ahead */
     int64_t bucket_size;             /* DDP: elements; 0 -> the default */
     int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;                 /* [ranks] scratch */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
@@ -356,6 +357,10 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
  * ranks; outside of INVARIANT mode a rank adds its own up first. */
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
 
+/* parallel_gradient.c: wrappers whose leaves are computed side by side, [count] with NULL for none. Where ranks have different
+ * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
+ * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
+XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
 /* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);

@@ -216,10 +216,19 @@ static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
         return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
-    while (p->reductions && p->launched < p->bucket_count &&
+    while (p->reductions && !p->late && p->launched < p->bucket_count &&
            xdi_bucket_is_formed(p, &p->buckets[p->launched]))
         XD_TRY(xdi_gradient_join(p, &p->buckets[p->launched++]));
     return XD_OK;
+}
+
+XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
+    bool sharded = false;
+    for (int i = 0; i < count; i++) sharded = sharded || (parallels[i] && parallels[i]->sharded);
+    for (int i = 0; i < count; i++) {
+        xd_parallel *p = parallels[i];
+        if (p) p->late = sharded && !p->sharded && p->leaves.total % p->ranks != 0;
+    }
 }
 
 /* The last block has added to the leaf. */

@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -188,6 +188,9 @@ step_compose() {
 
 # The transformer under every wrapper on meshes of up to 8 ranks, bit for bit; 22 s on two quiet cores.
 step_equivalence() { make --no-print-directory build/equivalence && build/equivalence; }
+
+# A distillation of three networks likewise, and runs that go on on other meshes after SIGKILL; 6 s.
+step_equivalence_dmd() { make --no-print-directory build/equivalence_dmd && build/equivalence_dmd; }
 
 # The generated header as declarations, and the implementation as far as the compiler's front end, without one warning.
 step_declarations() {

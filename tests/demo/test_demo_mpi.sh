@@ -1,6 +1,6 @@
 #!/bin/sh
-# The demonstration with the processes of an MPI job as ranks: on each mesh they have the bits of threads, and go
-# on from each other's states. The last line is `N passed, N failed, N skipped`.
+# The demonstrations with the processes of an MPI job as ranks: on each mesh they have the bits of threads, and go
+# on from each other's states; so have those of sharded training, killed and resumed, and of images. The last line is `N passed, N failed, N skipped`.
 #
 #   sh tests/demo/test_demo_mpi.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
 set -u
@@ -66,4 +66,39 @@ mkdir "$work/full" && ln -s /dev/full "$work/full/metrics.jsonl"
 processes 2 full --save-every 1
 [ $? -ne 0 ] && grep -q 'demo: .*cannot write .*metrics.jsonl' "$work/full.log"
 verdict $? 'a file that one process cannot write is an error' "$work/full.log"
+
+# Sharded training: killed and resumed processes have the bits of one, and those of threads.
+{
+    ${CC:-cc} $small $sharded_sources -o "$work/sharded" && mpicc -DSHARDED_MPI $small $sharded_sources -o "$work/sharded-mpi"
+} >"$work/build.log" 2>&1
+verdict $? 'sharded training builds for threads and for processes' "$work/build.log"
+"$work/sharded" --steps 6 --heldout-bytes 1000 --wrap ddp --out "$work/st" >"$work/st.log" 2>&1
+for how in '--wrap fsdp' '--wrap hsdp' '--wrap sharded --mesh dp=2,tp=2'; do
+    "$work/sharded-mpi" --mpi --steps 6 --heldout-bytes 1000 $how --overwrite --out "$work/sp" >"$work/sp.log" 2>&1 &&
+    [ "$(grep -c ' bit-equal$' "$work/sp.log")" -eq 4 ] && ! grep -q DIFFER "$work/sp.log" &&
+    grep -q 'killed by SIGKILL after step [45]$' "$work/sp.log" && [ ! -e "$work/sp/news" ]
+    verdict $? "$how: processes that were killed and went on have the bits of one" "$work/sp.log"
+    case $how in *tp*) continue ;; esac # whose sums are of pieces
+    cmp "$work/st/student/model.safetensors" "$work/sp/student/model.safetensors" >"$work/sp.log"
+    verdict $? "$how: the student of processes is that of threads" "$work/sp.log"
+done
+"$work/sharded-mpi" --mpi --steps 6 --data nowhere --out "$work/sn" >"$work/sp.log" 2>&1
+[ $? -eq 1 ] && grep -q 'nowhere has no heldout.txt' "$work/sp.log"
+verdict $? 'data that are not there are named' "$work/sp.log"
+
+# Images.
+short="--warm-up 1 --steps 1 --one-steps 1 --count 100 --generations 1"
+{
+    ${CC:-cc} -DIMAGES_LEAD=1 $images_sources -o "$work/images" && mpicc -DIMAGES_MPI -DIMAGES_LEAD=1 $images_sources -o "$work/images-mpi"
+} >"$work/build.log" 2>&1
+verdict $? 'image distillation builds for threads and for processes' "$work/build.log"
+"$work/images" $short --mesh dp=1 --out "$work/it" >"$work/it.log" 2>&1 &&
+mpirun -n 2 "$work/images-mpi" $short --mesh fsdp=2 --out "$work/ip" >"$work/ip.log" 2>&1 </dev/null
+for file in grid.png table.txt steps-4/metrics.jsonl steps-4/student/model.safetensors steps-1/student-ema/model.safetensors; do
+    cmp "$work/it/$file" "$work/ip/$file" >>"$work/ip.log" 2>&1
+    verdict $? "$file of two processes has the bytes of one rank" "$work/ip.log"
+done
+mpirun -n 2 "$work/images-mpi" $short --mesh dp=3 --out "$work/ip" >"$work/ip.log" 2>&1 </dev/null
+[ $? -ne 0 ] && grep -q 'as many ranks as there are processes, 2, not 3' "$work/ip.log"
+verdict $? 'a mesh of other ranks than there are processes is refused' "$work/ip.log"
 conclude

@@ -39,7 +39,8 @@ typedef struct dmd_net {
 typedef struct dmd_run {
     xd_dmd_desc desc; /* networks, trainers, data and sizes are filled in here */
     bool fsdp, gan;
-    int steps, resume_at;         /* 0: never */
+    bool mixed;           /* fake score and teacher under FSDP, the others not; all sums on one queue */
+    int steps, resume_at; /* 0: never */
     int warm_ups, resume_warm_at; /* steps of warm-up first */
     bool like_teacher;            /* the student begins with the teacher's weights */
     int poisoned;                 /* a step whose batch holds a NaN, -1: none */
@@ -199,9 +200,19 @@ static xd_result dmd_add(xd_block *parent, const char *name, int64_t rows, int64
     return xd_weight_add(*out, &w, NULL);
 }
 
-static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, const dmd_run *run) {
+static xd_result dmd_wrap(dmd_net *net, xd_comm *world, xd_dmd_role role, const dmd_run *run,
+                          xd_queue *sums) {
+    const bool apart = run->mixed && (role == XD_DMD_FAKE_SCORE || role == XD_DMD_TEACHER);
+    const xd_ddp_desc ddp = { .leaves = DMD_LEAVES, .reductions = sums };
+    const xd_fsdp_desc fsdp = { .leaves = DMD_LEAVES, .reductions = sums, .accumulate_whole = run->mixed };
+    return run->fsdp || apart ? xd_fsdp_create(net->model, world, &fsdp, &net->parallel)
+                              : xd_ddp_create(net->model, world, &ddp, &net->parallel);
+}
+
+static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, const dmd_run *run,
+                              xd_queue *sums) {
     xd_ctx *ctx = xd_comm_ctx(world);
-    const bool judge = role == XD_DMD_DISCRIMINATOR, fsdp = run->fsdp;
+    const bool judge = role == XD_DMD_DISCRIMINATOR;
     const bool copy = role == XD_DMD_FAKE_SCORE || (role == XD_DMD_STUDENT && run->like_teacher);
     XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = (uint64_t)(copy ? XD_DMD_TEACHER : role) + 1 },
                            &net->model));
@@ -210,8 +221,7 @@ static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, co
                    &net->block[0]));
     if (!judge) XD_TRY(dmd_add(net->block[0], "down", DMD_ELEMENTS, DMD_WIDTH, &net->block[1]));
     XD_TRY(xd_model_seal(net->model));
-    XD_TRY(fsdp ? xd_fsdp_create(net->model, world, &(xd_fsdp_desc){ .leaves = DMD_LEAVES }, &net->parallel)
-                : xd_ddp_create(net->model, world, &(xd_ddp_desc){ .leaves = DMD_LEAVES }, &net->parallel));
+    XD_TRY(dmd_wrap(net, world, role, run, sums));
     XD_TRY(xd_parallel_params(net->parallel, 2, net->params, &net->count));
     XD_TRY(xd_parallel_parts(net->parallel, 2, net->parts, &net->count));
     if (role == XD_DMD_TEACHER) return XD_OK;
@@ -355,12 +365,14 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
     dmd_net nets[XD_DMD_ROLES];
     dmd_rank rank = { .run = run };
     xd_dmd_desc desc = run->desc;
+    xd_queue *sums = NULL;
     xd_result result = XD_OK;
     memset(nets, 0, sizeof nets);
     desc.data = world;
+    if (run->mixed) XD_TRY(xd_queue_create(world, &(xd_queue_desc){ .form = XD_QUEUE_INLINE }, &sums));
     for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
         if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
-        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run);
+        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run, sums);
         desc.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
         desc.trainers[role] =
             (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
@@ -370,6 +382,7 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
     if (run->gan && result == XD_OK) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 1);
     if (result == XD_OK) result = dmd_hash_all(world, nets, run);
     for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
+    xd_queue_destroy(sums);
     return result;
 }
 

@@ -3752,7 +3752,27 @@ typedef struct xd_ema_desc {
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
+    bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
+    bool stochastic_bf16; /* BF16 shadows of parameters, rounded up or down at random, see below */
+    uint64_t seed;        /* of that rounding */
+    const xd_tensor_part *
+        parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
+                 * the average; NULL -> adjacent, from xd_param.first on */
 } xd_ema_desc;
+
+/* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
+ * than about 2^-24 |s| / (1 - b): 6e-3 of it at decay 0.99999.
+ *
+ *   compensated       the average is shadow + term. Each update rounds the sum to the shadow and keeps what was lost, in 8 bits,
+ *                     as the term: 2 bytes more an element, and it stands still 512 times nearer, 2^-33 |s| / (1 - b).
+ *                     What is published is the shadow alone, which is the average rounded to f32
+ *   stochastic_bf16   2 bytes instead of 4. The average of the shadow and the weight, which is not rounded first, is computed
+ *                     in f32 and stored as the neighbour above or below, with the probabilities that make the mean exact (as
+ *                     xd_optimizer_desc.stochastic_bf16). The random bits are a function of (seed, name without wrappers,
+ *                     iteration, index in the whole parameter): the same on every device, after a resumed run and, with
+ *                     `parts` or `first`, for every cut
+ *
+ * dtype is NONE or that of the format; live_dtype and compat_credit exclude both. Copies round to nearest. */
 
 /* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
  * EMAConfig). Pure. */
@@ -3789,7 +3809,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
- * stripped; no name), DTYPE, MEMORY. */
+ * stripped; no name; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -3811,8 +3831,35 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *               the host does not read it: then the values do not change but the iteration does
  *
  * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
+ * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
+
+/* Counts, in every update from now on, the elements of parameters that an average leaves to the bit as they were, a compensation
+ * too, although their weights differ from them: those in the zone where nothing moves. Frozen weights do not differ and are not
+ * counted; a shadow that is NaN is.
+ *
+ *   unmoved   in memory of the context's device; set by each update and by each step that updates the average, of the elements
+ *             here alone, replicas too: sum it over ranks that hold different ones. 0 after an update that copies or does
+ *             nothing. NULL -> not counted any more
+ *
+ * The update is then a pass over memory of its own. Local, allocates nothing; the same number on every device. */
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
+
+/* Exchanges the shadows with the values of the parameters and buffers, in place: to evaluate the average with the model's own
+ * memory. A second call exchanges them back; every bit is then as before. What the model computes with must be those values: a
+ * wrapper's views and gathered copies follow when they are formed again.
+ *
+ * While they are exchanged xd_ema_update, xd_ema_copy_to, xd_ema_load, steps that name the average, saves and exports return
+ * STATE, and views show the weights. Steps that do not name it cannot know: do not step. xd_ema_destroy does not exchange back.
+ *
+ * Local, allocates nothing, a block at a time. Errors: DTYPE when a shadow has another dtype than its parameter, since neither
+ * could hold the other (publish with xd_ema_copy_to instead); STATE when the list changed since creation. Nothing is
+ * exchanged then. */
+XD_API xd_result xd_ema_swap(xd_ema *ema);
+
+/* Whether shadows and values are exchanged now. */
+XD_API bool xd_ema_is_swapped(const xd_ema *ema);
 
 /* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
  * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
@@ -3820,14 +3867,18 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
+/* The compensation of a shadow, BF16, to save and to restore in place: the average of view i is xd_ema_view(ema, i) +
+ * xd_ema_compensation(ema, i). An empty view for buffers, and without xd_ema_desc.compensated. */
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
+
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
  * to evaluate, to save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
- * written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), STATE while shadows and values
+ * are exchanged. Nothing is written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
@@ -3841,6 +3892,7 @@ typedef struct xd_ema_load_desc {
 } xd_ema_load_desc;
 
 /* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
+ * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
  *
  *   desc   NULL -> defaults
  *
@@ -3850,6 +3902,84 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 
 /* The state to save beside the shadows; defaults are filled in. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
+
+/* >>train/post_hoc */
+
+/* Averages of any length, formed after training from snapshots of a few that were kept (Karras, Aittala, Lehtinen, Hellsten, Aila,
+ * Laine 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", section 3 and appendix C).
+ *
+ * The average of XD_EMA_POWER with the exponent g at iteration t contains the weights of iteration u <= t in the proportion
+ * (g + 1) u^g / t^(g + 1): its profile. Profiles of snapshots, added with the right coefficients, come close to any other one;
+ * the same coefficients then add the snapshots to the average that would have had it.
+ *
+ *     two averages, exponents xd_post_hoc_gamma of 0.05 and 0.10, followed in training and exported now and then
+ *     xd_post_hoc_coefficients   once for each average that is wanted
+ *     xd_post_hoc_sum            reads the snapshots, a tensor at a time, and adds them */
+
+/* The exponent of a relative width: the standard deviation of the profile divided by its length, which is
+ * sqrt(g + 1) / ((g + 2) sqrt(g + 3)).
+ *
+ *   sigma_rel   above 0 and at most 1 / sqrt(12), which is that of the plain mean, exponent 0
+ *
+ * Local, allocates nothing. Errors: ARGUMENT. */
+XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma);
+
+/* The relative width of an exponent above -1. Local, allocates nothing. Errors: ARGUMENT. */
+XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel);
+
+/* An average of XD_EMA_POWER at a moment. */
+typedef struct xd_post_hoc_profile {
+    int64_t iteration; /* of its last update; at least 1 */
+    double gamma;      /* above -1/2: others have no finite square */
+} xd_post_hoc_profile;
+
+/* What there is and what is wanted. */
+typedef struct xd_post_hoc_desc {
+    const xd_post_hoc_profile *snapshots; /* [snapshot_count] required, no two equal, in any order */
+    int64_t snapshot_count;
+    xd_post_hoc_profile target; /* not after the last snapshot; iteration 0 -> that of the last snapshot */
+} xd_post_hoc_desc;
+
+/* The coefficients with which the profiles of the snapshots come closest to the target's, in the mean square over iterations.
+ *
+ *   coefficients   out, [snapshot_count], in the order of the snapshots. Snapshots whose profiles are, to the rounding of double,
+ *                  sums of others have 0 and need not be read. They add up to about 1
+ *   error          out: the distance to the target's profile, divided by the length of that, to about 1e-8; may be NULL
+ *
+ * Local, memory of 2 n^2 + 5 n numbers while it runs, time n^3. All in double: a pivoted Cholesky factor of the matrix of inner
+ * products of profiles of length 1, and steps of refinement. The same on every rank of a kind of machine: its powers are the math
+ * library's.
+ * Errors, with nothing written: ARGUMENT (no snapshots; an iteration or an exponent out of range; two that are equal; a target
+ * after the last snapshot), MEMORY. */
+XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
+                                          double *error);
+
+/* Brings the elements that this rank has of tensor number `tensor` of the targets from a snapshot to `to`, which is memory of the
+ * context's device, ordered on its stream. Whatever is not XD_OK ends the sum. */
+typedef xd_result (*xd_post_hoc_read)(void *user, int64_t snapshot, int64_t tensor, void *to);
+
+/* Snapshots to add. */
+typedef struct xd_post_hoc_sum_desc {
+    const double *coefficients; /* [snapshot_count] required, finite */
+    int64_t snapshot_count;
+    xd_dtype dtype;        /* of parameters that `read` brings: F32 BF16 F16 F64; NONE -> F32 */
+    xd_post_hoc_read read; /* required; buffers come in their own dtype */
+    void *user;
+} xd_post_hoc_sum_desc;
+
+/* Fills a list of parameters and buffers with the sum of snapshots. Parameters: in f32, from 0, snapshot after snapshot in the order
+ * of the coefficients, each by one fused multiply-add with the coefficient rounded to f32; then rounded to the dtype of the
+ * target. Snapshots whose coefficient is 0 are not read. Buffers, which are not averaged, are those of the last snapshot of the
+ * list. Elements are independent, so the sum of a shard has the bits of the shard of the sum, for every placement.
+ *
+ *   targets   [count]; one after the other, and of each the snapshots in their order: so are the calls of `read`
+ *
+ * Local. Memory while it runs: the largest parameter in f32, and in the dtype that is read. Deterministic, the same bits on every
+ * device.
+ * Errors: ARGUMENT (no snapshots; a coefficient that is not finite; a target without name or elements), DTYPE, MEMORY: nothing is
+ * written then. What `read` returned: the tensors before that one are complete, the later ones as before. */
+XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, const xd_param *targets,
+                                 int64_t count);
 
 
 /* Models over data-parallel ranks. */
@@ -5023,6 +5153,7 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
  *     root/step-200/model.safetensors        weights and buffers, as Hugging Face reads them
  *                   optim.safetensors        optim.exp_avg.NAME, optim.exp_avg_sq.NAME, optim.master.NAME, optim.step.NAME
  *                   ema-slow.safetensors     an average, under the names of the weights
+ *                                            and ema.compensation.NAME, where it has one
  *                   state.json               step, settings of optimizers and averages, the caller's own state
  *                   manifest.json            sizes and checksums of all files, places and fingerprints of all tensors
  *     root/latest                            "step-200", a hint for people
@@ -5271,7 +5402,7 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
  * Tensors have the groups and names that they have in a checkpoint: NAME in "model", optim.exp_avg.NAME and the like in "optim",
- * NAME in "ema-AVERAGE". No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
+ * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
 
 /* A whole tensor of the state. */
 typedef struct xd_state_tensor {
@@ -5685,6 +5816,20 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
  * scale is w + 1. Pure. */
 XD_API xd_mix xd_guidance_mix(double scale);
 
+/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the negative
+ * one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al., "Common
+ * Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
+ *
+ *   out = (rescale std(P) / std(G) + 1 - rescale) G
+ *
+ * with standard deviations over all elements of the sample, over every rank that has some of them. A G without deviation stays as
+ * it is. */
+typedef struct xd_guidance {
+    bool on;
+    double scale;   /* as in xd_guidance_mix; 0 is the negative prediction alone */
+    double rescale; /* in [0, 1]; 0 -> G */
+} xd_guidance;
+
 /* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
  * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
  * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,
@@ -6000,6 +6145,30 @@ XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *d
  * is required, and all arrays are its memory. */
 XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
 
+/* >>dmd/pack */
+
+/* Latent pictures as rows of tokens, as transformers of Qwen-Image's kind take them: each 2 x 2 patch of all channels is a token,
+ *
+ *   packed[b (H/2) (W/2) + i (W/2) + j, 4 c + 2 p + q] = x[b, c, 2 i + p, 2 j + q]
+ *
+ * A permutation: every bit pattern goes through, NaN too. */
+typedef struct xd_latents {
+    int64_t samples;                 /* 0 is fine, and so is 0 of what follows */
+    int64_t channels, height, width; /* height and width even */
+    xd_dtype dtype;                  /* F32, BF16, F16 */
+} xd_latents;
+
+/* Latents [samples, channels, height, width] without gaps become rows [samples * height / 2 * width / 2, 4 * channels], and back. Rows may
+ * have a stride; what is between them is not touched. Both arrays are in memory of the context's device, and they do not
+ * overlap.
+ *
+ * Local; do not wait for a GPU, allocate nothing. Errors, with nothing written: SHAPE (an odd height or width, a negative size, more
+ * elements than fit, rows of another shape: with both; columns that 4 does not divide), DTYPE (another dtype, or two), ARGUMENT (no
+ * data, or both at one address).
+ * Source: the packing of the Qwen-Image pipelines, by the formula above. */
+XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed);
+XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents);
+
 #ifndef XDISTILL_NO_MODELS
 /* >>dmd/network */
 
@@ -6050,6 +6219,9 @@ typedef struct xd_network {
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+    xd_guidance
+        guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
+                           * Others have none: the references guide the teacher only */
     /* Of a discriminator: adds the gradient by weights of
      *
      *   sum over samples of <v, d (sum of a sample's logits) / d its features>,      v = directions, which are constants
@@ -6125,6 +6297,17 @@ typedef struct xd_dmd_regression {
         step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
+/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised forms,
+ * as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
+typedef struct xd_dmd_fdistill {
+    bool on; /* false: nothing else here is read; true: there is a discriminator */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* of times; 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average over steps, in [0, 1] */
+    double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
+} xd_dmd_fdistill;
+
 /* What keeps the discriminator smooth where real samples are, with r1_weight before it. */
 typedef enum xd_dmd_penalty {
     XD_DMD_PENALTY_DIFFERENCE =
@@ -6145,6 +6328,7 @@ typedef struct xd_dmd_gan {
     double r1_alpha;  /* size of its perturbation; of DIFFERENCE */
     bool
         r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references); of DIFFERENCE */
+    xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty; /* what r1_weight weighs */
 } xd_dmd_gan;
 
@@ -6191,7 +6375,8 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
+    bool
+        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -6258,7 +6443,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 /* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
  * and values are this leaf's part of the step's means.
  *
- *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *   student         forward; time, noise; fake score and teacher, each twice with guidance; the term of matching; with a discriminator, its gradient
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
@@ -6292,6 +6477,29 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 
+/* f-distill, for a loop of one's own. Weights of samples are those of the whole step, so the logits of all its leaves come first:
+ *
+ *   xd_dmd_ratios for each leaf; xd_dmd_weigh; xd_dmd_student for each leaf, with the same batches
+ *
+ * xd_dmd_ratios is the student's sample, time and noise, the teacher's features and the discriminator's logits, as inferences, with
+ * the random numbers of xd_dmd_student, which makes the same once more: one forward of each of the three networks (of the
+ * student, with its roll-out) is the price. Calls of draws are asked twice for the same. A leaf that has its logits already begins
+ * another step. xd_dmd_weigh makes the weights, each good for one xd_dmd_student, and the bins' next values; after a finding no bin
+ * changes. Whoever skips the step afterwards puts the bins back (xd_dmd_bins, xd_dmd_set_bins); xd_dmd_step does.
+ *
+ * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; in INVARIANT
+ * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact. Errors: STATE
+ * (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of xd_dmd_student and of
+ * xd_fdistill_weights. */
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
+
+/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank. Local; they
+ * wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0 and
+ * finite: with the numbers), those of the device. */
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
+
 /* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
  * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
  * GPU. Local. Errors: those of the device. */
@@ -6301,7 +6509,8 @@ XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
- * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step leaves the
+ * bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
@@ -6323,6 +6532,52 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
+/* >>dmd/record */
+
+/* The state of a distillation as a piece of a checkpoint. Weights, optimizers and averages of the roles are networks of
+ * xd_checkpoint_save; what else resumes a run is a JSON object, made for xd_checkpoint_save_desc.state:
+ *
+ *     {"kind": "xdistill.dmd", "version": 1, "step": 12, "student": 3, "fake_score": 9, "discriminator": 9, "warm_up": 200,
+ *      "phase": "others", "seed": 7, "schedule": "FLOW, t from 0 to 1, least 1e-06", "rungs": "4 steps from 0.999, times 90d1...",
+ *      "ratio": "MODELOPT, 1 in 5 after 0", "roles": "student with 1 average, ...", "settings": "5be0...", "bins": [1.5, ...]}
+ *
+ * So one save is one record: it is there as a whole or not at all. Whoever has a state of his own puts this object into it as the
+ * member "dmd". */
+
+/* Parts of the text that a load may do without. */
+typedef enum xd_dmd_state_part {
+    XD_DMD_STATE_WARM_UP = 1,  /* the counter of warm-up */
+    XD_DMD_STATE_BINS = 2,     /* of f-distill */
+    XD_DMD_STATE_SETTINGS = 4, /* the hash of all settings */
+    XD_DMD_STATE_PARTS = 8     /* above every sum */
+} xd_dmd_state_part;
+
+/* How strict a load is. Zero is the default of every field. */
+typedef struct xd_dmd_state_desc {
+    int allow_missing; /* sum of parts; what is missing stays as it is in the distillation */
+    bool
+        allow_settings; /* settings that are not named in the text may be others: clips, losses, weights, guidance, times. Bins are
+                         * not read by a distillation without f-distill */
+} xd_dmd_state_desc;
+
+/* The text, of the state between two steps.
+ *
+ *   text   out; NUL-terminated, to be released with xd_release. Bins and times are written so that they are read to the same bits
+ *
+ * Local, the same on every rank; waits for a GPU when there are bins. Errors: MEMORY, those of xd_dmd_bins. */
+XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
+
+/* Sets counters and bins from a text, after xd_checkpoint_load has loaded the rest.
+ *
+ *   text   as xd_checkpoint_load hands it back; NULL is MISSING
+ *   desc   NULL -> everything must be there
+ *
+ * Local. Nothing is changed by a text that is refused. Errors: FORMAT (no such object, an unknown member, numbers that
+ * contradict each other), UNSUPPORTED (another version); MISSING, naming the part; MISMATCH, with both values: another
+ * seed, noise schedule, rungs, ratio of steps, set of roles and averages, hash of settings, number of bins; those of xd_dmd_resume and
+ * xd_dmd_set_bins; MEMORY. */
+XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc);
+
 /* >>dmd/sampler */
 
 /* Samples from noise, with a network of few or of many steps. x starts as sigma(list[0]) noise. */
@@ -6338,7 +6593,7 @@ typedef enum xd_sampler_kind {
 /* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
  * xd_sampler_of_student. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its forward is called without `keep` */
+    xd_network network; /* its forward is called without `keep`; its guidance must be off */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
@@ -6393,6 +6648,170 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
  * xd_dmd's student (XD_STREAM_STUDENT_NOISE), by seed, step and number. Fields of batch but `samples` and `first` are not read. Local.
  * Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
+
+/* >>dmd/fake_score */
+
+/* A fake score begins as its teacher: the same blocks, weights, ties and buffers with the same values, but trained. It is made in one
+ * of three ways:
+ *
+ *     xd_fake_score_create        one rank's teacher is copied, or its values are shared; refuses a teacher in parts
+ *     xd_fake_score_create_meta   described on all ranks first, without memory for weights; then each rank gets storage for its part,
+ *                                 cut and wrapped as the fake score is to be, and the values: from the teacher's own parts in any
+ *                                 cut on any ranks, from one rank, or from a function that reads
+ *     xd_fake_score_describe      the description alone, to be changed before the second
+ *
+ * A model is weights and buffers: it has no mode of training or evaluation and no hooks, so there is none to set or to leave
+ * behind; what a network records of its features is the caller's. Accumulated gradients, wrappers and optimizers are not copied.
+ * Every weight of the fake score trains, also those that the teacher has frozen, unless `frozen` names it. */
+
+/* How the fake score differs from its teacher. Zero is the default of every field. */
+typedef struct xd_fake_score_desc {
+    bool
+        shared; /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake score changes the teacher. For
+                 * one network in both roles see xd_dmd_desc.allow_shared. Without dtype and adapt */
+    xd_dtype
+        dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with keep_f32 do not become half types.
+                * NONE -> each as it is */
+    const char *const *
+        frozen; /* [frozen_count] full names, in which '*' stands for any run of characters: weights that do not train. Those that
+                 * cannot (integers, types of 8 bits) must be named; a pattern that fits no weight is an error */
+    int frozen_count;
+    /* Called for each weight that is no tie, as it will be added: may change its dtype, layout, init and traits, not its name and
+     * shape. The same on all ranks. NULL -> none. */
+    xd_result (*adapt)(void *user, const char *name, xd_weight_desc *weight);
+    void *user;
+} xd_fake_score_desc;
+
+/* Describes a fake score: a model that is not sealed, in the teacher's context, to which blocks and weights may be added. It needs no
+ * values and takes no memory for weights. Layouts are the teacher's, borrowed, unless `adapt` gives others.
+ *
+ *   teacher   sealed; with or without storage, with or without a wrapper. Not needed afterwards
+ *   desc      NULL -> defaults; `shared` is not read
+ *
+ * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that cannot
+ * train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
+XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                        xd_model **out);
+
+/* Makes a fake score on this rank alone: described as above, sealed, with storage and gradients, or with the teacher's values.
+ *
+ *   teacher   sealed, with values in all weights; between steps. It is not changed, but for what training does when it is shared: then
+ *             it must outlive the fake score
+ *   out       the caller's to destroy, or to wrap
+ *
+ * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even in a
+ * new dtype; buffers that are not saved are copied too. Errors: as above; STATE (a weight without values, by name; shared
+ * with a wrapped teacher, whose values are the wrapper's), UNSUPPORTED, naming the first weight of which this rank has a part alone:
+ * xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt).
+ * Source: Model-Optimizer, create_fake_score; looking at every tensor is ours. */
+XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                      xd_model **out);
+
+/* ---- made of parts ---- */
+
+/* Where values come from. */
+typedef enum xd_fake_score_from {
+    XD_FAKE_SCORE_FROM_TEACHER = 0, /* the storage or the wrapper of desc.teacher */
+    XD_FAKE_SCORE_FROM_PARTS,       /* parts of whole tensors, as for a checkpoint */
+    XD_FAKE_SCORE_FROM_ROOT,        /* whole tensors of rank 0, which sends each rank what it holds */
+    XD_FAKE_SCORE_FROM_READER       /* a function that each rank calls for what it holds */
+} xd_fake_score_from;
+
+/* Reads elements of tensors, from a file for example. */
+typedef struct xd_fake_score_reader {
+    const xd_safetensors_entry *entries; /* [entry_count] what there is, the same list on every rank */
+    int64_t entry_count;
+    /* Writes the elements of a tensor whose numbers are in `elements`, in ascending order, in the entry's dtype, to memory of the
+     * host. Called on each rank for what it holds alone; whatever is not XD_OK ends the call. */
+    xd_result (*read)(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to);
+    void *user;
+} xd_fake_score_reader;
+
+/* The source of values; fields of other kinds are not read. */
+typedef struct xd_fake_score_source {
+    xd_fake_score_from from;
+    const xd_tensor_part
+        *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same names
+                                  * in the same order, with an empty range where a rank holds nothing */
+    int64_t part_count;
+    const xd_state_tensor *tensors; /* [tensor_count] of rank 0 alone; `group` is not read */
+    int64_t tensor_count;
+    xd_fake_score_reader reader;
+} xd_fake_score_source;
+
+/* Computes a buffer that the source lacks: tables of angles or times. Fills the elements of `part.range` in memory of the context's
+ * device; the same function of their places on every rank. An error for a name that it does not know. */
+typedef struct xd_fake_score_compute {
+    xd_result (*call)(void *user, xd_ctx *ctx, const xd_tensor_part *part);
+    void *user;
+} xd_fake_score_compute;
+
+/* What to make. Zero is the default of the fields that are not required. Read during the call only, but for layouts, and what a
+ * wrapper's settings say must live longer. Every rank passes the same. */
+typedef struct xd_fake_score_meta_desc {
+    const xd_model *
+        teacher; /* its description on every rank, also on those that have none of it: there without storage. Required unless
+                  * there is a provider and another source */
+    xd_fake_score_desc fake; /* how the fake score differs from it; not `shared` */
+    xd_stage_provider
+        provider; /* describes the fake score instead, for extra heads for example: `fake` is not read then. Zero -> none */
+    xd_fake_score_source source;
+    const xd_groups *groups; /* of the wrapper, as in xd_build_desc; without stages of a pipeline */
+    xd_wrap wrap;            /* zero -> none: each rank has what the layouts say */
+    bool
+        lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed, or, where `fresh` names it,
+                  * begins with its init. false -> both are errors, but for computed buffers that are not saved */
+    const char *const *
+        fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
+                 * source has none, or none of their shape */
+    int fresh_count;
+    xd_fake_score_compute compute; /* zero -> none */
+    size_t
+        staging_bytes; /* of elements in memory at once, besides the fake score; 0 -> 16 MiB. The largest tensor is enough */
+} xd_fake_score_meta_desc;
+
+/* What was found; the same on every rank. Numbers of weights and buffers, ties not counted. */
+typedef struct xd_fake_score_report {
+    int64_t loaded;      /* from the source */
+    int64_t local;       /* of these, copied on every rank from what it holds itself */
+    int64_t converted;   /* of those loaded, from another type */
+    int64_t computed;    /* by the function */
+    int64_t formed;      /* by their init */
+    int64_t missing;     /* nowhere to be had: an error */
+    int64_t unexpected;  /* in the source, but not asked for */
+    int64_t wrong_shape; /* in both, with other shapes: an error unless they are formed */
+    char names[200];     /* the first five that are missing, unexpected or of a wrong shape, ", " between */
+} xd_fake_score_report;
+
+/* Makes a fake score on all ranks of a world: the steps of xd_build with the values of a source. The order is fixed:
+ *
+ *     describe    on every rank, without memory for weights
+ *     agree       names, shapes, types, ties, traits and cuts of layouts are the same on the whole world
+ *     compare     the source's list with these; all of the source's elements are held by some rank
+ *     storage     of each rank's part, cleared, by layouts and wrapper
+ *     values      each element from the rank itself where it has it, else from the one rank that speaks for it, or as the kind of
+ *                 source says; then computed buffers. What begins anew has the bits of xd_model_init_weights
+ *     show        xd_parallel_publish, with a wrapper
+ *
+ * A failure before `storage` has taken no memory for weights. No element stays as the allocator gave it.
+ *
+ *   report   filled in also when the source is refused for what it counts; may be NULL
+ *   out      one stage: xd_built_stage(built, 0); untouched on failure
+ *
+ * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
+ * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
+ * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
+ * ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that trains as a whole, in the
+ * same units.
+ *
+ * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
+ * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
+ * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function; negative
+ * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no rank
+ * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
+ * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
+XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
+                                           xd_fake_score_report *report, xd_built **out);
 
 #endif
 #endif
@@ -8311,6 +8730,47 @@ typedef struct xd_lerp_args {
     xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
+/* What the average entry does to its targets. */
+typedef enum xd_average_kind {
+    XD_AVERAGE_MOVE = 0, /* as the lerp entry, to the bit where it has the format */
+    XD_AVERAGE_COPY,     /* target <- source, rounded to nearest; compensation 0 */
+    XD_AVERAGE_ADD       /* target <- fma(factor, source, target), F32; the source is rounded to F32 first */
+} xd_average_kind;
+
+/* One array of an average in a format that lerp does not have, or whose elements are counted. */
+typedef struct xd_average_array {
+    void *target;
+    uint16_t *compensation; /* [count] BF16: what the F32 target lacks of the average; NULL -> none */
+    const void *source;
+    int64_t count;
+    int64_t origin;        /* random: index of the first element in the whole parameter */
+    uint64_t key;          /* random: of this array */
+    xd_dtype target_dtype; /* F32 BF16 F16 F64 */
+    xd_dtype source_dtype; /* F32 BF16 F16 F64 */
+    bool random;           /* MOVE: the target, BF16, is rounded at random */
+} xd_average_array;
+
+/* Inputs and outputs of the average entry. */
+typedef struct xd_average_args {
+    const xd_average_array *arrays;
+    int64_t array_count;
+    xd_average_kind kind;
+    bool weighted_sum; /* MOVE, of arrays that lerp has: see xd_lerp_args */
+    double keep;       /* MOVE */
+    float factor;      /* ADD */
+    uint64_t seed;     /* of random arrays */
+    int64_t iteration; /* of random arrays */
+    int64_t
+        *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
+                        * in memory of the arrays' device; NULL -> not counted */
+} xd_average_args;
+
+/* Two arrays that change places; neither overlaps another one. */
+typedef struct xd_swap_array {
+    void *a, *b;
+    int64_t bytes;
+} xd_swap_array;
+
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
 typedef struct xd_cast_array {
     void *target;
@@ -8359,7 +8819,7 @@ typedef struct xd_scale_args {
 } xd_scale_args;
 
 /* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
- * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp, cast and average do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -8373,6 +8833,8 @@ typedef struct xd_optimizer_kernels {
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
     /* What list_create takes. */
     xd_memory_bytes (*list_bytes)(int64_t arrays);
+    xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
+    xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -8511,6 +8973,37 @@ XD_SCALAR double xd_lerp_f64(double keep, bool weighted_sum, double target, doub
     const double difference = xd_sub(source, target);
     return fabs(weight) < 0.5 ? xd_fma(weight, difference, target)
                               : xd_fma(xd_sub(weight, 1.0), difference, source);
+}
+
+/* lerp of an average that is target + compensation, both of which are read and written:
+ *   d = (source - target) - compensation
+ *   |w| <  0.5   target + (fma(w, d, compensation))
+ *   |w| >= 0.5   source + (w - 1) d                    w = 1 gives the bits of the source
+ * The outer sum is rounded to the target; what that rounding lost, which an f32 holds exactly (Knuth's sum of two), is rounded to
+ * the compensation, or forgotten where it is not finite. */
+XD_SCALAR void xd_lerp_compensated(float weight, float source, float *target, uint16_t *compensation) {
+    const float kept = xd_bits_from_bf16(*compensation);
+    const float difference = xd_subf(xd_subf(source, *target), kept);
+    const bool far = fabsf(weight) >= 0.5f;
+    const float base = far ? source : *target;
+    const float step = far ? xd_mulf(xd_subf(weight, 1.0f), difference) : xd_fmaf(weight, difference, kept);
+    const float sum = xd_addf(base, step);
+    const float moved = xd_subf(sum, base);
+    const float lost = xd_addf(xd_subf(base, xd_subf(sum, moved)), xd_subf(step, moved));
+    *target = sum;
+    *compensation = (xd_bits_of_float(lost) & 0x7f800000u) == 0x7f800000u ? 0 : xd_bits_to_bf16(lost);
+}
+
+/* The sequence of random bits of an array in an iteration. Elements take them as those of an optimizer's step do. */
+XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t iteration) {
+    xd_philox random = xd_update_random(seed, key, iteration);
+    random.stream = XD_STREAM_EMA;
+    return random;
+}
+
+/* Whether the source of an average differs from the average before. */
+XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
+    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
 }
 
 /* ---- norms ---- */
@@ -10224,6 +10717,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_edm_desc XDISTILL_NO_DMD_leaves_out_xd_edm_desc
 #    define xd_prediction XDISTILL_NO_DMD_leaves_out_xd_prediction
 #    define xd_conversion XDISTILL_NO_DMD_leaves_out_xd_conversion
+#    define xd_guidance XDISTILL_NO_DMD_leaves_out_xd_guidance
 #    define xd_time_kind XDISTILL_NO_DMD_leaves_out_xd_time_kind
 #    define xd_time_sampler XDISTILL_NO_DMD_leaves_out_xd_time_sampler
 #    define xd_dmd_recipe XDISTILL_NO_DMD_leaves_out_xd_dmd_recipe
@@ -10234,6 +10728,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_denoise_desc XDISTILL_NO_DMD_leaves_out_xd_denoise_desc
 #    define xd_gan_desc XDISTILL_NO_DMD_leaves_out_xd_gan_desc
 #    define xd_fdistill_desc XDISTILL_NO_DMD_leaves_out_xd_fdistill_desc
+#    define xd_latents XDISTILL_NO_DMD_leaves_out_xd_latents
 #    define xd_noise_defaults (XDISTILL_NO_DMD_leaves_out_xd_noise_defaults)
 #    define xd_noise_check (XDISTILL_NO_DMD_leaves_out_xd_noise_check)
 #    define xd_noise_level_at (XDISTILL_NO_DMD_leaves_out_xd_noise_level_at)
@@ -10273,6 +10768,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_f_weight (XDISTILL_NO_DMD_leaves_out_xd_f_weight)
 #    define xd_fdistill_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_fdistill_workspace_bytes)
 #    define xd_fdistill_weights (XDISTILL_NO_DMD_leaves_out_xd_fdistill_weights)
+#    define xd_latent_pack (XDISTILL_NO_DMD_leaves_out_xd_latent_pack)
+#    define xd_latent_unpack (XDISTILL_NO_DMD_leaves_out_xd_latent_unpack)
 #endif
 #if defined(XDISTILL_NO_DMD)
 #    define xd_network_call XDISTILL_NO_DMD_leaves_out_xd_network_call
@@ -10284,6 +10781,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_DMD_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_DMD_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_penalty XDISTILL_NO_DMD_leaves_out_xd_dmd_penalty
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
@@ -10292,9 +10790,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_DMD_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_DMD_leaves_out_xd_dmd_record
+#    define xd_dmd_state_part XDISTILL_NO_DMD_leaves_out_xd_dmd_state_part
+#    define xd_dmd_state_desc XDISTILL_NO_DMD_leaves_out_xd_dmd_state_desc
 #    define xd_sampler_kind XDISTILL_NO_DMD_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_DMD_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_DMD_leaves_out_xd_sampler
+#    define xd_fake_score_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_DMD_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_DMD_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_DMD_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_DMD_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_DMD_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
@@ -10303,12 +10810,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_DMD_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_DMD_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_DMD_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_DMD_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_DMD_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_DMD_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_DMD_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_DMD_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_DMD_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_DMD_leaves_out_xd_dmd_resume)
+#    define xd_dmd_state_save (XDISTILL_NO_DMD_leaves_out_xd_dmd_state_save)
+#    define xd_dmd_state_load (XDISTILL_NO_DMD_leaves_out_xd_dmd_state_load)
 #    define xd_sampler_defaults (XDISTILL_NO_DMD_leaves_out_xd_sampler_defaults)
 #    define xd_sampler_of_student (XDISTILL_NO_DMD_leaves_out_xd_sampler_of_student)
 #    define xd_sampler_create (XDISTILL_NO_DMD_leaves_out_xd_sampler_create)
@@ -10316,6 +10829,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_DMD_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_DMD_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_DMD_leaves_out_xd_sampler_noise)
+#    define xd_fake_score_describe (XDISTILL_NO_DMD_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create_meta)
 #elif defined(XDISTILL_NO_MODELS)
 #    define xd_network_call XDISTILL_NO_MODELS_leaves_out_xd_network_call
 #    define xd_network XDISTILL_NO_MODELS_leaves_out_xd_network
@@ -10326,6 +10842,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_deal XDISTILL_NO_MODELS_leaves_out_xd_dmd_deal
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
+#    define xd_dmd_fdistill XDISTILL_NO_MODELS_leaves_out_xd_dmd_fdistill
 #    define xd_dmd_penalty XDISTILL_NO_MODELS_leaves_out_xd_dmd_penalty
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
@@ -10334,9 +10851,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_desc
 #    define xd_dmd_values XDISTILL_NO_MODELS_leaves_out_xd_dmd_values
 #    define xd_dmd_record XDISTILL_NO_MODELS_leaves_out_xd_dmd_record
+#    define xd_dmd_state_part XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_part
+#    define xd_dmd_state_desc XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_desc
 #    define xd_sampler_kind XDISTILL_NO_MODELS_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_MODELS_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_MODELS_leaves_out_xd_sampler
+#    define xd_fake_score_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_MODELS_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_MODELS_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_MODELS_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_MODELS_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_MODELS_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_MODELS_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_MODELS_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bytes)
@@ -10345,12 +10871,18 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_fake_score (XDISTILL_NO_MODELS_leaves_out_xd_dmd_fake_score)
 #    define xd_dmd_discriminator (XDISTILL_NO_MODELS_leaves_out_xd_dmd_discriminator)
 #    define xd_dmd_warm_up (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up)
+#    define xd_dmd_ratios (XDISTILL_NO_MODELS_leaves_out_xd_dmd_ratios)
+#    define xd_dmd_weigh (XDISTILL_NO_MODELS_leaves_out_xd_dmd_weigh)
+#    define xd_dmd_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bins)
+#    define xd_dmd_set_bins (XDISTILL_NO_MODELS_leaves_out_xd_dmd_set_bins)
 #    define xd_dmd_findings (XDISTILL_NO_MODELS_leaves_out_xd_dmd_findings)
 #    define xd_dmd_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_step)
 #    define xd_dmd_warm_up_step (XDISTILL_NO_MODELS_leaves_out_xd_dmd_warm_up_step)
 #    define xd_dmd_has_turn (XDISTILL_NO_MODELS_leaves_out_xd_dmd_has_turn)
 #    define xd_dmd_describe (XDISTILL_NO_MODELS_leaves_out_xd_dmd_describe)
 #    define xd_dmd_resume (XDISTILL_NO_MODELS_leaves_out_xd_dmd_resume)
+#    define xd_dmd_state_save (XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_save)
+#    define xd_dmd_state_load (XDISTILL_NO_MODELS_leaves_out_xd_dmd_state_load)
 #    define xd_sampler_defaults (XDISTILL_NO_MODELS_leaves_out_xd_sampler_defaults)
 #    define xd_sampler_of_student (XDISTILL_NO_MODELS_leaves_out_xd_sampler_of_student)
 #    define xd_sampler_create (XDISTILL_NO_MODELS_leaves_out_xd_sampler_create)
@@ -10358,6 +10890,9 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_MODELS_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_MODELS_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_MODELS_leaves_out_xd_sampler_noise)
+#    define xd_fake_score_describe (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create_meta)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -13723,6 +14258,9 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 
 /* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
  * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
@@ -13746,44 +14284,49 @@ XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const f
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
 XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
-/* A function and its spans make an entry, six entries the table of a level. */
-#define XDI_SPAN_ENTRIES(level, spans)                                                               \
-    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
-        return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {  \
-        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {   \
-        return xdi_lerp_run(launch, args, &(spans));                                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,  \
-                                              int64_t array_count) {                                 \
-        return xdi_cast_run(launch, arrays, array_count, &(spans));                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) { \
-        return xdi_scale_run(launch, args, &(spans));                                                \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,     \
-                                              xd_norm_sum *sum) {                                    \
-        return xdi_norm_run(launch, args, sum, &(spans));                                            \
-    }                                                                                                \
-    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
-        xdi_##level##_entry_adam,                                                                    \
-        xdi_##level##_entry_sgd,                                                                     \
-        xdi_##level##_entry_lerp,                                                                    \
-        xdi_##level##_entry_cast,                                                                    \
-        xdi_##level##_entry_scale,                                                                   \
-        xdi_##level##_entry_norm,                                                                    \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-    };                                                                                               \
-    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
-        return &(spans);                                                                             \
-    }                                                                                                \
-    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                     \
-        return &xdi_##level##_optimizer;                                                             \
+/* A function and its spans make an entry, these entries the table of a level. */
+#define XDI_SPAN_ENTRIES(level, spans)                                                                   \
+    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) {     \
+        return xdi_update_run(launch, args, &(spans), (spans).adam);                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {      \
+        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {       \
+        return xdi_lerp_run(launch, args, &(spans));                                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,      \
+                                              int64_t array_count) {                                     \
+        return xdi_cast_run(launch, arrays, array_count, &(spans));                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) {     \
+        return xdi_scale_run(launch, args, &(spans));                                                    \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,         \
+                                              xd_norm_sum *sum) {                                        \
+        return xdi_norm_run(launch, args, sum, &(spans));                                                \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_average(const xd_launch *launch, const xd_average_args *args) { \
+        return xdi_average_run(launch, args, &(spans));                                                  \
+    }                                                                                                    \
+    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                        \
+        xdi_##level##_entry_adam,                                                                        \
+        xdi_##level##_entry_sgd,                                                                         \
+        xdi_##level##_entry_lerp,                                                                        \
+        xdi_##level##_entry_cast,                                                                        \
+        xdi_##level##_entry_scale,                                                                       \
+        xdi_##level##_entry_norm,                                                                        \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        xdi_##level##_entry_average,                                                                     \
+        xdi_swap_run,                                                                                    \
+    };                                                                                                   \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
+        return &(spans);                                                                                 \
+    }                                                                                                    \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                         \
+        return &xdi_##level##_optimizer;                                                                 \
     }
 
 /* >>kernel/cells */
@@ -17978,6 +18521,147 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     const xdi_cast_job job = { arrays, spans };
     const xdi_walk walk = { &job, array_count, xdi_cast_count,
                             xdi_cast_part }; /* an empty array may be NULL */
+    return xdi_walk_run(launch, &walk);
+}
+
+/* ---- averages in other formats, and counted ones ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+static int64_t xdi_average_count(const void *job, int64_t k) {
+    return ((const xdi_average_job *)job)->args->arrays[k].count;
+}
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        const float *source = xdi_average_source(j->spans, a, at, n, room);
+        for (int64_t i = 0; i < n; i++)
+            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+/* xdi_average_move, and how many elements it left as they were although their sources differ. */
+static int64_t xdi_average_counted(const xdi_average_job *j, const xd_average_array *a, int64_t at,
+                                   int64_t n) {
+    const size_t size = xd_dtype_size(a->target_dtype);
+    const char *target = (const char *)a->target + (size_t)at * size;
+    double before[XDI_SPAN]; /* room for elements of any type */
+    uint16_t lacked[XDI_SPAN];
+    int64_t unmoved = 0;
+    memcpy(before, target, (size_t)n * size);
+    memset(lacked, 0, sizeof lacked);
+    if (a->compensation) memcpy(lacked, a->compensation + at, (size_t)n * sizeof *lacked);
+    xdi_average_move(j, a, at, n);
+    for (int64_t i = 0; i < n; i++) {
+        const size_t offset = (size_t)i * size;
+        if (memcmp((const char *)before + offset, target + offset, size) != 0) continue;
+        if (a->compensation && a->compensation[at + i] != lacked[i]) continue;
+        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i),
+                                      xd_load_f64(before, a->target_dtype, i), lacked[i]);
+    }
+    return unmoved;
+}
+
+static void xdi_average_add(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    float room[XDI_SPAN];
+    const float *source = xdi_average_source(j->spans, a, at, n, room);
+    float *target = (float *)a->target + at;
+    for (int64_t i = 0; i < n; i++) target[i] = xd_fmaf(j->args->factor, source[i], target[i]);
+}
+
+static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_average_job *j = (const xdi_average_job *)job;
+    const xd_average_array *a = &j->args->arrays[k];
+    int64_t unmoved = 0;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        if (j->args->kind == XD_AVERAGE_ADD)
+            xdi_average_add(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE && j->args->unmoved)
+            unmoved += xdi_average_counted(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE)
+            xdi_average_move(j, a, at, n);
+    }
+    if (j->args->kind == XD_AVERAGE_COPY) {
+        const xd_cast_array cast = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+        const xdi_cast_job copy = { &cast, j->spans };
+        xdi_cast_part(&copy, 0, begin, end);
+        if (a->compensation)
+            memset(a->compensation + begin, 0, (size_t)(end - begin) * sizeof *a->compensation);
+    }
+    if (unmoved) __atomic_add_fetch(j->args->unmoved, unmoved, __ATOMIC_RELAXED); /* of several threads */
+}
+
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_average_array *a = &args->arrays[k];
+        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+    }
+    if (xd_status_refuses(launch->status)) return XD_OK;
+    const xdi_average_job job = { args, spans };
+    const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };
+    return xdi_walk_run(launch, &walk);
+}
+
+static int64_t xdi_swap_count(const void *job, int64_t k) {
+    return ((const xd_swap_array *)job)[k].bytes;
+}
+
+static void xdi_swap_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xd_swap_array *s = &((const xd_swap_array *)job)[k];
+    char *a = (char *)s->a, *b = (char *)s->b, room[4 * XDI_SPAN];
+    for (int64_t at = begin, n; at < end; at += n) {
+        n = end - at < (int64_t)sizeof room ? end - at : (int64_t)sizeof room;
+        memcpy(room, a + at, (size_t)n);
+        memcpy(a + at, b + at, (size_t)n);
+        memcpy(b + at, room, (size_t)n);
+    }
+}
+
+/* swap: a block at a time, whatever the status. */
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count) {
+    const xdi_walk walk = { arrays, array_count, xdi_swap_count, xdi_swap_part };
     return xdi_walk_run(launch, &walk);
 }
 
@@ -28787,6 +29471,14 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
 
+/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
+ * and in *index the first one's in the whole tensor. */
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+
+/* runs.c: the first position of a part whose element has at least this index, the end of its range if none has: indices ascend with
+ * positions. */
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
+
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);
 
@@ -30282,6 +30974,58 @@ XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, co
     return xdi_part_fill(ctx, &named, init, random, numel);
 }
 
+/* >>tensor/runs.c */
+
+/* Where the elements of a part lie in the whole tensor. */
+
+/* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
+static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
+    int d = p->ndim - 1;
+    *row = 1;
+    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
+        *row *= p->shape[d];
+    return d;
+}
+
+/* The index at a position of a list; *after: how many follow it in its interval, it included. */
+static int64_t xdi_run_index(const xd_interval *list, int64_t position, int64_t *after) {
+    for (; position >= list->end - list->begin; list++) position -= list->end - list->begin;
+    *after = list->end - list->begin - position;
+    return list->begin + position;
+}
+
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64_t *index) {
+    int64_t row, at[XD_DIMS_MAX], after = 1;
+    *index = position;
+    if (!p->region || p->ndim == 0) return p->range.end - position;
+    const int last = xdi_run_dimension(p, &row);
+    int64_t left = position / row;
+    for (int d = last; d >= 0; d--) {
+        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
+        at[d] = left % extent;
+        left /= extent;
+    }
+    *index = 0;
+    for (int d = 0; d <= last; d++)
+        *index = *index * p->shape[d] + xdi_run_index(p->region->interval[d], at[d], &after);
+    *index = *index * row + position % row;
+    const int64_t run = after * row - position % row, rest = p->range.end - position;
+    return run < rest ? run : rest;
+}
+
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *p, int64_t index) {
+    int64_t low = p->range.begin, high = p->range.end, at;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        (void)xdi_part_run(p, middle, &at);
+        if (at < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 
 /* >>train/internal */
 
@@ -30312,7 +31056,7 @@ XD_PRIVATE bool xdi_train_steps(const xd_param *param);
  * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: the error that xd_ema_update would return for a changed list. */
+/* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
 /* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
@@ -30325,6 +31069,11 @@ XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
 XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
+
+/* ema.c: the compensation of that shadow, of no dtype where the format has none; and the error of what cannot work while
+ * shadows and values are exchanged. */
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index);
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema);
 
 /* ema.c: sets the counters, when the shadows have been filled otherwise. */
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
@@ -30659,15 +31408,20 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
 #include <math.h>
 #include <string.h>
 
-enum { XDI_EMA_NAME_ROOM = 1024 }; /* names are stripped on the stack */
+enum {
+    XDI_EMA_NAME_ROOM = 1024,
+    XDI_EMA_AT_ONCE = 32
+}; /* names, and lists of some calls, are on the stack */
 
 /* One shadow, and the entry of the caller's list it follows. */
 typedef struct xdi_ema_shadow {
     void *value;
-    const char *name; /* stripped */
-    int64_t source;   /* index into the caller's list */
+    uint16_t *compensation; /* NULL -> none */
+    const char *name;       /* stripped */
+    int64_t source;         /* index into the caller's list */
     xd_dtype dtype;
-    bool tied; /* several entries of the list */
+    uint64_t key; /* of its random bits */
+    bool tied;    /* several entries of the list */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */
@@ -30691,6 +31445,8 @@ struct xd_ema {
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
+    bool swapped;
+    int64_t *unmoved;    /* the caller's; NULL -> not counted */
     void *device_memory; /* that of the shadows when it is not this block itself */
     xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
@@ -30713,7 +31469,7 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule) {
 
 static void xdi_ema_resolve(xd_ema_desc *d) {
     if (d->batch_size == 0) d->batch_size = 1;
-    if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
+    if (d->dtype == XD_DTYPE_NONE) d->dtype = d->stochastic_bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     if (!d->strip_tokens) {
         d->strip_tokens = xdi_ema_wrappers;
         d->strip_count = (int)(sizeof xdi_ema_wrappers / sizeof *xdi_ema_wrappers);
@@ -30722,6 +31478,20 @@ static void xdi_ema_resolve(xd_ema_desc *d) {
 
 static bool xdi_ema_averages(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_ema_validate_format(xd_ctx *ctx, const xd_ema_desc *d) {
+    const bool either = d->compensated || d->stochastic_bf16;
+    XD_REQUIRE(ctx, !(d->compensated && d->stochastic_bf16), XD_ERROR_ARGUMENT,
+               "compensated and stochastic_bf16 exclude each other");
+    XD_REQUIRE(ctx, !either || !(d->live_dtype || d->compat_credit), XD_ERROR_ARGUMENT,
+               "%s excludes live_dtype and compat_credit",
+               d->compensated ? "compensated" : "stochastic_bf16");
+    XD_REQUIRE(ctx, !d->compensated || d->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "compensated shadows are F32, not %s", xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, !d->stochastic_bf16 || d->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "shadows of stochastic_bf16 are BF16, not %s", xd_dtype_name(d->dtype));
+    return XD_OK;
 }
 
 /* Written so that NaN fails each of them. */
@@ -30742,7 +31512,7 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
                (long long)d->start_iteration);
     XD_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
                xd_dtype_name(d->dtype));
-    return XD_OK;
+    return xdi_ema_validate_format(ctx, d);
 }
 
 static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
@@ -30830,6 +31600,25 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
     return XD_OK;
 }
 
+/* Where elements are in their whole parameters, for their random bits. */
+static xd_result xdi_ema_validate_places(xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
+                                         int64_t count) {
+    for (int64_t i = 0; i < count && d->stochastic_bf16; i++) {
+        const xd_param *p = &params[i];
+        XD_REQUIRE(ctx, p->first >= 0, XD_ERROR_ARGUMENT, "%s: its first element is number %lld", p->name,
+                   (long long)p->first);
+        if (!d->parts) continue;
+        XD_REQUIRE(ctx, d->parts[i].ndim >= 0 && d->parts[i].ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                   "%s: its part has %d dimensions, allowed are %d", p->name, d->parts[i].ndim,
+                   (int)XD_DIMS_MAX);
+        const int64_t here = d->parts[i].range.end - d->parts[i].range.begin;
+        XD_REQUIRE(ctx, here == p->count, XD_ERROR_SHAPE, "%s: %lld elements, its part has %lld", p->name,
+                   (long long)p->count, (long long)here);
+        XD_TRY(xdi_part_check_region(ctx, &d->parts[i]));
+    }
+    return XD_OK;
+}
+
 /* Index of the first entry with the same memory, or i itself. */
 static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
     if (params[i].value)
@@ -30868,6 +31657,9 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
         void *value = NULL;
         if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
+        uint16_t *compensation = NULL;
+        if (tie == i && d->compensated && !p->buffer)
+            compensation = (uint16_t *)xd_arena_take_pointer(memory, (size_t)p->count * sizeof *compensation);
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
         if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
@@ -30881,6 +31673,8 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         }
         xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
         shadow->value = value;
+        shadow->compensation = compensation;
+        shadow->key = xd_hash(0, text, strlen(text));
         shadow->name = text;
         shadow->source = i;
         shadow->dtype = dtype;
@@ -30900,6 +31694,79 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
+/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
+static bool xdi_ema_is_special(const xd_ema *ema) {
+    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+}
+
+/* A list of arrays that is given to the average entry whenever it is full. */
+typedef struct xdi_ema_batch {
+    const xd_launch *launch;
+    xd_average_args args;
+    xd_average_array arrays[XDI_EMA_AT_ONCE];
+} xdi_ema_batch;
+
+static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
+    batch->args.arrays = batch->arrays;
+    const xd_result result =
+        xd_ctx_kernels(batch->launch->ctx)->optimizer.average(batch->launch, &batch->args);
+    batch->args.array_count = 0;
+    return result;
+}
+
+/* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    const xd_param *p = &ema->created[s->source];
+    xd_average_array *a = &batch->arrays[batch->args.array_count++];
+    memset(a, 0, sizeof *a);
+    a->count = elements.end - elements.begin;
+    if (a->count > 0) {
+        a->target = (char *)s->value + (size_t)elements.begin * xd_dtype_size(s->dtype);
+        a->source = (const char *)p->value + (size_t)elements.begin * xd_dtype_size(p->dtype);
+        a->compensation = s->compensation ? s->compensation + elements.begin : NULL;
+    }
+    a->origin = origin;
+    a->key = s->key;
+    a->target_dtype = s->dtype;
+    a->source_dtype = p->dtype;
+    a->random = ema->desc.stochastic_bf16;
+    return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
+}
+
+/* A shadow, in pieces that are adjacent in the whole parameter where that decides on bits. */
+static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s) {
+    const xd_param *p = &ema->created[s->source];
+    const xd_tensor_part *part = ema->desc.parts ? &ema->desc.parts[s->source] : NULL;
+    xd_interval piece = { 0, p->count };
+    int64_t origin = p->first;
+    if (!part || !ema->desc.stochastic_bf16) return xdi_ema_push(batch, ema, s, piece, origin);
+    for (; piece.begin < p->count; piece.begin = piece.end) {
+        piece.end = piece.begin + xdi_part_run(part, part->range.begin + piece.begin, &origin);
+        XD_TRY(xdi_ema_push(batch, ema, s, piece, origin));
+    }
+    return XD_OK;
+}
+
+/* The average entry over all shadows of parameters. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                             const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xdi_ema_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.launch = &launch;
+    batch.args.kind = kind;
+    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
+    batch.args.weighted_sum = ema->desc.compat_credit;
+    batch.args.seed = ema->desc.seed;
+    batch.args.iteration = iteration;
+    batch.args.unmoved = ema->unmoved;
+    for (int64_t i = 0; i < ema->shadow_count; i++)
+        if (!ema->created[ema->shadows[i].source].buffer)
+            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
+}
+
 /* shadow <- live, parameters too when `all`, else buffers only. */
 static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -30907,7 +31774,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (!all && !p->buffer) continue;
+        if (!p->buffer && (!all || ema->desc.compensated)) continue;
         xd_cast_array *cast = &ema->casts[n++];
         cast->target = s->value;
         cast->target_dtype = s->dtype;
@@ -30915,7 +31782,8 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -30951,6 +31819,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
     xdi_ema_resolve(d);
     XD_TRY(xdi_ema_validate(ctx, d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    XD_TRY(xdi_ema_validate_places(ctx, d, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
     bytes->host = plan.peak;
@@ -31000,6 +31869,10 @@ static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
 
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+    if (xdi_ema_is_special(ema)) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+        return xdi_ema_copy(ema, false, status);
+    }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
@@ -31022,7 +31895,16 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     return xdi_ema_copy(ema, false, status);
 }
 
-XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+/* The error of calls that cannot work while values and shadows are exchanged. */
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
+    XD_REQUIRE(ema->ctx, !ema->swapped, XD_ERROR_STATE,
+               "the average is exchanged with the values of its %lld parameters: xd_ema_swap brings it back",
+               (long long)ema->param_count);
+    return XD_OK;
+}
+
+/* What updates, steps and exchanges ask of the list. */
+static xd_result xdi_ema_same_list(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XD_REQUIRE(ema->ctx,
@@ -31034,10 +31916,27 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+    XD_TRY(xdi_ema_in_place(ema));
+    return xdi_ema_same_list(ema);
+}
+
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved) {
+    ema->unmoved = unmoved;
+}
+
+/* The count of an update begins. */
+static xd_result xdi_ema_count_none(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    if (!ema->unmoved) return XD_OK;
+    return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
+    XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
@@ -31052,7 +31951,8 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 /* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
-    if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
+        return false;
     args->keep = xdi_ema_decay_at(&ema->desc, i);
     args->weighted_sum = ema->desc.compat_credit;
     return true;
@@ -31069,6 +31969,42 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
     ema->iteration++;
     return xdi_ema_average(ema, ema->iteration, true, status);
+}
+
+/* ---- exchange ---- */
+
+static xd_result xdi_ema_check_swap(const xd_ema *ema) {
+    XD_TRY(xdi_ema_same_list(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_dtype dtype = ema->created[s->source].dtype;
+        XD_REQUIRE(ema->ctx, s->dtype == dtype, XD_ERROR_DTYPE, "%s: a shadow of %s and values of %s",
+                   s->name, xd_dtype_name(s->dtype), xd_dtype_name(dtype));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    xd_swap_array arrays[XDI_EMA_AT_ONCE];
+    int64_t n = 0;
+    XD_TRY(xdi_ema_check_swap(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_param *p = &ema->created[s->source];
+        arrays[n].a = s->value;
+        arrays[n].b = p->value;
+        arrays[n++].bytes = p->count * (int64_t)xd_dtype_size(s->dtype);
+        if (n < XDI_EMA_AT_ONCE && i + 1 < ema->shadow_count) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.swap(&launch, arrays, n));
+        n = 0;
+    }
+    ema->swapped = !ema->swapped;
+    return XD_OK;
+}
+
+XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
+    return ema->swapped;
 }
 
 /* ---- in and out ---- */
@@ -31102,6 +32038,23 @@ XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
     entry.dtype = s->dtype;
     entry.gradient = NULL;
     return entry;
+}
+
+/* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
+static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
+    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
+    if (view.name) view.dtype = XD_DTYPE_BF16;
+    view.value = s->compensation;
+    return view;
+}
+
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
+    const xd_param view = xd_ema_view(ema, index);
+    return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
+}
+
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index) {
+    return xdi_ema_compensation_of(ema, &ema->shadows[ema->names[index].shadow], xdi_ema_entry(ema, index));
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
@@ -31201,6 +32154,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
+    XD_TRY(xdi_ema_in_place(ema));
     XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
                (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
@@ -31222,15 +32176,350 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
+/* Compensations of what the last comparison matched become zero. */
+static xd_result xdi_ema_forget(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const size_t bytes = (size_t)ema->created[s->source].count * sizeof *s->compensation;
+        if (!s->compensation || ema->casts[i].count < 0 || bytes == 0) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->memory.fill(&launch, s->compensation, 0, bytes));
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match) {
     const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
+    XD_TRY(xdi_ema_forget(ema));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
+}
+
+/* >>train/post_hoc.c */
+
+/* Averages formed after training: the least squares of profiles, and sums of snapshots. */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- widths ---- */
+
+XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel) {
+    XD_REQUIRE(ctx, gamma > -1.0 && gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+               "the exponent %g is not above -1, or not finite", gamma);
+    *sigma_rel = sqrt((gamma + 1.0) / (gamma + 3.0)) / (gamma + 2.0);
+    return XD_OK;
+}
+
+/* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
+ * rises, so they go down until rounding stops them. */
+XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
+    const double widest = sqrt(1.0 / 12.0);
+    XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
+               "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
+    const double target = 1.0 / (sigma_rel * sigma_rel);
+    double g = 1.0 / sigma_rel, before;
+    do {
+        const double value = (g + 2.0) * (g + 2.0) * (g + 3.0) - target * (g + 1.0);
+        const double slope = (g + 2.0) * (3.0 * g + 8.0) - target;
+        before = g;
+        g -= value / slope;
+    } while (g > 0.0 && g < before);
+    *gamma = g > 0.0 ? before : 0.0;
+    return XD_OK;
+}
+
+/* ---- coefficients ---- */
+
+/* The problem in profiles of length 1: matrix y = right. */
+typedef struct xdi_post_hoc {
+    const xd_post_hoc_profile *snapshots;
+    int64_t n, rank;        /* snapshots, and those whose profiles are independent */
+    double *matrix;         /* [n, n] inner products */
+    double *factor;         /* [n, n] lower triangle, of the rows and columns in `order` */
+    double *right, *y;      /* [n] */
+    double *pivot, *change; /* [n] */
+    int64_t *order;         /* [n] the snapshots that are taken, then the others */
+} xdi_post_hoc;
+
+/* The length of a profile. */
+static double xdi_profile_length(const xd_post_hoc_profile *p) {
+    return (p->gamma + 1.0) / sqrt((2.0 * p->gamma + 1.0) * (double)p->iteration);
+}
+
+/* The inner product of two profiles divided by their lengths; the later of the two is the integrand's upper bound. */
+static double xdi_profile_cosine(const xd_post_hoc_profile *a, const xd_post_hoc_profile *b) {
+    const xd_post_hoc_profile *late = a->iteration > b->iteration ? a : b, *early = late == a ? b : a;
+    const double both = a->gamma + b->gamma + 1.0;
+    const double power = pow((double)early->iteration / (double)late->iteration, late->gamma + 0.5);
+    return sqrt((2.0 * a->gamma + 1.0) * (2.0 * b->gamma + 1.0)) / both * power;
+}
+
+static xd_result xdi_profile_check(xd_ctx *ctx, const char *what, int64_t index,
+                                   const xd_post_hoc_profile *p) {
+    XD_REQUIRE(ctx, p->iteration >= 1, XD_ERROR_ARGUMENT, "%s %lld is of iteration %lld", what,
+               (long long)index, (long long)p->iteration);
+    XD_REQUIRE(ctx, p->gamma > -0.5 && p->gamma < 1e15, XD_ERROR_ARGUMENT,
+               "%s %lld: the exponent %g is not above -1/2, or too large", what, (long long)index, p->gamma);
+    return XD_OK;
+}
+
+/* Checks everything and fills in the target's iteration. */
+static xd_result xdi_post_hoc_check(xd_ctx *ctx, const xd_post_hoc_desc *d, xd_post_hoc_profile *target) {
+    int64_t last = 0;
+    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->snapshots, XD_ERROR_ARGUMENT, "%lld snapshots at %p",
+               (long long)d->snapshot_count, (const void *)d->snapshots);
+    for (int64_t i = 0; i < d->snapshot_count; i++) {
+        const xd_post_hoc_profile *p = &d->snapshots[i];
+        XD_TRY(xdi_profile_check(ctx, "snapshot", i, p));
+        if (p->iteration > last) last = p->iteration;
+        for (int64_t k = 0; k < i; k++)
+            XD_REQUIRE(ctx, p->iteration != d->snapshots[k].iteration || p->gamma != d->snapshots[k].gamma,
+                       XD_ERROR_ARGUMENT, "snapshots %lld and %lld have the same profile", (long long)k,
+                       (long long)i);
+    }
+    *target = d->target;
+    if (target->iteration == 0) target->iteration = last;
+    XD_TRY(xdi_profile_check(ctx, "target", 0, target));
+    XD_REQUIRE(ctx, target->iteration <= last, XD_ERROR_ARGUMENT,
+               "an average of iteration %lld, the last snapshot is of %lld", (long long)target->iteration,
+               (long long)last);
+    return XD_OK;
+}
+
+static void xdi_post_hoc_exchange(xdi_post_hoc *p, int64_t i, int64_t k) {
+    const int64_t order = p->order[i];
+    const double pivot = p->pivot[i];
+    p->order[i] = p->order[k];
+    p->order[k] = order;
+    p->pivot[i] = p->pivot[k];
+    p->pivot[k] = pivot;
+    for (int64_t c = 0; c < p->n && i != k; c++) {
+        const double kept = p->factor[i * p->n + c];
+        p->factor[i * p->n + c] = p->factor[k * p->n + c];
+        p->factor[k * p->n + c] = kept;
+    }
+}
+
+/* Cholesky's factor, the largest pivot first, until what is left is rounding. */
+static void xdi_post_hoc_factor(xdi_post_hoc *p) {
+    const int64_t n = p->n;
+    for (p->rank = 0; p->rank < n; p->rank++) {
+        const int64_t j = p->rank;
+        int64_t best = j;
+        for (int64_t i = j + 1; i < n; i++)
+            if (p->pivot[i] > p->pivot[best]) best = i;
+        if (p->pivot[best] <= 4.0 * DBL_EPSILON * (double)n) return;
+        xdi_post_hoc_exchange(p, j, best);
+        double *row = &p->factor[j * n];
+        row[j] = sqrt(p->pivot[j]);
+        for (int64_t i = j + 1; i < n; i++) {
+            double *other = &p->factor[i * n];
+            double sum = p->matrix[p->order[i] * n + p->order[j]];
+            for (int64_t c = 0; c < j; c++) sum -= other[c] * row[c];
+            other[j] = sum / row[j];
+            p->pivot[i] -= other[j] * other[j];
+        }
+    }
+}
+
+/* change <- what the factor makes of change, in the order of the factor. */
+static void xdi_post_hoc_solve(const xdi_post_hoc *p) {
+    const int64_t n = p->n;
+    double *x = p->change;
+    for (int64_t i = 0; i < p->rank; i++) {
+        for (int64_t c = 0; c < i; c++) x[i] -= p->factor[i * n + c] * x[c];
+        x[i] /= p->factor[i * n + i];
+    }
+    for (int64_t i = p->rank; i-- > 0;) {
+        for (int64_t c = i + 1; c < p->rank; c++) x[i] -= p->factor[c * n + i] * x[c];
+        x[i] /= p->factor[i * n + i];
+    }
+}
+
+/* right - matrix y in row `i`, with products and sums in twice the precision. */
+static double xdi_post_hoc_residual(const xdi_post_hoc *p, int64_t i) {
+    double sum = p->right[i], low = 0.0;
+    for (int64_t c = 0; c < p->n; c++) {
+        const double a = -p->matrix[i * p->n + c], b = p->y[c];
+        const double product = xd_mul(a, b), next = xd_add(sum, product), moved = xd_sub(next, sum);
+        low = xd_add(low, xd_fma(a, b, -product));
+        low = xd_add(low, xd_add(xd_sub(sum, xd_sub(next, moved)), xd_sub(product, moved)));
+        sum = next;
+    }
+    return sum + low;
+}
+
+/* The distance from the target, whose length is 1. */
+static double xdi_post_hoc_distance(const xdi_post_hoc *p) {
+    double square = 1.0;
+    for (int64_t i = 0; i < p->n; i++) square -= p->y[i] * (p->right[i] + xdi_post_hoc_residual(p, i));
+    return square > 0.0 ? sqrt(square) : 0.0;
+}
+
+static void xdi_post_hoc_run(xdi_post_hoc *p, const xd_post_hoc_profile *target) {
+    enum { STEPS = 4 };
+    const int64_t n = p->n;
+    for (int64_t i = 0; i < n; i++) {
+        p->order[i] = i;
+        p->pivot[i] = 1.0;
+        p->y[i] = 0.0;
+        p->right[i] = xdi_profile_cosine(&p->snapshots[i], target);
+        for (int64_t k = 0; k <= i; k++)
+            p->matrix[i * n + k] = p->matrix[k * n + i] =
+                i == k ? 1.0 : xdi_profile_cosine(&p->snapshots[i], &p->snapshots[k]);
+    }
+    xdi_post_hoc_factor(p);
+    for (int step = 0; step < STEPS; step++) {
+        for (int64_t i = 0; i < p->rank; i++) p->change[i] = xdi_post_hoc_residual(p, p->order[i]);
+        xdi_post_hoc_solve(p);
+        for (int64_t i = 0; i < p->rank; i++) p->y[p->order[i]] += p->change[i];
+    }
+}
+
+XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
+                                          double *error) {
+    xd_post_hoc_profile target;
+    xdi_post_hoc p;
+    size_t bytes = 0;
+    XD_TRY(xdi_post_hoc_check(ctx, desc, &target));
+    memset(&p, 0, sizeof p);
+    const size_t n = (size_t)desc->snapshot_count;
+    const bool fits = n < (1u << 24) && xdi_size_multiply(n, (2 * n + 5) * sizeof(double), &bytes);
+    double *memory = fits ? (double *)xd_allocate(ctx, bytes) : NULL;
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
+               (long long)desc->snapshot_count);
+    p.snapshots = desc->snapshots;
+    p.n = desc->snapshot_count;
+    p.matrix = memory;
+    p.factor = p.matrix + n * n;
+    p.right = p.factor + n * n;
+    p.y = p.right + n;
+    p.pivot = p.y + n;
+    p.change = p.pivot + n;
+    p.order = (int64_t *)(void *)(p.change + n);
+    xdi_post_hoc_run(&p, &target);
+    for (int64_t i = 0; i < p.n; i++)
+        coefficients[i] = p.y[i] * xdi_profile_length(&target) / xdi_profile_length(&p.snapshots[i]);
+    if (error) *error = xdi_post_hoc_distance(&p);
+    xd_release(ctx, memory);
+    return XD_OK;
+}
+
+/* ---- sums ---- */
+
+static bool xdi_post_hoc_adds(xd_dtype dtype) {
+    return xdi_train_takes(dtype) || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_post_hoc_check_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *d, const xd_param *targets,
+                                        int64_t count) {
+    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->coefficients && d->read, XD_ERROR_ARGUMENT,
+               "%lld snapshots, coefficients at %p%s", (long long)d->snapshot_count,
+               (const void *)d->coefficients, d->read ? "" : ", nothing that reads");
+    for (int64_t k = 0; k < d->snapshot_count; k++)
+        XD_REQUIRE(ctx, fabs(d->coefficients[k]) <= (double)FLT_MAX, XD_ERROR_ARGUMENT,
+                   "the coefficient %g of snapshot %lld of %lld is no f32", d->coefficients[k], (long long)k,
+                   (long long)d->snapshot_count);
+    XD_REQUIRE(ctx, xdi_post_hoc_adds(d->dtype), XD_ERROR_DTYPE,
+               "parameters of snapshots are F32, BF16, F16 or F64, not %s", xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, count >= 0 && (targets || count == 0), XD_ERROR_ARGUMENT, "%lld targets at %p",
+               (long long)count, (const void *)targets);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_param *p = &targets[i];
+        XD_REQUIRE(ctx, p->name, XD_ERROR_ARGUMENT, "target %lld has no name", (long long)i);
+        XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+        XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_post_hoc_adds(p->dtype), XD_ERROR_DTYPE,
+                   "%s: %s cannot be a sum; buffers say so with the flag", p->name, xd_dtype_name(p->dtype));
+    }
+    return XD_OK;
+}
+
+/* Memory of the device for one parameter: what is read, and the sum. */
+typedef struct xdi_post_hoc_room {
+    const xd_post_hoc_sum_desc *desc;
+    void *read;
+    float *sum;
+} xdi_post_hoc_room;
+
+static xd_result xdi_post_hoc_take(xd_ctx *ctx, const xdi_post_hoc_room *room, const char *name,
+                                   const int64_t at[2], void *to) {
+    const xd_result result = room->desc->read(room->desc->user, at[0], at[1], to);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: snapshot %lld of %lld could not be read", name,
+               (long long)at[0], (long long)room->desc->snapshot_count);
+    return XD_OK;
+}
+
+/* One parameter. */
+static xd_result xdi_post_hoc_add(xd_ctx *ctx, const xdi_post_hoc_room *room, const xd_param *p,
+                                  int64_t index) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
+    xd_average_array array;
+    xd_average_args args;
+    memset(&array, 0, sizeof array);
+    memset(&args, 0, sizeof args);
+    array.target = room->sum;
+    array.target_dtype = XD_DTYPE_F32;
+    array.source = room->read;
+    array.source_dtype = room->desc->dtype;
+    array.count = p->count;
+    args.arrays = &array;
+    args.array_count = 1;
+    args.kind = XD_AVERAGE_ADD;
+    XD_TRY(kernels->memory.fill(&launch, room->sum, 0, (size_t)p->count * sizeof *room->sum));
+    for (int64_t k = 0; k < room->desc->snapshot_count; k++) {
+        const int64_t at[2] = { k, index };
+        if (room->desc->coefficients[k] == 0.0) continue;
+        args.factor = (float)room->desc->coefficients[k];
+        XD_TRY(xdi_post_hoc_take(ctx, room, p->name, at, room->read));
+        XD_TRY(kernels->optimizer.average(&launch, &args));
+    }
+    const xd_cast_array cast = { p->value, room->sum, p->count, p->dtype, XD_DTYPE_F32 };
+    return kernels->optimizer.cast(&launch, &cast, 1);
+}
+
+static xd_result xdi_post_hoc_add_all(xd_ctx *ctx, const xdi_post_hoc_room *room, const xd_param *targets,
+                                      int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t last[2] = { room->desc->snapshot_count - 1, i };
+        if (targets[i].count == 0) continue;
+        if (targets[i].buffer)
+            XD_TRY(xdi_post_hoc_take(ctx, room, targets[i].name, last, targets[i].value));
+        else
+            XD_TRY(xdi_post_hoc_add(ctx, room, &targets[i], i));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, const xd_param *targets,
+                                 int64_t count) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    xd_post_hoc_sum_desc d = *desc;
+    xdi_post_hoc_room room;
+    size_t most = 0;
+    if (d.dtype == XD_DTYPE_NONE) d.dtype = XD_DTYPE_F32;
+    XD_TRY(xdi_post_hoc_check_sum(ctx, &d, targets, count));
+    for (int64_t i = 0; i < count; i++)
+        if (!targets[i].buffer && (size_t)targets[i].count > most) most = (size_t)targets[i].count;
+    room.desc = &d;
+    room.read = memory->allocate(ctx, most * xd_dtype_size(d.dtype) + 1);
+    room.sum = (float *)memory->allocate(ctx, most * sizeof *room.sum + 1);
+    xd_result result = XD_OK;
+    if (!room.read || !room.sum)
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a parameter of %llu elements and its sum",
+                         (unsigned long long)most);
+    if (result == XD_OK) result = xdi_post_hoc_add_all(ctx, &room, targets, count);
+    memory->release(ctx, room.sum);
+    memory->release(ctx, room.read);
+    return result;
 }
 
 /* >>train/optimizer.c */
@@ -33446,6 +34735,9 @@ typedef struct xdi_builder {
     xd_stages *list; /* of it */
 } xdi_builder;
 
+/* build.c: a callback's result, with a message if it left none, and of the codes that there are. */
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index);
+
 /* build_place.c: a rank and a size; of no group 0 and 1. */
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
@@ -33458,6 +34750,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
+
+/* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 
 /* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
  * Collective. */
@@ -33619,11 +34914,18 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
+/* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+/* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
+
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
+/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
  * that is nothing. */
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
@@ -35125,11 +36427,16 @@ static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
     return flat->whole ? numel : numel / p->ranks;
 }
 
+/* Whether a weight that all ranks keep leaves the model's own storage, which is released under FSDP. */
+static bool xdi_flat_moves(const xd_parallel *p, const xd_weight *weight) {
+    return p->sharded && weight->value && !weight->desc.value;
+}
+
 /* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
 static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
     if (!flat->whole || xdi_flat_shards(p, flat) > 1) return true;
     for (int64_t i = 0; i < flat->count; i++)
-        if (!flat->weights[i]->value) return true;
+        if (!flat->weights[i]->value || xdi_flat_moves(p, flat->weights[i])) return true;
     return false;
 }
 
@@ -35262,14 +36569,33 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
     return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
 }
 
-/* A weight that all ranks keep: in its own storage, or here. */
-static xd_result xdi_flat_keep_whole(xd_weight *weight) {
+/* The place of a weight in the kept values of its buffer. */
+static void *xdi_flat_place(const xd_weight *weight) {
     const xdi_flat *flat = weight->flat;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL),
-                      all = { 0, weight->count };
-    if (!weight->value)
-        weight->value = (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
-    return weight->ready ? XD_OK : xdi_weight_fill(weight, all, weight->value);
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+}
+
+/* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
+static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const xd_interval all = { 0, weight->count };
+    const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
+    const bool moves = xdi_flat_moves(p, weight);
+    if (!weight->value) weight->value = xdi_flat_place(weight);
+    if (!weight->ready) XD_TRY(xdi_weight_fill(weight, all, weight->value));
+    if (!moves || bytes == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, xdi_flat_place(weight), weight->value, bytes,
+                                               XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
+    xdi_model_release(p->model);
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *weight = p->model->weights[i];
+        if (weight->owner == weight && weight->flat->whole && !weight->value)
+            weight->value = xdi_flat_place(weight);
+    }
 }
 
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
@@ -35289,7 +36615,7 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
         if (weight->owner != weight) continue;
-        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
+        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(p, weight) : xdi_flat_keep_part(p, weight));
     }
     for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
     return xdi_parallel_convert_values(p);
@@ -35318,7 +36644,8 @@ static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, b
 /* Whether nobody but blocks reads the values where they arrive: no copies are made from them. */
 static bool xdi_flat_is_read_later(const xdi_flat *flat) {
     bool own = flat->shown != NULL;
-    for (int64_t i = 0; i < flat->count; i++) own = own || flat->weights[i]->desc.value;
+    for (int64_t i = 0; i < flat->count; i++)
+        own = own || flat->weights[i]->value != xdi_flat_place(flat->weights[i]);
     return !own;
 }
 
@@ -35981,7 +37308,7 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 /* ---- life ---- */
 
 /* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
-static bool xdi_weight_is_copy(const xd_weight *w) {
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     const xd_layout *layout = w->desc.layout;
     xd_region region;
     if (!layout) return false;
@@ -36063,7 +37390,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
-    if (p->sharded) xdi_model_release(p->model);
+    if (p->sharded) xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
 }
@@ -36258,7 +37585,7 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
     xd_tensor_part out;
     xd_bucket_piece piece;
     const int64_t most = xdi_weight_true_count(w);
@@ -37259,8 +38586,8 @@ XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing) {
 
 #include <string.h>
 
-/* Whether a name fits a pattern: after a '*', the shortest run that lets the rest fit is tried first. */
-static bool xdi_name_fits(const char *pattern, const char *name) {
+/* After a '*', the shortest run that lets the rest fit is tried first. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name) {
     const char *star = NULL, *from = NULL;
     while (*name) {
         if (*pattern == '*') {
@@ -37527,8 +38854,7 @@ struct xd_built {
 
 /* ---- lists ---- */
 
-/* A callback's result, with a message if it left none, and of the codes that there are. */
-static xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
     if (result == XD_OK || xd_last_error(ctx)->result == result) return result;
     const bool known = (int)result > 0 && result < XD_RESULT_COUNT;
     return XD_FAIL(ctx, known ? result : XD_ERROR_ARGUMENT, "%s %d returned %d (%s)", what, index,
@@ -37966,11 +39292,25 @@ XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 /* Bytes of what this rank has of a tensor. */
 XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
 
-/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
- * and in *index the first one's in the whole tensor. */
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+/* cover.c: what a rank has of a tensor as numbers, at most XDI_PART_NUMBERS, nothing unless it `holds`; returns how many. And from
+ * there: name, type and shape are those of this rank's own part, `region` is where the part's is kept. */
+enum { XDI_PART_NUMBERS = 3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX) };
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *part, bool holds, int64_t *message);
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part);
 
-/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+/* move.c: fills parts of tensors from parts that the ranks have of the same tensors in any other cut; floats of another type are
+ * rounded to nearest even where they arrive. What a rank has itself it copies; the rest comes from the one rank that speaks for it,
+ * in windows. Tensors of which every rank has itself what it wants are copied without an exchange: *local is their number.
+ * `from` must have been covered (xdi_cover_check). Collective. Memory: staging_bytes, or those of the largest tensor when that is
+ * less, on the device; 0 -> 16 MiB; and 17 KiB for each rank. */
+typedef struct xdi_move {
+    const xd_tensor_part *from, *to;
+} xdi_move;
+XD_PRIVATE xd_result xdi_move_parts(xd_comm *comm, const xdi_move *moves, int64_t count, size_t staging_bytes,
+                                    int64_t *local);
+
+/* rounds.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);
@@ -38182,44 +39522,9 @@ XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offse
 XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block, void *stage,
                                       size_t stage_bytes);
 
-/* >>checkpoint/runs.c */
+/* >>checkpoint/rounds.c */
 
-/* Where the elements of a part lie in the whole tensor, and work in rounds. */
-
-/* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
-static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
-    int d = p->ndim - 1;
-    *row = 1;
-    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
-        *row *= p->shape[d];
-    return d;
-}
-
-/* The index at a position of a list; *after: how many follow it in its interval, it included. */
-static int64_t xdi_run_index(const xd_interval *list, int64_t position, int64_t *after) {
-    for (; position >= list->end - list->begin; list++) position -= list->end - list->begin;
-    *after = list->end - list->begin - position;
-    return list->begin + position;
-}
-
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64_t *index) {
-    int64_t row, at[XD_DIMS_MAX], after = 1;
-    *index = position;
-    if (!p->region || p->ndim == 0) return p->range.end - position;
-    const int last = xdi_run_dimension(p, &row);
-    int64_t left = position / row;
-    for (int d = last; d >= 0; d--) {
-        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
-        at[d] = left % extent;
-        left /= extent;
-    }
-    *index = 0;
-    for (int d = 0; d <= last; d++)
-        *index = *index * p->shape[d] + xdi_run_index(p->region->interval[d], at[d], &after);
-    *index = *index * row + position % row;
-    const int64_t run = after * row - position % row, rest = p->range.end - position;
-    return run < rest ? run : rest;
-}
+/* Work in rounds. */
 
 XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
     int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
@@ -38433,6 +39738,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
         XD_REQUIRE(ctx, a->ema && xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
                    "average \"%s\" has %lld parameters, the network %lld parts", a->name,
                    (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
+        XD_TRY(xdi_ema_in_place(a->ema));
         for (int64_t i = 0; i < n->part_count; i++) {
             xd_param shadow = xdi_ema_entry(a->ema, i);
             shadow.dtype = n->parts[i].dtype; /* shadows have types of their own */
@@ -38524,7 +39830,10 @@ static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network 
         xdi_content_add_group(c, "ema", n->name, n->averages[k].name);
         for (int64_t i = 0; i < n->part_count; i++) {
             const xd_param shadow = xdi_ema_entry(n->averages[k].ema, i);
+            const xd_param lacked = xdi_ema_entry_compensation(n->averages[k].ema, i);
             (void)xdi_content_add(c, NULL, &n->parts[i], shadow.dtype, shadow.value);
+            if (lacked.dtype != XD_DTYPE_NONE)
+                (void)xdi_content_add(c, "ema.compensation.", &n->parts[i], lacked.dtype, lacked.value);
         }
     }
 }
@@ -38927,6 +40236,36 @@ XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *c, xd_comm *comm) {
     return result;
 }
 
+/* ---- a part as numbers ---- */
+
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *p, bool holds, int64_t *message) {
+    holds = holds && p->range.begin < p->range.end;
+    message[0] = holds ? p->range.begin : 0;
+    message[1] = holds ? p->range.end : 0;
+    message[2] = holds && p->region != NULL;
+    return message[2] ? xdi_cover_put_box(p->region, message, 3) : 3;
+}
+
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part) {
+    const int64_t *at = message + 3;
+    *part = *own;
+    part->range.begin = message[0];
+    part->range.end = message[1];
+    part->region = message[2] ? region : NULL;
+    if (!message[2]) return 3;
+    memset(region, 0, sizeof *region);
+    region->ndim = own->ndim;
+    for (int d = 0; d < own->ndim; d++) {
+        region->count[d] = (int)*at++;
+        for (int i = 0; i < region->count[d]; i++) {
+            region->interval[d][i].begin = *at++;
+            region->interval[d][i].end = *at++;
+        }
+    }
+    return at - message;
+}
+
 /* >>checkpoint/plan.c */
 
 /* The files of a save: a pure function of the list of tensors, so that every rank knows where every byte goes. */
@@ -39282,6 +40621,14 @@ static void xdi_state_write_average(xd_json_writer *w, const xd_checkpoint_avera
     xd_json_write_int64(w, r.config.batch_size);
     xd_json_write_key(w, "start_iteration");
     xd_json_write_int64(w, r.config.start_iteration);
+    if (r.config.compensated || r.config.stochastic_bf16) {
+        xd_json_write_key(w, r.config.compensated ? "compensated" : "stochastic_bf16");
+        xd_json_write_bool(w, true);
+    }
+    if (r.config.stochastic_bf16) {
+        xd_json_write_key(w, "seed");
+        xd_json_write_uint64(w, r.config.seed);
+    }
     xd_json_write_end(w);
 }
 
@@ -41392,8 +42739,6 @@ XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc
 #include <string.h>
 
 enum {
-    XDI_FULL_MESSAGE =
-        3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX), /* numbers about a part, at most */
     XDI_FULL_ABSENT = -1,  /* the list has no such tensor: it stays as it is */
     XDI_FULL_UNFORMED = -2 /* a state of an optimizer that has never stepped */
 };
@@ -41478,13 +42823,13 @@ static size_t xdi_full_room(const xdi_full *f) {
 
 static xd_result xdi_full_reserve(xdi_full *f) {
     const size_t size = (size_t)f->size, room = xdi_full_room(f);
-    const size_t numbers = (size_t)XDI_FULL_MESSAGE * (size + 1) + 2 * size;
+    const size_t numbers = (size_t)XDI_PART_NUMBERS * (size + 1) + 2 * size;
     f->ranks = (xdi_full_rank *)xd_allocate(f->ctx, size * sizeof *f->ranks);
     f->lengths = (int64_t *)xd_allocate(f->ctx, numbers * sizeof *f->lengths);
     XD_REQUIRE(f->ctx, f->ranks && f->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", f->size);
     f->counts = f->lengths + size;
     f->sent = f->counts + size;
-    f->messages = f->sent + XDI_FULL_MESSAGE;
+    f->messages = f->sent + XDI_PART_NUMBERS;
     if (f->rank != 0) return XD_OK;
     f->host = (unsigned char *)xd_allocate(f->ctx, room);
     f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
@@ -41496,57 +42841,20 @@ static xd_result xdi_full_reserve(xdi_full *f) {
     return XD_OK;
 }
 
-/* What this rank has of a tensor, as numbers; returns how many. */
-static int64_t xdi_full_write(const xdi_full *f, const xd_tensor_part *p) {
-    const bool holds = !(f->gathers && p->replica) && p->range.begin < p->range.end;
-    f->sent[0] = holds ? p->range.begin : 0;
-    f->sent[1] = holds ? p->range.end : 0;
-    f->sent[2] = holds && p->region != NULL;
-    return f->sent[2] ? xdi_cover_put_box(p->region, f->sent, 3) : 3;
-}
-
-static void xdi_full_read(const xd_tensor_part *own, const int64_t *message, xdi_full_rank *r) {
-    r->part = *own;
-    r->part.range.begin = message[0];
-    r->part.range.end = message[1];
-    r->part.region = message[2] ? &r->region : NULL;
-    r->begin = r->end = message[0];
-    if (!message[2]) return;
-    message += 3;
-    memset(&r->region, 0, sizeof r->region);
-    r->region.ndim = own->ndim;
-    for (int d = 0; d < own->ndim; d++) {
-        r->region.count[d] = (int)*message++;
-        for (int i = 0; i < r->region.count[d]; i++) {
-            r->region.interval[d][i].begin = *message++;
-            r->region.interval[d][i].end = *message++;
-        }
-    }
-}
-
 /* Who has what of a tensor. Collective. */
 static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t) {
-    const int64_t length = xdi_full_write(f, t->part);
+    const bool holds = !(f->gathers && t->part->replica);
+    const int64_t length = xdi_part_write(t->part, holds, f->sent);
     const int64_t *at = f->messages;
     for (int r = 0; r < f->size; r++) f->counts[r] = 1;
     XD_TRY(xd_all_gather(f->comm, &length, f->lengths, f->counts, XD_DTYPE_I64));
     XD_TRY(xd_all_gather(f->comm, f->sent, f->messages, f->lengths, XD_DTYPE_I64));
-    for (int r = 0; r < f->size; at += f->lengths[r++]) xdi_full_read(t->part, at, &f->ranks[r]);
-    return XD_OK;
-}
-
-/* The first position of a part whose element has at least this index: indices ascend with positions. */
-static int64_t xdi_full_position(const xd_tensor_part *p, int64_t index) {
-    int64_t low = p->range.begin, high = p->range.end, at;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        (void)xdi_part_run(p, middle, &at);
-        if (at < index)
-            low = middle + 1;
-        else
-            high = middle;
+    for (int r = 0; r < f->size; at += f->lengths[r++]) {
+        xdi_full_rank *rank = &f->ranks[r];
+        (void)xdi_part_read(t->part, at, &rank->region, &rank->part);
+        rank->begin = rank->end = rank->part.range.begin;
     }
-    return low;
+    return XD_OK;
 }
 
 /* The end of the window that begins at `first`: as far as all that its ranks hold of it has room. */
@@ -41557,7 +42865,7 @@ static int64_t xdi_full_plan(xdi_full *f, const xdi_stored *t, int64_t first) {
     for (;; length /= 2, total = 0) {
         for (int r = 0; r < f->size; r++) {
             xdi_full_rank *rank = &f->ranks[r];
-            rank->end = xdi_full_position(&rank->part, first + length);
+            rank->end = xdi_part_position(&rank->part, first + length);
             f->counts[r] = rank->end - rank->begin;
             total += f->counts[r];
         }
@@ -42025,6 +43333,298 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     else
         xdi_ema_restore(ema, now.iteration, now.initialized || filled);
     return XD_OK;
+}
+
+/* >>checkpoint/move.c */
+
+/* Parts of tensors from the cut in which ranks have them to the one in which ranks want them. */
+
+#include <string.h>
+
+/* What a rank has of the tensor that is moved, and what it wants; every rank knows it of all, so none asks before it sends. */
+typedef struct xdi_move_rank {
+    xd_region region[2];
+    xd_tensor_part has, wants;
+    bool speaks; /* for the elements that it has; others have copies */
+} xdi_move_rank;
+
+typedef struct xdi_mover {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    int rank, size;
+    const xdi_move *moves;
+    int64_t count;
+    size_t room;                                  /* bytes behind `send` */
+    int64_t *here;                                /* [count] 1: every rank has what it wants */
+    xdi_move_rank *ranks;                         /* [size] */
+    int64_t *lengths, *send_counts, *recv_counts; /* [size] */
+    int64_t *sent, *messages;                     /* [1, size] times two parts */
+    unsigned char *send, *recv;                   /* of the device */
+} xdi_mover;
+
+/* ---- common elements ---- */
+
+/* Elements that are adjacent in the tensor and in both parts: how many, and from which positions of their ranges on. */
+typedef struct xdi_common {
+    int64_t a, b, count;
+} xdi_common;
+
+/* The elements of a part from `index` of the tensor on that are adjacent: their number, 0 for none, the first one's index and
+ * position. */
+static int64_t xdi_move_run(const xd_tensor_part *p, int64_t index, int64_t *first, int64_t *position) {
+    *position = xdi_part_position(p, index);
+    return *position < p->range.end ? xdi_part_run(p, *position, first) : 0;
+}
+
+/* The next elements, from *at to `end` of the tensor, that two parts have and a third, unless that is NULL, has not. */
+static bool xdi_move_next(const xd_tensor_part *a, const xd_tensor_part *b, const xd_tensor_part *without,
+                          int64_t end, int64_t *at, xdi_common *out) {
+    while (*at < end) {
+        int64_t first_a = 0, first_b = 0, first_c = 0, ignored;
+        const int64_t run_a = xdi_move_run(a, *at, &first_a, &out->a);
+        const int64_t run_b = run_a ? xdi_move_run(b, *at, &first_b, &out->b) : 0;
+        if (!run_a || !run_b) return false;
+        const int64_t begin = first_a > first_b ? first_a : first_b;
+        int64_t stop = first_a + run_a < first_b + run_b ? first_a + run_a : first_b + run_b;
+        if (stop > end) stop = end;
+        if (begin > *at) { /* not yet in both */
+            *at = begin;
+            continue;
+        }
+        const int64_t run_c = without ? xdi_move_run(without, *at, &first_c, &ignored) : 0;
+        if (run_c && first_c == *at) {
+            *at = first_c + run_c;
+            continue;
+        }
+        if (run_c && first_c < stop) stop = first_c;
+        out->a -= a->range.begin;
+        out->b -= b->range.begin;
+        out->count = stop - *at;
+        *at = stop;
+        return true;
+    }
+    return false;
+}
+
+static int64_t xdi_move_count(const xd_tensor_part *a, const xd_tensor_part *b, const xd_tensor_part *without,
+                              xd_interval window) {
+    int64_t at = window.begin, total = 0;
+    xdi_common common;
+    while (xdi_move_next(a, b, without, window.end, &at, &common)) total += common.count;
+    return total;
+}
+
+static int64_t xdi_move_numel(const xd_tensor_part *p) {
+    int64_t numel = 1;
+    for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
+    return numel;
+}
+
+/* Whether this rank has exactly what it wants, in the same order. */
+static bool xdi_move_is_same(const xdi_move *m) {
+    const xd_tensor_part *from = m->from, *to = m->to;
+    if (from->range.begin != to->range.begin || from->range.end != to->range.end) return false;
+    return from->region && to->region ? xd_region_equal(from->region, to->region)
+                                      : from->region == to->region;
+}
+
+static bool xdi_move_is_here(const xdi_move *m) {
+    if (xdi_move_is_same(m)) return true;
+    const xd_interval all = { 0, xdi_move_numel(m->to) };
+    return xdi_move_count(m->from, m->to, NULL, all) == m->to->range.end - m->to->range.begin;
+}
+
+/* ---- elements ---- */
+
+static void *xdi_move_at(void *data, xd_dtype dtype, int64_t element) {
+    return (unsigned char *)data + (size_t)element * xd_dtype_size(dtype);
+}
+
+static xd_result xdi_move_copy(const xdi_mover *m, void *to, xd_dtype to_dtype, const void *from,
+                               xd_dtype from_dtype, int64_t count) {
+    const xd_launch launch = xd_ctx_launch(m->ctx);
+    if (to_dtype != from_dtype) return xd_cast(m->ctx, to, to_dtype, from, from_dtype, count);
+    return xd_ctx_kernels(m->ctx)->memory.copy(&launch, to, from, (size_t)count * xd_dtype_size(to_dtype),
+                                               XD_COPY_ON_DEVICE);
+}
+
+/* What this rank wants and has itself. */
+static xd_result xdi_move_own(const xdi_mover *m, const xdi_move *move, xd_interval window) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    int64_t at = window.begin;
+    xdi_common c;
+    while (xdi_move_next(from, to, NULL, window.end, &at, &c))
+        XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
+                             xdi_move_at(from->data, from->dtype, c.a), from->dtype, c.count));
+    return XD_OK;
+}
+
+/* The same where nothing is exchanged, in one copy if it can be. */
+static xd_result xdi_move_local(const xdi_mover *m, const xdi_move *move, xd_interval all) {
+    const xd_tensor_part *from = move->from, *to = move->to;
+    const int64_t count = to->range.end - to->range.begin;
+    if (!xdi_move_is_same(move)) return xdi_move_own(m, move, all);
+    return count ? xdi_move_copy(m, to->data, to->dtype, from->data, from->dtype, count) : XD_OK;
+}
+
+/* Appends what a rank gets from this one to what is sent. */
+static xd_result xdi_move_pack(const xdi_mover *m, const xdi_move *move, const xdi_move_rank *taker,
+                               xd_interval window, int64_t *filled) {
+    const xd_dtype dtype = move->from->dtype;
+    int64_t at = window.begin;
+    xdi_common c;
+    for (; xdi_move_next(move->from, &taker->wants, &taker->has, window.end, &at, &c); *filled += c.count)
+        XD_TRY(xdi_move_copy(m, xdi_move_at(m->send, dtype, *filled), dtype,
+                             xdi_move_at(move->from->data, dtype, c.a), dtype, c.count));
+    return XD_OK;
+}
+
+static xd_result xdi_move_unpack(const xdi_mover *m, const xdi_move *move, const xdi_move_rank *giver,
+                                 xd_interval window, int64_t *taken) {
+    const xd_tensor_part *to = move->to;
+    int64_t at = window.begin;
+    xdi_common c;
+    for (; xdi_move_next(&giver->has, to, move->from, window.end, &at, &c); *taken += c.count)
+        XD_TRY(xdi_move_copy(m, xdi_move_at(to->data, to->dtype, c.b), to->dtype,
+                             xdi_move_at(m->recv, move->from->dtype, *taken), move->from->dtype, c.count));
+    return XD_OK;
+}
+
+/* ---- windows ---- */
+
+/* Who has and wants what of a tensor. Collective. */
+static xd_result xdi_move_learn(xdi_mover *m, const xdi_move *move) {
+    const xd_tensor_part *from = move->from;
+    const int64_t *at = m->messages;
+    int64_t length = 1;
+    m->sent[0] = !from->replica;
+    length += xdi_part_write(from, true, m->sent + length);
+    length += xdi_part_write(move->to, true, m->sent + length);
+    for (int r = 0; r < m->size; r++) m->send_counts[r] = 1;
+    XD_TRY(xd_all_gather(m->comm, &length, m->lengths, m->send_counts, XD_DTYPE_I64));
+    XD_TRY(xd_all_gather(m->comm, m->sent, m->messages, m->lengths, XD_DTYPE_I64));
+    for (int r = 0; r < m->size; at += m->lengths[r++]) {
+        xdi_move_rank *rank = &m->ranks[r];
+        const int64_t *next = at + 1;
+        rank->speaks = at[0] != 0;
+        next += xdi_part_read(from, next, &rank->region[0], &rank->has);
+        (void)xdi_part_read(move->to, next, &rank->region[1], &rank->wants);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_move_gather_sent(xdi_mover *m, const xdi_move *move, xd_interval window) {
+    int64_t filled = 0;
+    for (int r = 0; r < m->size; r++) {
+        const int64_t before = filled;
+        if (r != m->rank && !move->from->replica)
+            XD_TRY(xdi_move_pack(m, move, &m->ranks[r], window, &filled));
+        m->send_counts[r] = filled - before;
+    }
+    for (int r = 0; r < m->size; r++) {
+        const xdi_move_rank *rank = &m->ranks[r];
+        const bool gives = r != m->rank && rank->speaks;
+        m->recv_counts[r] = gives ? xdi_move_count(&rank->has, move->to, move->from, window) : 0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_move_place_received(const xdi_mover *m, const xdi_move *move, xd_interval window) {
+    int64_t taken = 0;
+    for (int r = 0; r < m->size; r++)
+        if (m->recv_counts[r]) XD_TRY(xdi_move_unpack(m, move, &m->ranks[r], window, &taken));
+    return xdi_move_own(m, move, window);
+}
+
+/* The most elements of a window: each rank may want all of them from one, and others of it. */
+static int64_t xdi_move_window(const xdi_mover *m, const xdi_move *move) {
+    const int64_t room = (int64_t)(m->room / xd_dtype_size(move->from->dtype)) / (m->size + 1);
+    return room > 0 ? room : 1;
+}
+
+static xd_result xdi_move_tensor(xdi_mover *m, const xdi_move *move) {
+    const int64_t numel = xdi_move_numel(move->to), most = xdi_move_window(m, move);
+    xd_interval window = { 0, 0 };
+    XD_TRY(xdi_move_learn(m, move));
+    m->recv = m->send + (size_t)(most * m->size) * xd_dtype_size(move->from->dtype);
+    for (; window.begin < numel; window.begin = window.end) {
+        window.end = numel - window.begin < most ? numel : window.begin + most;
+        XD_TRY(xd_agree(m->comm, xdi_move_gather_sent(m, move, window)));
+        XD_TRY(xd_all_to_all(m->comm, m->send, m->send_counts, m->recv, m->recv_counts, move->from->dtype));
+        XD_TRY(xd_agree(m->comm, xdi_move_place_received(m, move, window)));
+    }
+    return XD_OK;
+}
+
+/* ---- all of it ---- */
+
+/* Bytes of staging that are of use: those of the largest tensor that is exchanged; at least an element for each rank. */
+static size_t xdi_move_room(const xdi_mover *m, size_t staging_bytes) {
+    const size_t least = ((size_t)m->size + 1) * 8;
+    size_t most = 0;
+    for (int64_t i = 0; i < m->count; i++) {
+        const xd_tensor_part *from = m->moves[i].from;
+        const size_t bytes = (size_t)xdi_move_numel(from) * xd_dtype_size(from->dtype);
+        if (!m->here[i] && bytes > most) most = bytes;
+    }
+    if (most == 0) return 0;
+    if (most > staging_bytes) most = staging_bytes;
+    return most > least ? most : least;
+}
+
+static xd_result xdi_move_reserve(xdi_mover *m) {
+    const size_t size = (size_t)m->size, numbers = 2 * (size_t)XDI_PART_NUMBERS + 1;
+    if (m->room == 0) return XD_OK;
+    m->ranks = (xdi_move_rank *)xd_allocate(m->ctx, size * sizeof *m->ranks);
+    m->lengths = (int64_t *)xd_allocate(m->ctx, (numbers * (size + 1) + 3 * size) * sizeof *m->lengths);
+    XD_REQUIRE(m->ctx, m->ranks && m->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", m->size);
+    m->send_counts = m->lengths + size;
+    m->recv_counts = m->send_counts + size;
+    m->sent = m->recv_counts + size;
+    m->messages = m->sent + numbers;
+    m->send = (unsigned char *)xd_ctx_kernels(m->ctx)->memory.allocate(m->ctx, m->room);
+    XD_REQUIRE(m->ctx, m->send, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
+               (unsigned long long)m->room);
+    return XD_OK;
+}
+
+static xd_result xdi_move_run_all(xdi_mover *m, size_t staging_bytes, int64_t *local) {
+    xd_result mine = XD_OK;
+    m->here = (int64_t *)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->here);
+    if (!m->here)
+        mine = XD_FAIL(m->ctx, XD_ERROR_MEMORY, "no room for %lld tensors that move", (long long)m->count);
+    XD_TRY(xd_agree(m->comm, mine));
+    for (int64_t i = 0; i < m->count; i++) m->here[i] = xdi_move_is_here(&m->moves[i]);
+    XD_TRY(xd_all_reduce(m->comm, m->here, m->here, m->count, XD_DTYPE_I64, XD_MIN));
+    m->room = xdi_move_room(m, staging_bytes);
+    XD_TRY(xd_agree(m->comm, xdi_move_reserve(m)));
+    for (int64_t i = 0; i < m->count; i++)
+        if (!m->here[i]) XD_TRY(xdi_move_tensor(m, &m->moves[i]));
+    for (int64_t i = 0; i < m->count && mine == XD_OK; i++) {
+        const xd_interval all = { 0, xdi_move_numel(m->moves[i].to) };
+        *local += m->here[i];
+        if (m->here[i]) mine = xdi_move_local(m, &m->moves[i], all);
+    }
+    return xd_agree(m->comm, mine);
+}
+
+XD_PRIVATE xd_result xdi_move_parts(xd_comm *comm, const xdi_move *moves, int64_t count, size_t staging_bytes,
+                                    int64_t *local) {
+    xdi_mover m;
+    memset(&m, 0, sizeof m);
+    m.comm = comm;
+    m.ctx = xd_comm_ctx(comm);
+    m.rank = xd_comm_rank(comm);
+    m.size = xd_comm_size(comm);
+    m.moves = moves;
+    m.count = count;
+    *local = 0;
+    const xd_result result = xdi_move_run_all(&m, staging_bytes ? staging_bytes : (size_t)XDI_STAGING, local);
+    xd_ctx_kernels(m.ctx)->memory.release(m.ctx, m.send);
+    xd_release(m.ctx, m.lengths);
+    xd_release(m.ctx, m.ranks);
+    xd_release(m.ctx, m.here);
+    return result;
 }
 
 /* >>checkpoint/map_internal */
@@ -62516,6 +64116,98 @@ XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, 
     return result;
 }
 
+/* >>dmd/pack.c */
+
+/* Latent pictures as rows of tokens, and back. */
+
+#include <string.h>
+
+static xd_result xdi_pack_check_shape(xd_ctx *ctx, const xd_latents *s) {
+    size_t elements = 1;
+    XD_REQUIRE(ctx, s->samples >= 0 && s->channels >= 0 && s->height >= 0 && s->width >= 0, XD_ERROR_SHAPE,
+               "latents [%lld, %lld, %lld, %lld]", (long long)s->samples, (long long)s->channels,
+               (long long)s->height, (long long)s->width);
+    XD_REQUIRE(ctx, s->height % 2 == 0 && s->width % 2 == 0, XD_ERROR_SHAPE,
+               "latents of height %lld and width %lld; both must be even", (long long)s->height,
+               (long long)s->width);
+    const int64_t sizes[4] = { s->samples, s->channels, s->height, s->width };
+    for (int i = 0; i < 4; i++)
+        XD_REQUIRE(ctx,
+                   xdi_size_multiply(elements, sizes[i] > 0 ? (size_t)sizes[i] : 1, &elements) &&
+                       elements <= SIZE_MAX / 16,
+                   XD_ERROR_SHAPE, "latents [%lld, %lld, %lld, %lld] do not fit into memory",
+                   (long long)s->samples, (long long)s->channels, (long long)s->height, (long long)s->width);
+    XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
+               XD_ERROR_DTYPE, "latents of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_pack_check(xd_ctx *ctx, const xd_latents *s, const void *latents,
+                                const xd_rows *packed) {
+    XD_TRY(xdi_pack_check_shape(ctx, s));
+    const int64_t tokens = s->height / 2 * (s->width / 2), rows = s->samples * tokens, cols = 4 * s->channels;
+    XD_REQUIRE(ctx, packed->dtype == s->dtype, XD_ERROR_DTYPE, "latents of %s and rows of %s",
+               xd_dtype_name(s->dtype), xd_dtype_name(packed->dtype));
+    XD_REQUIRE(ctx, packed->cols % 4 == 0, XD_ERROR_SHAPE,
+               "rows of %lld numbers, which 4 does not divide; %lld channels have %lld",
+               (long long)packed->cols, (long long)s->channels, (long long)cols);
+    XD_REQUIRE(ctx, packed->rows == rows && packed->cols == cols, XD_ERROR_SHAPE,
+               "rows are [%lld, %lld] but [%lld, %lld] is expected: %lld samples of %lld tokens",
+               (long long)packed->rows, (long long)packed->cols, (long long)rows, (long long)cols,
+               (long long)s->samples, (long long)tokens);
+    XD_REQUIRE(ctx, packed->stride == 0 || packed->stride >= cols, XD_ERROR_SHAPE,
+               "rows have stride %lld, less than their %lld columns", (long long)packed->stride,
+               (long long)cols);
+    if (rows == 0 || cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, packed->stride <= INT64_MAX / 16 / rows, XD_ERROR_SHAPE,
+               "%lld rows with stride %lld do not fit into memory", (long long)rows,
+               (long long)packed->stride);
+    XD_REQUIRE(ctx, latents && packed->data, XD_ERROR_ARGUMENT, "no data of %s of %lld samples",
+               latents ? "rows" : "latents", (long long)s->samples);
+    XD_REQUIRE(ctx, latents != packed->data, XD_ERROR_ARGUMENT,
+               "latents and rows of %lld samples at one address", (long long)s->samples);
+    return XD_OK;
+}
+
+/* Steps of both arrays along b, c, i, p, j, q; latents are the source. */
+static xd_copy xdi_pack_copy(const xd_latents *s, const xd_rows *packed) {
+    const int64_t i = s->height / 2, j = s->width / 2, row = packed->stride ? packed->stride : packed->cols;
+    const int64_t extent[6] = { s->samples, s->channels, i, 2, j, 2 };
+    const int64_t spatial[6] = {
+        s->channels * s->height * s->width, s->height * s->width, 2 * s->width, s->width, 2, 1
+    };
+    const int64_t token[6] = { i * j * row, 4, j * row, 2, row, 1 };
+    xd_copy copy;
+    memset(&copy, 0, sizeof copy);
+    copy.ndim = 6;
+    memcpy(copy.extent, extent, sizeof extent);
+    memcpy(copy.src_stride, spatial, sizeof spatial);
+    memcpy(copy.dst_stride, token, sizeof token);
+    return copy;
+}
+
+static xd_result xdi_pack_run(xd_ctx *ctx, const xd_copy *copy, const void *from, void *to, xd_dtype dtype) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    for (int d = 0; d < copy->ndim; d++)
+        if (copy->extent[d] == 0) return XD_OK;
+    return xd_ctx_kernels(ctx)->copies(&launch, copy, 1, from, to, xd_dtype_size(dtype));
+}
+
+XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed) {
+    XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
+    const xd_copy copy = xdi_pack_copy(shape, &packed);
+    return xdi_pack_run(ctx, &copy, latents, packed.data, shape->dtype);
+}
+
+XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents) {
+    XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
+    const xd_copy there = xdi_pack_copy(shape, &packed);
+    xd_copy back = there;
+    memcpy(back.src_stride, there.dst_stride, sizeof back.src_stride);
+    memcpy(back.dst_stride, there.src_stride, sizeof back.dst_stride);
+    return xdi_pack_run(ctx, &back, packed.data, latents, shape->dtype);
+}
+
 #ifndef XDISTILL_NO_MODELS
 /* >>dmd/state */
 
@@ -62564,6 +64256,20 @@ typedef struct xdi_dmd_times {
     double *network; /* [samples] as networks see them */
 } xdi_dmd_times;
 
+/* f-distill: what is known of all samples of a step on this rank, leaf after leaf without gaps. Rows are [leaves * samples] at
+ * most. */
+typedef struct xdi_dmd_ratios {
+    float *logits;    /* [rows, heads] */
+    double *times;    /* [rows] */
+    double *weights;  /* [rows] */
+    double *bins;     /* [bins] */
+    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
+    int64_t *samples; /* [leaves] on the host */
+    int64_t rows;
+    bool weighed;
+} xdi_dmd_ratios;
+
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
@@ -62588,12 +64294,14 @@ struct xd_dmd {
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
+    xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
     float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws; /* also numbers on their way from the device */
+    double *draws;   /* also numbers on their way from the device */
+    double *spreads; /* [3 * samples] of guidance with rescale */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -62608,6 +64316,9 @@ struct xd_dmd {
 /* dmd.c: whether there is a discriminator; elements of a whole sample. */
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+
+/* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
 
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
@@ -62691,14 +64402,34 @@ XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalt
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
-/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a leaf, NULL
+ * without it; nothing is known of a step yet; the end of a step that did not happen. */
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out);
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
+
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
+ * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
+ * is written when it rescales. Collective over split then. */
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch);
+
+/* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
                                          int64_t step_samples);
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role);
 
 /* dmd.c: arrays of times from memory of the host. */
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);
@@ -62759,6 +64490,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
+    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
+    desc.gan.fdistill.upper = 20.0;
+    desc.gan.fdistill.bins = 10;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -62857,6 +64591,8 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
                gan->r1_weight);
     XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
                "r1_weight %g without a discriminator", gan->r1_weight);
+    XD_REQUIRE(ctx, !gan->fdistill.on || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "f-distill with %d bins without a discriminator", gan->fdistill.bins);
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
@@ -62891,6 +64627,24 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                !isnan(xd_noise_network_time(0.5, desc->network_scale,
                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
+        XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
+        XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
+                   xdi_dmd_role_names[role], g->scale);
+        XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
+                   g->rescale);
+        XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+    }
     return XD_OK;
 }
 
@@ -62947,8 +64701,10 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_guidances(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
 }
 
@@ -62976,9 +64732,15 @@ static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s)
 
 static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count };
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const double numbers[] = { (double)desc->networks[role].predicts,
+                                   (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count,
+                                   desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count,
+                                   (double)g->on,
+                                   g->scale,
+                                   g->rescale };
         hash = xd_hash(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -62987,6 +64749,7 @@ static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
 static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
     const xd_denoise_form *form = &desc->fake_loss;
     const xd_dmd_gan *gan = &desc->gan;
+    const xd_dmd_fdistill *f = &gan->fdistill;
     const double numbers[] = { (double)desc->normaliser,
                                (double)form->space,
                                (double)form->weight,
@@ -63001,12 +64764,20 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                gan->r1_weight,
                                gan->r1_alpha,
                                (double)gan->r1_on_clean,
+                               (double)f->on,
+                               (double)f->divergence,
+                               f->lower,
+                               f->upper,
+                               (double)f->bins,
+                               f->rate,
+                               f->min_t,
+                               f->max_t,
                                (double)gan->penalty };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
 /* A number of the settings that all ranks must share. */
-static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,
@@ -63062,6 +64833,7 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
+    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
     most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
@@ -63137,12 +64909,16 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
     const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
+        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
+        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
     d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
@@ -63169,6 +64945,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+    if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
@@ -63224,8 +65001,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result cleared =
-        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
     xdi_dmd_align_sums(desc);
@@ -63271,7 +65048,7 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
 
 /* >>dmd/tensors.c */
 
-/* What distribution matching draws, and sums of two tensors. */
+/* What distribution matching draws, sums of two tensors, and what all of its losses get besides theirs. */
 
 #include <string.h>
 
@@ -63297,6 +65074,17 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
     desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
     XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
     return xd_mix_rows(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
 }
 
 /* ---- draws ---- */
@@ -63380,6 +65168,258 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     for (int64_t i = 0; i < rows; i++, draw.random.sample++)
         d->rung[i] = xd_draw_index(&draw.random, 0, count);
     return XD_OK;
+}
+
+/* >>dmd/ratios.c */
+
+/* f-distill: weights of the student's samples, from the logits of a whole step. */
+
+#include <math.h>
+#include <string.h>
+
+static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
+    const xd_dmd_fdistill *f = &d->desc.gan.fdistill;
+    const bool own = f->min_t != 0.0 || f->max_t != 0.0;
+    xd_fdistill_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logits = xd_rows_of(d->ratios.logits, XD_DTYPE_F32, d->ratios.rows,
+                             d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
+    desc.divergence = f->divergence;
+    desc.lower = f->lower;
+    desc.upper = f->upper;
+    desc.bins = f->bins;
+    desc.rate = f->rate;
+    desc.min_t = own ? f->min_t : d->desc.student_times.min_t;
+    desc.max_t = own ? f->max_t : d->desc.student_times.max_t;
+    desc.times = d->ratios.times;
+    desc.bin_values = d->ratios.bins;
+    desc.comm = d->desc.data;
+    desc.status = d->status;
+    desc.workspace = d->workspace;
+    desc.workspace_bytes = d->workspace_bytes;
+    return desc;
+}
+
+/* ---- settings and memory ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    const xd_dmd_fdistill *f = &desc->gan.fdistill;
+    if (!f->on) return XD_OK;
+    XD_REQUIRE(ctx, (int)f->divergence >= 0 && f->divergence <= XD_F_NEYMAN, XD_ERROR_ARGUMENT,
+               "f-distill by divergence %d", (int)f->divergence);
+    XD_REQUIRE(ctx, f->lower > 0.0 && f->lower <= f->upper && isfinite(f->upper), XD_ERROR_ARGUMENT,
+               "f-distill with ratios in [%g, %g]: 0 < lower <= upper is needed", f->lower, f->upper);
+    XD_REQUIRE(ctx, f->bins >= 0 && f->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
+               "f-distill with %d bins; 0 to %d are possible", f->bins, XD_FDISTILL_BINS_MAX);
+    XD_REQUIRE(ctx, f->rate >= 0.0 && f->rate <= 1.0, XD_ERROR_ARGUMENT,
+               "f-distill with rate %g, which is outside [0, 1]", f->rate);
+    XD_REQUIRE(ctx,
+               isfinite(f->min_t) && isfinite(f->max_t) &&
+                   (f->min_t < f->max_t || (f->min_t == 0.0 && f->max_t == 0.0)),
+               XD_ERROR_ARGUMENT, "f-distill with times in [%g, %g]: min_t < max_t is needed", f->min_t,
+               f->max_t);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const size_t leaves = (size_t)d->leaves, rows = leaves * (size_t)d->desc.sizes.samples,
+                 bins = (size_t)d->desc.gan.fdistill.bins,
+                 heads = (size_t)d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    r->logits = (float *)xd_arena_take_pointer(device, rows * heads * sizeof *r->logits);
+    r->times = (double *)xd_arena_take_pointer(device, rows * sizeof *r->times);
+    r->weights = (double *)xd_arena_take_pointer(device, rows * sizeof *r->weights);
+    r->bins = (double *)xd_arena_take_pointer(device, bins * sizeof *r->bins);
+    r->earlier = (double *)xd_arena_take_pointer(device, bins * sizeof *r->earlier);
+    r->first = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->first);
+    r->samples = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->samples);
+}
+
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
+    xd_fdistill_desc desc;
+    if (!d->desc.gan.fdistill.on) return 0;
+    desc = xdi_dmd_fdistill_desc(d);
+    return xd_fdistill_workspace_bytes(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
+    const double one = 1.0;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    for (int k = 0; k < d->desc.gan.fdistill.bins; k++)
+        XD_TRY(xdi_dmd_send(d, d->ratios.bins + k, &one, sizeof one));
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d) {
+    for (int64_t k = 0; k < d->leaves; k++) d->ratios.first[k] = -1;
+    d->ratios.rows = 0;
+    d->ratios.weighed = false;
+}
+
+/* ---- weights ---- */
+
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d) {
+    XD_REQUIRE(d->ctx, d->desc.gan.fdistill.on, XD_ERROR_STATE, "a distillation without f-distill");
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const size_t bytes = (size_t)d->desc.gan.fdistill.bins * sizeof *to;
+    if (bytes == 0) return XD_OK;
+    return xd_ctx_kernels(d->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
+    XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
+    XD_TRY(xd_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
+    dmd->ratios.weighed = true;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
+    if (!d->desc.gan.fdistill.on || !d->ratios.weighed) return XD_OK;
+    xdi_dmd_forget_ratios(d);
+    return xdi_dmd_copy_bins(d, d->ratios.bins, d->ratios.earlier);
+}
+
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
+    xdi_dmd_ratios *r = &d->ratios;
+    if (!d->desc.gan.fdistill.on) return XD_OK;
+    XD_REQUIRE(
+        d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
+        "leaf %lld has no weights of f-distill: xd_dmd_ratios of all leaves and xd_dmd_weigh come first",
+        (long long)leaf);
+    XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
+               "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
+               (long long)r->samples[leaf], (long long)samples);
+    *out = r->weights + r->first[leaf];
+    r->first[leaf] = -1;
+    return XD_OK;
+}
+
+/* ---- bins ---- */
+
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
+    return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
+}
+
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
+               "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);
+    for (int k = 0; k < count; k++)
+        XD_REQUIRE(dmd->ctx, isfinite(values[k]) && values[k] > 0.0, XD_ERROR_ARGUMENT,
+                   "bin %d of %d of f-distill is %g; it must be above 0 and finite", k, count, values[k]);
+    return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
+}
+
+/* >>dmd/guidance.c */
+
+/* Guidance of clean samples, with the deviations that its rescaled form needs. */
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role) {
+    xd_guidance guidance = desc->networks[role].guidance;
+    if (role != XD_DMD_TEACHER) return guidance;
+    guidance.on = desc->guided;
+    guidance.scale = desc->guidance_scale;
+    return guidance;
+}
+
+/* ---- deviations ---- */
+
+/* A number whose f32 has four equal bytes, so that a fill of bytes makes an array of it. */
+static double xdi_dmd_constant(void) {
+    float value;
+    memset(&value, 0x3f, sizeof value);
+    return (double)value;
+}
+
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
+ * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    for (int64_t i = 0; i < samples; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = shift[i];
+        d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
+    desc.prediction = xdi_dmd_rows(d, d->tensors[x], samples);
+    desc.clean = desc.noise = xdi_dmd_slopes(d, d->raw_slope, samples);
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
+    desc.common.split = d->desc.sizes.split;
+    desc.common.sample_loss = d->distances;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    return samples > 0 ? xd_read(d->ctx, out, d->distances, (size_t)samples * sizeof *out) : XD_OK;
+}
+
+/* out [samples] = means: sum (x + a)^2 - sum (x - a)^2 = 4 a sum x, with an a of the size of x. */
+static xd_result xdi_dmd_means(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    for (int64_t i = 0; i < samples; i++) shift[i] = 0.0;
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = (double)(float)(sqrt(out[i] / whole) / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -shift[i];
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++)
+        out[i] = shift[i] < 0.0 ? (out[i] - d->draws[i]) / (-4.0 * shift[i] * c * whole) : 0.0;
+    return XD_OK;
+}
+
+/* out [samples] = variances: squares around nearly the mean do not cancel, however far it is from 0. What is below the rounding of
+ * f32 is none. */
+static xd_result xdi_dmd_variances(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const double c = xdi_dmd_constant(), whole = (double)xdi_dmd_whole(&d->desc.sizes);
+    const size_t bytes = (size_t)(samples * d->desc.sizes.elements) * sizeof(float);
+    double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    if (bytes > 0) XD_TRY(xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->raw_slope, 0x3f, bytes));
+    XD_TRY(xdi_dmd_means(d, x, samples, out));
+    for (int64_t i = 0; i < samples; i++) shift[i] = -(double)(float)(out[i] / c);
+    XD_TRY(xdi_dmd_squares(d, x, samples, d->draws));
+    for (int64_t i = 0; i < samples; i++) {
+        const double mean = out[i], left = mean + shift[i] * c, variance = d->draws[i] / whole - left * left;
+        out[i] = variance > ldexp(mean * mean, -44) ? variance : 0.0;
+    }
+    return XD_OK;
+}
+
+/* ---- guidance ---- */
+
+static xd_result xdi_dmd_mix_guided(xd_dmd *d, int64_t samples, xdi_dmd_tensor conditional, void *out) {
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[conditional], samples),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], samples), xdi_dmd_rows(d, out, samples));
+}
+
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch) {
+    double *plain = d->spreads, *guided = plain ? plain + d->desc.sizes.samples : NULL;
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+    if (guidance->rescale == 0.0) return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
+    XD_TRY(xdi_dmd_mix_guided(d, samples, out, d->tensors[scratch]));
+    XD_TRY(xdi_dmd_variances(d, out, samples, plain));
+    XD_TRY(xdi_dmd_variances(d, scratch, samples, guided));
+    for (int64_t i = 0; i < samples; i++) { /* from the two again, so that a narrow type rounds once */
+        const double ratio = guided[i] > 0.0 ? sqrt(plain[i] / guided[i]) : 1.0;
+        const double factor = guidance->rescale * ratio + (1.0 - guidance->rescale);
+        d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+        d->host_mixes[i].c0 *= factor;
+        d->host_mixes[i].c1 *= factor;
+    }
+    return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
 }
 
 /* >>dmd/walk.c */
@@ -63501,7 +65541,34 @@ static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void 
     return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
 }
 
+/* With rescale, clean samples in TARGET on the way: deviations are of those. */
+static xd_result xdi_dmd_guide_rescaled(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
+    const int64_t n = batch->samples;
+    xdi_dmd_reading reading;
+    xd_conversion back;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_TARGET]));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_REAL]));
+    XD_TRY(xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_FAKE));
+    memset(&back, 0, sizeof back);
+    back.from = XD_PREDICT_X0;
+    back.to = d->desc.networks[XD_DMD_TEACHER].predicts;
+    back.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < n; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &back, at.times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], n),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], n));
+}
+
 XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    if (xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER).rescale > 0.0) return xdi_dmd_guide_rescaled(d, batch, at);
     const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
     const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
     XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
@@ -63667,17 +65734,6 @@ XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 
 #include <string.h>
 
-XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
-    xd_sample_common common;
-    memset(&common, 0, sizeof common);
-    common.weight = 1.0;
-    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
-    common.status = d->status;
-    common.workspace = d->workspace;
-    common.workspace_bytes = d->workspace_bytes;
-    return common;
-}
-
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     xd_sample_values here;
     if (!value) return XD_OK;
@@ -63700,9 +65756,10 @@ XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
-    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, role);
+    XD_REQUIRE(d->ctx, !guidance.on || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", guidance.scale,
                (long long)batch->samples);
     return XD_OK;
 }
@@ -63761,9 +65818,18 @@ static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batc
     return call;
 }
 
-static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot, bool keep) {
     xd_network_call call = xdi_dmd_judging(d, batch, slot);
-    call.keep = true;
+    call.keep = keep;
     call.raw = d->features[slot].logits;
     call.raw_gradient = NULL;
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
@@ -63789,7 +65855,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     xd_gan_desc desc = xd_gan_defaults();
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
     XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
@@ -63808,16 +65874,38 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
 }
 
-/* ---- the discriminator's own ---- */
+/* ---- what f-distill weighs by ---- */
 
-/* Features of the teacher at samples and times. */
-static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
-                              const xdi_dmd_times *times) {
-    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
-    call.slot = slot;
-    call.features = d->features[slot].values;
-    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+/* Logits and times of slot FAKE become those of a leaf. */
+static xd_result xdi_dmd_add_ratios(xd_dmd *d, int64_t leaf, int64_t samples) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    if (samples > 0) {
+        XD_TRY(xd_ctx_kernels(d->ctx)->memory.copy(
+            &launch, r->logits + r->rows * heads, d->features[XDI_DMD_SLOT_FAKE].logits,
+            (size_t)(samples * heads) * sizeof *r->logits, XD_COPY_ON_DEVICE));
+        XD_TRY(xdi_dmd_send(d, r->times + r->rows, d->noised.exact, (size_t)samples * sizeof *r->times));
+    }
+    r->first[leaf] = r->rows;
+    r->samples[leaf] = samples;
+    r->rows += samples;
+    return XD_OK;
 }
+
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    if (dmd->ratios.weighed || dmd->ratios.first[leaf] >= 0) xdi_dmd_forget_ratios(dmd);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, false));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_judge(dmd, batch, XDI_DMD_SLOT_FAKE, false));
+    return xdi_dmd_add_ratios(dmd, leaf, batch->samples);
+}
+
+/* ---- the discriminator's own ---- */
 
 static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
     xdi_dmd_where where;
@@ -63916,9 +66004,9 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const bool penalty = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
     xd_gan_desc desc = xd_gan_defaults();
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED, true));
     desc.role = XD_GAN_DISCRIMINATOR;
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.real = xdi_dmd_logits(d, real->logits, batch->samples);
@@ -63983,22 +66071,34 @@ static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples
 static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     const int64_t n = batch->samples;
     const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
     xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
     call.slot = XDI_DMD_SLOT_FAKE;
     call.keep = adversarial;
     if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
-    if (!d->desc.guided) return XD_OK;
+    if (!guidance.on) return XD_OK;
     call.slot = XDI_DMD_SLOT_REAL;
     call.keep = false;
     call.features = NULL;
     call.condition = batch->negative;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
-    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+    return xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_RAW);
+}
+
+/* FAKE = what the fake score makes of x_t. */
+static xd_result xdi_dmd_follow(xd_dmd *d, const xd_dmd_batch *batch) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_FAKE_SCORE);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    if (!guidance.on) return XD_OK;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_REAL));
+    return xdi_dmd_guide_clean(d, &guidance, batch->samples, XDI_DMD_FAKE, XDI_DMD_RAW);
 }
 
 /* The mean over the samples of the whole step, in the order of the leaf's. */
@@ -64011,12 +66111,13 @@ static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value
     return XD_OK;
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, const double *weights, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
     desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
     desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.sample_scale = weights;
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
@@ -64050,18 +66151,18 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 }
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
-    xd_network_call call;
+    const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
-    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_FAKE_SCORE));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_TEACHER));
+    XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
-    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
-    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
-    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_follow(dmd, batch));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);
@@ -64193,7 +66294,7 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
     XD_REQUIRE(d->ctx, d->desc.schedule.kind == XD_NOISE_FLOW, XD_ERROR_STATE,
                "warm-up under the schedule %s; it is for FLOW", names[d->desc.schedule.kind]);
     XD_TRY(xdi_dmd_check_batch(d, leaf, batch, xdi_dmd_warm_up_samples(d)));
-    return xdi_dmd_check_guidance(d, batch);
+    return xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER);
 }
 
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
@@ -64243,18 +66344,21 @@ typedef struct xdi_dmd_source {
     bool warm_up;
 } xdi_dmd_source;
 
-/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
-static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+/* The batch of a leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch) {
     const xd_dmd_desc *desc = &d->desc;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
-    xd_dmd_batch batch;
-    memset(&batch, 0, sizeof batch);
+    memset(batch, 0, sizeof *batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) {
-        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
-        const xd_result given = source->batch(source->user, number, &batch);
-        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
-    }
+    if (number < 0) return XD_OK;
+    /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+    const xd_result given = source->batch(source->user, number, batch);
+    return desc->sizes.split ? xd_agree(desc->sizes.split, given) : given;
+}
+
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    xd_dmd_batch batch;
+    XD_TRY(xdi_dmd_open_leaf(d, source, k, &batch));
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -64273,6 +66377,18 @@ static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
         xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
     }
     return XD_OK;
+}
+
+/* f-distill: the logits of all leaves, for weights of the whole step. */
+static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_result result) {
+    for (int64_t k = 0; k < d->leaves && result == XD_OK; k++) {
+        xd_dmd_batch batch;
+        result = xdi_dmd_open_leaf(d, source, k, &batch);
+        if (result == XD_OK) result = xd_dmd_ratios(d, k, &batch);
+        d->beyond = -1;
+    }
+    XD_TRY(xdi_dmd_agree(&d->desc, result)); /* nobody waits for the weights of a rank that has failed */
+    return xd_dmd_weigh(d);
 }
 
 /* ---- what all ranks know ---- */
@@ -64381,9 +66497,11 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 /* Everything but the counters. */
 static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
+    const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
         result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (weighs) result = xdi_dmd_look_ahead(d, source, result);
     if (result == XD_OK) result = xdi_dmd_leaves(d, source);
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
@@ -64398,7 +66516,11 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     source.user = user;
     for (int role = 0; role < XD_DMD_ROLES; role++)
         source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
-    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    if (dmd->desc.gan.fdistill.on)
+        xdi_dmd_forget_ratios(dmd); /* an earlier step's bins are not to be undone */
+    const xd_result made = xdi_dmd_make_step(dmd, &source, &shared);
+    if (made != XD_OK || shared.skipped) (void)xdi_dmd_undo_weigh(dmd); /* of a broken device: made says so */
+    XD_TRY(made);
     for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
         dmd->kept_samples[k] = -1; /* they may be what was found */
     for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)
@@ -64420,6 +66542,300 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
     dmd->record.warm_up++;
     if (values) *values = shared;
     return XD_OK;
+}
+
+/* >>dmd/record.c */
+
+/* The state of a distillation as text. */
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { XDI_DMD_STATE_VERSION = 1, XDI_DMD_TEXT = 224 };
+
+/* ---- settings in words, which are compared as they are ---- */
+
+typedef enum xdi_dmd_aspect {
+    XDI_DMD_SCHEDULE = 0,
+    XDI_DMD_RUNGS,
+    XDI_DMD_RATIO,
+    XDI_DMD_ROLES_AND_AVERAGES,
+    XDI_DMD_ASPECTS
+} xdi_dmd_aspect;
+
+static const char *xdi_dmd_aspect_key(int aspect) {
+    if (aspect == XDI_DMD_SCHEDULE) return "schedule";
+    if (aspect == XDI_DMD_RUNGS) return "rungs";
+    return aspect == XDI_DMD_RATIO ? "ratio" : "roles";
+}
+
+static void xdi_dmd_say_schedule(const xd_noise_schedule *s, char *out) {
+    static const char names[][8] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
+    const int used = snprintf(out, XDI_DMD_TEXT, "%s, t from %.17g to %.17g, least %.17g", names[s->kind],
+                              s->min_t, s->max_t, s->least);
+    if (s->kind == XD_NOISE_VP)
+        snprintf(out + used, (size_t)(XDI_DMD_TEXT - used), ", %lld levels %016llx",
+                 (long long)s->table_count,
+                 (unsigned long long)xd_hash(0, s->table, (size_t)s->table_count * sizeof *s->table));
+}
+
+static void xdi_dmd_say_rungs(const xd_dmd_rungs *r, char *out) {
+    snprintf(out, XDI_DMD_TEXT, "%d steps from %.17g, times %016llx", r->steps, r->list[0],
+             (unsigned long long)xd_hash(0, r->list, (size_t)(r->steps + 1) * sizeof *r->list));
+}
+
+static void xdi_dmd_say_ratio(const xd_dmd_desc *d, char *out) {
+    static const char names[][12] = { "MODELOPT", "FASTGEN", "ORIGINAL" };
+    snprintf(out, XDI_DMD_TEXT, "%s, 1 in %lld after %lld", names[d->alternation], (long long)d->frequency,
+             (long long)d->lead);
+}
+
+static void xdi_dmd_say_roles(const xd_dmd_desc *d, char *out) {
+    static const char names[][16] = { "student", "fake score", "discriminator" };
+    size_t used = 0;
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const int averages = d->trainers[role].average_count;
+        if (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(d)) continue;
+        used += (size_t)snprintf(out + used, XDI_DMD_TEXT - used, "%s%s with %d average%s", used ? ", " : "",
+                                 names[role], averages, averages == 1 ? "" : "s");
+    }
+}
+
+static void xdi_dmd_say(const xd_dmd_desc *d, int aspect, char out[XDI_DMD_TEXT]) {
+    memset(out, 0, XDI_DMD_TEXT);
+    if (aspect == XDI_DMD_SCHEDULE) xdi_dmd_say_schedule(&d->schedule, out);
+    if (aspect == XDI_DMD_RUNGS) xdi_dmd_say_rungs(&d->rungs, out);
+    if (aspect == XDI_DMD_RATIO) xdi_dmd_say_ratio(d, out);
+    if (aspect == XDI_DMD_ROLES_AND_AVERAGES) xdi_dmd_say_roles(d, out);
+}
+
+/* Whose turn a step is. */
+static const char *xdi_dmd_phase(const xd_dmd_desc *d, int64_t step) {
+    const bool student = xd_dmd_has_turn(d, XD_DMD_STUDENT, step);
+    if (xd_dmd_has_turn(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
+    return "student";
+}
+
+static void xdi_dmd_say_settings(const xd_dmd_desc *d, char out[XDI_DMD_TEXT]) {
+    snprintf(out, XDI_DMD_TEXT, "%016llx", (unsigned long long)xdi_dmd_settings_hash(d));
+}
+
+/* ---- writing ---- */
+
+static void xdi_dmd_write_count(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void xdi_dmd_write_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+static xd_result xdi_dmd_write_bins(xd_dmd *d, xd_json_writer *w) {
+    const int bins = d->desc.gan.fdistill.on ? d->desc.gan.fdistill.bins : 0;
+    if (bins == 0) return XD_OK;
+    double *values = (double *)xd_allocate(d->ctx, (size_t)bins * sizeof *values);
+    XD_REQUIRE(d->ctx, values, XD_ERROR_MEMORY, "no room for %d bins", bins);
+    const xd_result result = xd_dmd_bins(d, values);
+    xd_json_write_key(w, "bins");
+    xd_json_write_array(w);
+    for (int k = 0; k < bins && result == XD_OK; k++) xd_json_write_double(w, values[k]);
+    xd_json_write_end(w);
+    xd_release(d->ctx, values);
+    return result;
+}
+
+static xd_result xdi_dmd_write_state(xd_dmd *d, xd_json_writer *w) {
+    const xd_dmd_record record = xd_dmd_describe(d);
+    char words[XDI_DMD_TEXT];
+    xd_json_write_object(w);
+    xdi_dmd_write_string(w, "kind", "xdistill.dmd");
+    xdi_dmd_write_count(w, "version", XDI_DMD_STATE_VERSION);
+    xdi_dmd_write_count(w, "step", record.step);
+    xdi_dmd_write_count(w, "student", record.updates[XD_DMD_STUDENT]);
+    xdi_dmd_write_count(w, "fake_score", record.updates[XD_DMD_FAKE_SCORE]);
+    xdi_dmd_write_count(w, "discriminator", record.updates[XD_DMD_DISCRIMINATOR]);
+    xdi_dmd_write_count(w, "warm_up", record.warm_up);
+    xdi_dmd_write_string(w, "phase", xdi_dmd_phase(&d->desc, record.step));
+    xd_json_write_key(w, "seed");
+    xd_json_write_uint64(w, record.seed);
+    for (int aspect = 0; aspect < XDI_DMD_ASPECTS; aspect++) {
+        xdi_dmd_say(&d->desc, aspect, words);
+        xdi_dmd_write_string(w, xdi_dmd_aspect_key(aspect), words);
+    }
+    xdi_dmd_say_settings(&d->desc, words);
+    xdi_dmd_write_string(w, "settings", words);
+    XD_TRY(xdi_dmd_write_bins(d, w));
+    xd_json_write_end(w);
+    return XD_OK;
+}
+
+XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text) {
+    xd_json_writer writer = xd_json_writer_create(dmd->ctx);
+    const char *written = NULL;
+    size_t bytes = 0;
+    char *made = NULL;
+    xd_result result = xdi_dmd_write_state(dmd, &writer);
+    if (result == XD_OK) result = xd_json_writer_text(&writer, &written, &bytes);
+    if (result == XD_OK) made = (char *)xd_allocate(dmd->ctx, bytes + 1);
+    if (made) memcpy(made, written, bytes + 1);
+    xd_json_writer_destroy(&writer);
+    XD_TRY(result);
+    XD_REQUIRE(dmd->ctx, made, XD_ERROR_MEMORY, "no room for a state of %zu bytes", bytes);
+    *text = made;
+    return XD_OK;
+}
+
+/* ---- reading ---- */
+
+/* A text on its way into a distillation. */
+typedef struct xdi_dmd_reader {
+    const xd_dmd *d;
+    const xd_json *object;
+    xd_dmd_state_desc desc;
+    xd_dmd_record record;
+    double *bins; /* [bin_count] of the text; NULL: none */
+    int64_t bin_count;
+} xdi_dmd_reader;
+
+static bool xdi_dmd_may_miss(const xdi_dmd_reader *r, int part) {
+    return (r->desc.allow_missing & part) != 0;
+}
+
+static xd_result xdi_dmd_need(const xdi_dmd_reader *r, const char *key, const xd_json **out) {
+    *out = xd_json_find(r->object, key);
+    XD_REQUIRE(r->d->ctx, *out, XD_ERROR_MISSING, "the state of a distillation has no \"%s\"", key);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_count(const xdi_dmd_reader *r, const char *key, int64_t *out) {
+    const xd_json *value;
+    XD_TRY(xdi_dmd_need(r, key, &value));
+    XD_REQUIRE(r->d->ctx, xd_json_int64(value, out), XD_ERROR_FORMAT,
+               "\"%s\" of the state of a distillation is no whole number, at byte %zu", key,
+               xd_json_offset(value));
+    return XD_OK;
+}
+
+/* A string that must be that of the distillation. */
+static xd_result xdi_dmd_compare(const xdi_dmd_reader *r, const char *key, const char *own) {
+    const xd_json *value;
+    XD_TRY(xdi_dmd_need(r, key, &value));
+    const char *theirs = xd_json_string(value, NULL);
+    XD_REQUIRE(r->d->ctx, theirs, XD_ERROR_FORMAT,
+               "\"%s\" of the state of a distillation is no string, at byte %zu", key, xd_json_offset(value));
+    XD_REQUIRE(r->d->ctx, strcmp(theirs, own) == 0, XD_ERROR_MISMATCH,
+               "%s: the run has \"%.100s\", the distillation \"%.100s\"", key, theirs, own);
+    return XD_OK;
+}
+
+/* Every member is one of those that are written. */
+static xd_result xdi_dmd_check_members(const xdi_dmd_reader *r) {
+    static const char known[] =
+        " kind version step student fake_score discriminator warm_up phase seed schedule "
+        "rungs ratio roles settings bins ";
+    for (const xd_json *m = xd_json_first(r->object); m; m = xd_json_next(m)) {
+        char key[32];
+        const bool fits = snprintf(key, sizeof key, " %s ", xd_json_key(m, NULL)) < (int)sizeof key;
+        XD_REQUIRE(r->d->ctx, fits && strstr(known, key), XD_ERROR_FORMAT,
+                   "\"%.40s\" is no part of the state of a distillation", xd_json_key(m, NULL));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_kind(const xdi_dmd_reader *r) {
+    const char *kind = xd_json_string(xd_json_find(r->object, "kind"), NULL);
+    int64_t version = 0;
+    XD_REQUIRE(r->d->ctx, kind && strcmp(kind, "xdistill.dmd") == 0, XD_ERROR_FORMAT,
+               "kind \"%.40s\" is not that of the state of a distillation, \"xdistill.dmd\"",
+               kind ? kind : "");
+    XD_TRY(xdi_dmd_read_count(r, "version", &version));
+    XD_REQUIRE(r->d->ctx, version == XDI_DMD_STATE_VERSION, XD_ERROR_UNSUPPORTED,
+               "the state of a distillation is of version %lld; %d can be read", (long long)version,
+               XDI_DMD_STATE_VERSION);
+    return xdi_dmd_check_members(r);
+}
+
+static xd_result xdi_dmd_read_record(xdi_dmd_reader *r) {
+    const xd_json *seed;
+    memset(&r->record, 0, sizeof r->record);
+    r->record.warm_up = r->d->record.warm_up;
+    XD_TRY(xdi_dmd_read_count(r, "step", &r->record.step));
+    XD_TRY(xdi_dmd_read_count(r, "student", &r->record.updates[XD_DMD_STUDENT]));
+    XD_TRY(xdi_dmd_read_count(r, "fake_score", &r->record.updates[XD_DMD_FAKE_SCORE]));
+    XD_TRY(xdi_dmd_read_count(r, "discriminator", &r->record.updates[XD_DMD_DISCRIMINATOR]));
+    if (!xdi_dmd_may_miss(r, XD_DMD_STATE_WARM_UP) || xd_json_find(r->object, "warm_up"))
+        XD_TRY(xdi_dmd_read_count(r, "warm_up", &r->record.warm_up));
+    XD_TRY(xdi_dmd_need(r, "seed", &seed));
+    XD_REQUIRE(r->d->ctx, xd_json_uint64(seed, &r->record.seed), XD_ERROR_FORMAT,
+               "\"seed\" of the state of a distillation is no seed, at byte %zu", xd_json_offset(seed));
+    XD_REQUIRE(r->d->ctx, r->record.seed == r->d->desc.seed, XD_ERROR_MISMATCH,
+               "the run has seed %llu, the distillation %llu", (unsigned long long)r->record.seed,
+               (unsigned long long)r->d->desc.seed);
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_settings(const xdi_dmd_reader *r) {
+    const bool missing = xdi_dmd_may_miss(r, XD_DMD_STATE_SETTINGS) && !xd_json_find(r->object, "settings");
+    char words[XDI_DMD_TEXT];
+    for (int aspect = 0; aspect < XDI_DMD_ASPECTS; aspect++) {
+        xdi_dmd_say(&r->d->desc, aspect, words);
+        XD_TRY(xdi_dmd_compare(r, xdi_dmd_aspect_key(aspect), words));
+    }
+    xdi_dmd_say_settings(&r->d->desc, words);
+    if (!missing && !r->desc.allow_settings) XD_TRY(xdi_dmd_compare(r, "settings", words));
+    return xdi_dmd_compare(r, "phase", xdi_dmd_phase(&r->d->desc, r->record.step));
+}
+
+static xd_result xdi_dmd_read_bins(xdi_dmd_reader *r) {
+    const int bins = r->d->desc.gan.fdistill.on ? r->d->desc.gan.fdistill.bins : 0;
+    const xd_json *array = xd_json_find(r->object, "bins"), *value = xd_json_first(array);
+    if (bins == 0 && (!array || r->desc.allow_settings)) return XD_OK;
+    if (!array && xdi_dmd_may_miss(r, XD_DMD_STATE_BINS)) return XD_OK;
+    XD_TRY(xdi_dmd_need(r, "bins", &array));
+    XD_REQUIRE(r->d->ctx, xd_json_kind_of(array) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+               "\"bins\" of the state of a distillation are no list, at byte %zu", xd_json_offset(array));
+    r->bin_count = (int64_t)xd_json_count(array);
+    XD_REQUIRE(r->d->ctx, r->bin_count == bins, XD_ERROR_MISMATCH,
+               "the run has %lld bins of f-distill, the distillation %d", (long long)r->bin_count, bins);
+    r->bins = (double *)xd_allocate(r->d->ctx, (size_t)bins * sizeof *r->bins);
+    XD_REQUIRE(r->d->ctx, r->bins, XD_ERROR_MEMORY, "no room for %d bins", bins);
+    for (int k = 0; k < bins; k++, value = xd_json_next(value))
+        XD_REQUIRE(r->d->ctx, xd_json_double(value, &r->bins[k]) && r->bins[k] > 0.0, XD_ERROR_FORMAT,
+                   "bin %d of %d is no number above 0, at byte %zu", k, bins, xd_json_offset(value));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_read_state(xdi_dmd_reader *r) {
+    XD_TRY(xdi_dmd_read_kind(r));
+    XD_TRY(xdi_dmd_read_record(r));
+    XD_TRY(xdi_dmd_read_settings(r));
+    return xdi_dmd_read_bins(r);
+}
+
+XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc) {
+    xdi_dmd_reader reader;
+    xd_json *root = NULL;
+    memset(&reader, 0, sizeof reader);
+    reader.d = dmd;
+    if (desc) reader.desc = *desc;
+    XD_REQUIRE(dmd->ctx,
+               reader.desc.allow_missing >= 0 && reader.desc.allow_missing < (int)XD_DMD_STATE_PARTS,
+               XD_ERROR_ARGUMENT, "allow_missing %d; sums up to %d are possible", reader.desc.allow_missing,
+               (int)XD_DMD_STATE_PARTS - 1);
+    XD_REQUIRE(dmd->ctx, text, XD_ERROR_MISSING, "the checkpoint has no state of a distillation of seed %llu",
+               (unsigned long long)dmd->desc.seed);
+    XD_TRY(xd_json_load_memory(dmd->ctx, NULL, text, strlen(text), &root));
+    reader.object = xd_json_find(root, "dmd");
+    if (!reader.object) reader.object = root;
+    xd_result result = xdi_dmd_read_state(&reader);
+    if (result == XD_OK) result = xd_dmd_resume(dmd, &reader.record);
+    if (result == XD_OK && reader.bins) result = xd_dmd_set_bins(dmd, reader.bins, (int)reader.bin_count);
+    xd_release(dmd->ctx, reader.bins);
+    xd_json_destroy(dmd->ctx, root);
+    return result;
 }
 
 /* >>dmd/sampler.c */
@@ -64497,6 +66913,9 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
+               s->network.guidance.scale, s->network.guidance.rescale);
     XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                s->guidance_scale);
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
@@ -64696,7 +67115,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
-    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    XD_TRY(xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER));
     if (!batch->noise)
         XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
     XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));
@@ -64707,6 +67126,1088 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
+}
+
+/* >>dmd/fake_score_internal */
+
+/* ---- fake_score.c ---- */
+
+/* This rank's part of a weight that is no tie: what it holds of it, or, of a wrapped one, what it keeps; `whole`: of what every data
+ * rank keeps, all of it. */
+XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *weight, bool whole);
+
+/* Whether a name fits one of the patterns; and ARGUMENT for negative counts and for a pattern that fits no weight. */
+XD_PRIVATE bool xdi_fake_fits(const char *const *patterns, int count, const char *name);
+XD_PRIVATE xd_result xdi_fake_check_patterns(const xd_model *model, const char *const *patterns, int count,
+                                             const char *what);
+
+/* Patterns, in a hash of what ranks must have said alike. */
+XD_PRIVATE uint64_t xdi_fake_hash_patterns(uint64_t hash, const char *const *patterns, int count);
+
+/* ---- one fake score that is being made of parts ---- */
+
+/* A tensor that the source has. */
+typedef struct xdi_fake_key {
+    const char *name;
+    xd_dtype dtype;
+    int ndim;
+    int64_t shape[XD_DIMS_MAX];
+    int64_t index; /* in the source's own list */
+    bool used;
+} xdi_fake_key;
+
+/* Where the values of a weight come from. */
+typedef enum xdi_fake_origin { XDI_FAKE_LOADED = 0, XDI_FAKE_COMPUTED, XDI_FAKE_FORMED } xdi_fake_origin;
+
+/* A weight of the fake score that is no tie. */
+typedef struct xdi_fake_tensor {
+    xd_weight *weight;
+    xdi_fake_origin origin;
+    int64_t key;  /* of the source's list, when loaded */
+    xd_init init; /* the weight's own */
+    xd_tensor_part part;
+} xdi_fake_tensor;
+
+typedef struct xdi_fake {
+    xd_comm *world;
+    xd_ctx *ctx;
+    const xd_fake_score_meta_desc *desc;
+    xd_fake_score_report report;
+    xd_model *model;               /* the build's */
+    xdi_fake_key *keys;            /* [key_count] in the source's order, the same on all ranks */
+    const void **order;            /* [key_count] by name */
+    char *text;                    /* their names, where rank 0 alone has the list */
+    xd_tensor_part *teacher_parts; /* [part_count] from the teacher */
+    const xd_tensor_part *parts;   /* [part_count] what this rank has of the source, of kinds with parts */
+    int64_t key_count, part_count;
+    xdi_fake_tensor *tensors; /* [tensor_count] */
+    int64_t tensor_count;
+} xdi_fake;
+
+/* fake_score_source.c: the source's list on every rank; of parts, also that some rank holds each element. Collective. */
+XD_PRIVATE xd_result xdi_fake_list(xdi_fake *f);
+XD_PRIVATE void xdi_fake_list_release(xdi_fake *f);
+
+/* fake_score_source.c: the key of that name; NULL when there is none. */
+XD_PRIVATE xdi_fake_key *xdi_fake_find(const xdi_fake *f, const char *name);
+
+/* fake_score_source.c: the values of what is loaded. Collective. */
+XD_PRIVATE xd_result xdi_fake_load(xdi_fake *f);
+
+/* >>dmd/fake_score.c */
+
+/* Fake scores: descriptions after a teacher, and copies on one rank. */
+
+#include <string.h>
+
+/* ---- names ---- */
+
+XD_PRIVATE bool xdi_fake_fits(const char *const *patterns, int count, const char *name) {
+    for (int i = 0; i < count; i++)
+        if (xdi_name_fits(patterns[i], name)) return true;
+    return false;
+}
+
+XD_PRIVATE xd_result xdi_fake_check_patterns(const xd_model *model, const char *const *patterns, int count,
+                                             const char *what) {
+    XD_REQUIRE(model->ctx, count >= 0 && (patterns || count == 0), XD_ERROR_ARGUMENT, "%d %s at %p", count,
+               what, (const void *)patterns);
+    for (int i = 0; i < count; i++) {
+        bool found = false;
+        for (int64_t k = 0; k < model->weight_count && !found; k++)
+            found = xdi_name_fits(patterns[i], model->weights[k]->name);
+        XD_REQUIRE(model->ctx, found, XD_ERROR_ARGUMENT,
+                   "\"%.80s\", number %d of %s, fits none of %lld weights", patterns[i], i, what,
+                   (long long)model->weight_count);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE uint64_t xdi_fake_hash_patterns(uint64_t hash, const char *const *patterns, int count) {
+    hash = xd_hash(hash, &count, sizeof count);
+    for (int i = 0; i < count; i++) hash = xd_hash(hash, patterns[i], strlen(patterns[i]) + 1);
+    return hash;
+}
+
+/* ---- descriptions ---- */
+
+static bool xdi_fake_trains(xd_dtype dtype) {
+    return xd_dtype_is_floating(dtype) && xd_dtype_size(dtype) > 1;
+}
+
+/* The type of a weight of the fake score. */
+static xd_dtype xdi_fake_dtype(const xd_fake_score_desc *d, const xd_weight *owner) {
+    const xd_dtype dtype = owner->desc.dtype;
+    if (d->dtype == XD_DTYPE_NONE || !xdi_fake_trains(dtype) || dtype == XD_DTYPE_F64) return dtype;
+    return owner->desc.traits.keep_f32 && d->dtype != XD_DTYPE_F32 ? dtype : d->dtype;
+}
+
+/* What changes of a weight that is no tie. */
+static xd_result xdi_fake_adapt(xd_ctx *ctx, const xd_fake_score_desc *d, const xd_weight *weight,
+                                xd_weight_desc *made) {
+    if (!made->buffer) made->traits.frozen = xdi_fake_fits(d->frozen, d->frozen_count, weight->name);
+    if (!d->adapt) return XD_OK;
+    xd_clear_error(ctx);
+    XD_TRY(xdi_builder_called(ctx, d->adapt(d->user, weight->name, made), "adapt of weight",
+                              (int)weight->index));
+    bool same = made->ndim == weight->desc.ndim && made->buffer == weight->desc.buffer && !made->tied_to &&
+                made->name && strcmp(made->name, weight->desc.name) == 0;
+    for (int i = 0; same && i < made->ndim; i++) same = made->shape[i] == weight->desc.shape[i];
+    XD_REQUIRE(ctx, same, XD_ERROR_ARGUMENT, "adapt has changed name, shape or kind of \"%.80s\"",
+               weight->name);
+    return XD_OK;
+}
+
+static xd_result xdi_fake_add_weight(xd_block *block, const xd_fake_score_desc *d, const xd_weight *weight) {
+    const xd_weight *owner = weight->owner;
+    xd_ctx *ctx = weight->model->ctx;
+    xd_weight_desc made = weight->desc;
+    made.value = made.gradient = NULL;
+    made.room = 0;
+    made.dtype = xdi_fake_dtype(d, owner);
+    if (weight != owner) {
+        const xd_weight *tie = xd_model_find_weight(block->model, owner->name);
+        made.dtype = tie->desc.dtype; /* as adapted */
+        made.gradient_dtype = tie->desc.gradient_dtype;
+        made.stored_rows = tie->desc.stored_rows;
+        return xd_weight_add(block, &made, NULL);
+    }
+    XD_TRY(xdi_fake_adapt(ctx, d, weight, &made));
+    XD_REQUIRE(ctx, made.buffer || made.traits.frozen || xdi_fake_trains(made.dtype), XD_ERROR_DTYPE,
+               "weight \"%.80s\" of %s cannot train: name it in `frozen`", weight->name,
+               xd_dtype_name(made.dtype));
+    if (d->shared) {
+        made.value = weight->value;
+        made.room = weight->count;
+    }
+    return xd_weight_add(block, &made, NULL);
+}
+
+/* The teacher's blocks in their order, a parent before its children. */
+static xd_result xdi_fake_add_blocks(const xd_model *teacher, const xd_fake_score_desc *d, xd_model *model) {
+    for (const xd_block *from = &teacher->root; from; from = xdi_block_after(from)) {
+        xd_block *to = &model->root;
+        if (from != &teacher->root) {
+            xd_block *parent =
+                from->parent == &teacher->root ? to : xd_model_find_block(model, from->parent->name);
+            XD_TRY(xd_block_add(parent, &from->desc, &to));
+        }
+        for (int64_t i = 0; i < from->count; i++)
+            XD_TRY(xdi_fake_add_weight(to, d, teacher->weights[from->first + i]));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_check(const xd_model *teacher, const xd_fake_score_desc *d) {
+    xd_ctx *ctx = teacher->ctx;
+    XD_REQUIRE(ctx, teacher->sealed, XD_ERROR_STATE, "the teacher is not sealed: xd_model_seal comes first");
+    XD_REQUIRE(ctx,
+               d->dtype == XD_DTYPE_NONE || d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16 ||
+                   d->dtype == XD_DTYPE_F16,
+               XD_ERROR_ARGUMENT, "a fake score of %s: F32, BF16 and F16 are possible",
+               xd_dtype_name(d->dtype));
+    return xdi_fake_check_patterns(teacher, d->frozen, d->frozen_count, "`frozen`");
+}
+
+static xd_result xdi_fake_describe(const xd_model *teacher, const xd_fake_score_desc *d, xd_model **out) {
+    xd_model *model = NULL;
+    XD_TRY(xdi_fake_check(teacher, d));
+    XD_TRY(xd_model_create(teacher->ctx, &teacher->desc, &model));
+    const xd_result result = xdi_fake_add_blocks(teacher, d, model);
+    if (result == XD_OK)
+        *out = model;
+    else
+        xd_model_destroy(model);
+    return result;
+}
+
+static xd_fake_score_desc xdi_fake_settings(const xd_fake_score_desc *desc) {
+    xd_fake_score_desc d;
+    memset(&d, 0, sizeof d);
+    return desc ? *desc : d;
+}
+
+XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                        xd_model **out) {
+    xd_fake_score_desc d = xdi_fake_settings(desc);
+    d.shared = false;
+    return xdi_fake_describe(teacher, &d, out);
+}
+
+/* ---- copies ---- */
+
+XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *w, bool whole) {
+    xd_tensor_part part;
+    if (w->flat) {
+        part = xdi_parallel_part(w->model->parallel, w);
+        if (!whole || !w->flat->whole) return part;
+        part.replica = part.replica || w->model->parallel->rank > 0;
+    } else {
+        memset(&part, 0, sizeof part);
+        part.name = w->name;
+        part.dtype = w->desc.dtype;
+        part.ndim = w->desc.ndim;
+        memcpy(part.shape, w->desc.shape, sizeof part.shape);
+        part.region = w->saved ? w->saved : &w->region;
+        part.replica = xdi_weight_is_copy(w);
+    }
+    part.data = w->value;
+    part.range.begin = 0;
+    part.range.end =
+        w->count > 0 ? xd_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
+    return part;
+}
+
+/* Whether ranks have different parts of a weight: by what it says of itself, so that all of them name the same one. */
+static bool xdi_fake_is_cut(const xd_weight *w) {
+    const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+    for (int i = 0; cut && i < cut->topology->axis_count; i++)
+        if (cut->placement[i].kind != XD_REPLICATE && cut->topology->size[i] > 1) return true;
+    return w->flat && !w->flat->whole && w->model->parallel->ranks > 1;
+}
+
+/* Refuses teachers that one rank cannot copy, looking at every weight. */
+static xd_result xdi_fake_check_whole(const xd_model *teacher, const xd_fake_score_desc *d) {
+    xd_ctx *ctx = teacher->ctx;
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        if (w->owner != w) continue;
+        const xd_tensor_part part = xdi_fake_part(w, true);
+        const xd_region whole = xd_region_whole(part.ndim, part.shape);
+        const int64_t here = part.range.end - part.range.begin, all = xd_region_numel(&whole);
+        XD_REQUIRE(ctx, d->shared || (here == all && !xdi_fake_is_cut(w)), XD_ERROR_UNSUPPORTED,
+                   "the teacher is sharded: this rank has %lld of %lld elements of \"%.80s\"; "
+                   "xd_fake_score_create_meta takes it in parts",
+                   (long long)here, (long long)all, w->name);
+        XD_REQUIRE(ctx, here == 0 || (part.data && w->ready), XD_ERROR_STATE,
+                   "weight \"%.80s\" of the teacher holds no values", w->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_copy_values(const xd_model *teacher, const xd_model *model) {
+    const xd_launch launch = xd_ctx_launch(teacher->ctx);
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *from = teacher->weights[i], *to = model->weights[i];
+        if (from->owner != from) continue;
+        const xd_tensor_part part = xdi_fake_part(from, true);
+        const int64_t count = part.range.end - part.range.begin;
+        if (count > 0 && from->desc.dtype == to->desc.dtype)
+            XD_TRY(xd_ctx_kernels(teacher->ctx)
+                       ->memory.copy(&launch, to->value, part.data, (size_t)count * xd_dtype_size(part.dtype),
+                                     XD_COPY_ON_DEVICE));
+        else if (count > 0)
+            XD_TRY(xd_cast(teacher->ctx, to->value, to->desc.dtype, part.data, part.dtype, count));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_fill(const xd_model *teacher, const xd_fake_score_desc *d, xd_model *model) {
+    XD_TRY(xd_model_seal(model));
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *from = teacher->weights[i], *to = model->weights[i];
+        XD_REQUIRE(model->ctx, to->owner != to || to->count == from->count, XD_ERROR_ARGUMENT,
+                   "adapt has cut \"%.80s\": this rank would have %lld of %lld elements; "
+                   "xd_fake_score_create_meta does that",
+                   to->name, (long long)to->count, (long long)from->count);
+    }
+    XD_TRY(xd_model_allocate(model));
+    if (!d->shared) XD_TRY(xdi_fake_copy_values(teacher, model));
+    for (int64_t i = 0; i < model->weight_count; i++) model->weights[i]->owner->ready = true;
+    return XD_OK;
+}
+
+XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
+                                      xd_model **out) {
+    const xd_fake_score_desc d = xdi_fake_settings(desc);
+    xd_model *model = NULL;
+    XD_TRY(xdi_fake_check(teacher, &d));
+    XD_REQUIRE(
+        teacher->ctx, !d.shared || (!d.adapt && d.dtype == XD_DTYPE_NONE), XD_ERROR_ARGUMENT,
+        "a fake score that shares the teacher's values has its types and layouts: no dtype (%s) and no adapt",
+        xd_dtype_name(d.dtype));
+    XD_REQUIRE(teacher->ctx, !d.shared || !teacher->parallel, XD_ERROR_STATE,
+               "the teacher is wrapped: its %lld weights are the wrapper's and cannot be shared",
+               (long long)teacher->weight_count);
+    XD_TRY(xdi_fake_check_whole(teacher, &d));
+    XD_TRY(xdi_fake_describe(teacher, &d, &model));
+    const xd_result result = xdi_fake_fill(teacher, &d, model);
+    if (result == XD_OK)
+        *out = model;
+    else
+        xd_model_destroy(model);
+    return result;
+}
+
+/* >>dmd/fake_score_source.c */
+
+/* Where the values of a fake score come from: lists on every rank, and elements from each kind of source. */
+
+#include <string.h>
+
+/* ---- a teacher as parts ---- */
+
+static bool xdi_fake_teacher_holds(const xd_model *teacher) {
+    bool holds = teacher->parallel != NULL;
+    for (int64_t i = 0; i < teacher->weight_count; i++) holds = holds || teacher->weights[i]->value;
+    return holds;
+}
+
+/* Of a teacher with storage, every weight has values that can be taken as they are. */
+static xd_result xdi_fake_check_teacher(const xdi_fake *f, bool holds) {
+    const xd_model *teacher = f->desc->teacher;
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
+        if (w->owner != w) continue;
+        for (int a = 0; cut && a < cut->topology->axis_count; a++)
+            XD_REQUIRE(f->ctx, cut->placement[a].kind != XD_PARTIAL, XD_ERROR_UNSUPPORTED,
+                       "weight \"%.80s\" of the teacher is a partial sum over axis %d", w->name, a);
+        XD_REQUIRE(f->ctx, !holds || (w->ready && (w->flat || w->value || w->count == 0)), XD_ERROR_STATE,
+                   "weight \"%.80s\" of the teacher holds no values", w->name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_take_teacher(xdi_fake *f) {
+    const xd_model *teacher = f->desc->teacher;
+    const bool holds = xdi_fake_teacher_holds(teacher);
+    int64_t any = holds;
+    XD_TRY(xd_agree(f->world, xdi_fake_check_teacher(f, holds)));
+    XD_TRY(xd_all_reduce(f->world, &any, &any, 1, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(f->ctx, any, XD_ERROR_STATE, "no rank of %d has values of the teacher",
+               xd_comm_size(f->world));
+    f->teacher_parts =
+        (xd_tensor_part *)xd_allocate(f->ctx, ((size_t)teacher->weight_count + 1) * sizeof *f->teacher_parts);
+    XD_TRY(xd_agree(f->world, f->teacher_parts ? XD_OK
+                                               : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                         (long long)teacher->weight_count)));
+    for (int64_t i = 0; i < teacher->weight_count; i++) {
+        const xd_weight *w = teacher->weights[i];
+        if (w->owner != w) continue;
+        xd_tensor_part *part = &f->teacher_parts[f->part_count++];
+        *part = xdi_fake_part(w, true);
+        if (!holds) part->range.end = part->range.begin = 0;
+    }
+    f->parts = f->teacher_parts;
+    return XD_OK;
+}
+
+/* Of the indices that a rank has of a weight without a wrapper; 0 for none, and for those of which the wrapper knows who speaks. */
+static int64_t xdi_fake_region_hash(const xd_tensor_part *part, bool wrapped) {
+    uint64_t hash = 1;
+    int64_t out;
+    if (wrapped || part->range.begin == part->range.end) return 0;
+    for (int d = 0; d < part->ndim; d++)
+        hash = xd_hash(hash, part->region->interval[d],
+                       (size_t)part->region->count[d] * sizeof part->region->interval[d][0]);
+    hash |= 1;
+    memcpy(&out, &hash, sizeof out);
+    return out;
+}
+
+/* Of ranks with the same part of a weight the lowest speaks for it: layouts know the ranks of their own mesh alone. Collective. */
+static xd_result xdi_fake_choose(xdi_fake *f, int64_t *hashes) {
+    const int rank = xd_comm_rank(f->world), size = xd_comm_size(f->world);
+    const int64_t n = f->part_count;
+    int64_t *const own = hashes + n * size, *const counts = own + n;
+    const bool wrapped = f->desc->teacher->parallel != NULL;
+    for (int64_t i = 0; i < n; i++) own[i] = xdi_fake_region_hash(&f->teacher_parts[i], wrapped);
+    for (int r = 0; r < size; r++) counts[r] = n;
+    XD_TRY(xd_all_gather(f->world, own, hashes, counts, XD_DTYPE_I64));
+    for (int64_t i = 0; i < n; i++) {
+        if (own[i]) f->teacher_parts[i].replica = false;
+        for (int r = 0; r < rank && own[i]; r++)
+            if (hashes[r * n + i] == own[i]) f->teacher_parts[i].replica = true;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_choose_speakers(xdi_fake *f) {
+    const size_t size = (size_t)xd_comm_size(f->world), room = (size_t)f->part_count * (size + 1) + size;
+    if (f->part_count == 0) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(f->ctx, room * sizeof *hashes);
+    xd_result result =
+        xd_agree(f->world, hashes ? XD_OK
+                                  : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %llu hashes of parts",
+                                            (unsigned long long)room));
+    if (result == XD_OK) result = xdi_fake_choose(f, hashes);
+    xd_release(f->ctx, hashes);
+    return result;
+}
+
+/* ---- lists ---- */
+
+static xd_result xdi_fake_reserve(xdi_fake *f, int64_t count) {
+    f->keys = (xdi_fake_key *)xd_allocate(f->ctx, ((size_t)count + 1) * sizeof *f->keys);
+    f->order = (const void **)xd_allocate(f->ctx, ((size_t)count + 1) * sizeof *f->order);
+    XD_REQUIRE(f->ctx, f->keys && f->order, XD_ERROR_MEMORY, "no room for a list of %lld tensors",
+               (long long)count);
+    f->key_count = count;
+    return XD_OK;
+}
+
+static xd_result xdi_fake_set_key(const xdi_fake *f, int64_t i, const xd_safetensors_entry *entry) {
+    xdi_fake_key *key = &f->keys[i];
+    XD_REQUIRE(f->ctx,
+               entry->name && entry->name[0] && xd_dtype_size(entry->dtype) && entry->ndim >= 0 &&
+                   entry->ndim <= XD_DIMS_MAX && (entry->shape || entry->ndim == 0),
+               XD_ERROR_ARGUMENT,
+               "tensor %lld of the source: \"%.80s\" of %s and %d dimensions, allowed are %d", (long long)i,
+               entry->name ? entry->name : "", xd_dtype_name(entry->dtype), entry->ndim, (int)XD_DIMS_MAX);
+    key->name = entry->name;
+    key->dtype = entry->dtype;
+    key->ndim = entry->ndim;
+    key->index = i;
+    if (entry->ndim > 0) memcpy(key->shape, entry->shape, (size_t)entry->ndim * sizeof *key->shape);
+    return XD_OK;
+}
+
+static xd_safetensors_entry xdi_fake_entry(const char *name, xd_dtype dtype, int ndim, const int64_t *shape) {
+    xd_safetensors_entry entry;
+    entry.name = name;
+    entry.dtype = dtype;
+    entry.ndim = ndim;
+    entry.shape = shape;
+    return entry;
+}
+
+/* This rank's own list. */
+static xd_result xdi_fake_fill_keys(xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT, reads = s->from == XD_FAKE_SCORE_FROM_READER;
+    const int64_t count = root ? s->tensor_count : reads ? s->reader.entry_count : f->part_count;
+    XD_TRY(xdi_fake_reserve(f, count));
+    for (int64_t i = 0; i < count; i++) {
+        const xd_tensor_part *p = root || reads ? NULL : &f->parts[i];
+        const xd_state_tensor *t = root ? &s->tensors[i] : NULL;
+        const xd_safetensors_entry entry = reads ? s->reader.entries[i]
+                                           : t   ? xdi_fake_entry(t->name, t->dtype, t->ndim, t->shape)
+                                                 : xdi_fake_entry(p->name, p->dtype, p->ndim, p->shape);
+        XD_TRY(xdi_fake_set_key(f, i, &entry));
+        bool empty = false;
+        for (int d = 0; d < entry.ndim; d++) empty = empty || entry.shape[d] == 0;
+        XD_REQUIRE(f->ctx, !t || t->data || empty, XD_ERROR_STATE, "tensor \"%.80s\" of rank 0 has no data",
+                   entry.name);
+    }
+    return XD_OK;
+}
+
+static int xdi_fake_by_name(const void *a, const void *b) {
+    return strcmp(((const xdi_fake_key *)a)->name, ((const xdi_fake_key *)b)->name);
+}
+
+static xd_result xdi_fake_sort(xdi_fake *f) {
+    for (int64_t i = 0; i < f->key_count; i++) f->order[i] = &f->keys[i];
+    xdi_sort(f->order, (size_t)f->key_count, xdi_fake_by_name);
+    for (int64_t i = 1; i < f->key_count; i++)
+        XD_REQUIRE(f->ctx, xdi_fake_by_name(f->order[i - 1], f->order[i]) != 0, XD_ERROR_ARGUMENT,
+                   "the source has two tensors named \"%.80s\"", ((const xdi_fake_key *)f->order[i])->name);
+    return XD_OK;
+}
+
+XD_PRIVATE xdi_fake_key *xdi_fake_find(const xdi_fake *f, const char *name) {
+    int64_t low = 0, high = f->key_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (strcmp(((const xdi_fake_key *)f->order[middle])->name, name) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == f->key_count || strcmp(((const xdi_fake_key *)f->order[low])->name, name) != 0) return NULL;
+    return &f->keys[(const xdi_fake_key *)f->order[low] - f->keys];
+}
+
+static uint64_t xdi_fake_hash_keys(const xdi_fake *f) {
+    uint64_t hash = xd_hash(0, &f->key_count, sizeof f->key_count);
+    for (int64_t i = 0; i < f->key_count; i++) {
+        const xdi_fake_key *key = &f->keys[i];
+        const int64_t numbers[2] = { (int64_t)key->dtype, key->ndim };
+        hash = xd_hash(hash, numbers, sizeof numbers);
+        hash = xd_hash(hash, key->shape, (size_t)key->ndim * sizeof *key->shape);
+        hash = xd_hash(hash, key->name, strlen(key->name) + 1);
+    }
+    return hash;
+}
+
+/* ---- the list of rank 0 ---- */
+
+enum {
+    XDI_FAKE_NUMBERS = 3 + XD_DIMS_MAX /* about a tensor: the place of its name, dtype, dimensions, shape */
+};
+
+/* Into a message, or from there; names in f->text. */
+static void xdi_fake_write_keys(const xdi_fake *f, int64_t *numbers) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < f->key_count; i++, numbers += XDI_FAKE_NUMBERS) {
+        const xdi_fake_key *key = &f->keys[i];
+        const size_t bytes = strlen(key->name) + 1;
+        numbers[0] = at;
+        numbers[1] = (int64_t)key->dtype;
+        numbers[2] = key->ndim;
+        memcpy(numbers + 3, key->shape, sizeof key->shape);
+        memcpy(f->text + at, key->name, bytes);
+        at += (int64_t)bytes;
+    }
+}
+
+static void xdi_fake_read_keys(const xdi_fake *f, const int64_t *numbers) {
+    for (int64_t i = 0; i < f->key_count; i++, numbers += XDI_FAKE_NUMBERS) {
+        xdi_fake_key *key = &f->keys[i];
+        key->name = f->text + numbers[0];
+        key->dtype = (xd_dtype)numbers[1];
+        key->ndim = (int)numbers[2];
+        memcpy(key->shape, numbers + 3, sizeof key->shape);
+        key->index = i;
+    }
+}
+
+/* Every rank gets the list of rank 0. Collective. */
+static xd_result xdi_fake_publish(xdi_fake *f) {
+    const bool root = xd_comm_rank(f->world) == 0;
+    int64_t sizes[2] = { f->key_count, 0 };
+    for (int64_t i = 0; root && i < f->key_count; i++) sizes[1] += (int64_t)strlen(f->keys[i].name) + 1;
+    XD_TRY(xd_broadcast(f->world, sizes, 2, XD_DTYPE_I64, 0));
+    const int64_t count = sizes[0] * XDI_FAKE_NUMBERS;
+    int64_t *numbers = (int64_t *)xd_allocate(f->ctx, (size_t)(count + 1) * sizeof *numbers);
+    f->text = (char *)xd_allocate(f->ctx, (size_t)sizes[1] + 1);
+    xd_result result = root ? XD_OK : xdi_fake_reserve(f, sizes[0]);
+    if (!numbers || !f->text)
+        result =
+            XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for the list of %lld tensors", (long long)sizes[0]);
+    result = xd_agree(f->world, result);
+    if (result == XD_OK && root) xdi_fake_write_keys(f, numbers);
+    if (result == XD_OK && count > 0) result = xd_broadcast(f->world, numbers, count, XD_DTYPE_I64, 0);
+    if (result == XD_OK && count > 0) result = xd_broadcast(f->world, f->text, sizes[1], XD_DTYPE_U8, 0);
+    if (result == XD_OK) xdi_fake_read_keys(f, numbers);
+    xd_release(f->ctx, numbers);
+    return result;
+}
+
+/* ---- any list ---- */
+
+/* Parts are the same tensors on all ranks, and each element has a rank that speaks for it. Collective. */
+static xd_result xdi_fake_check_parts(xdi_fake *f) {
+    xd_checkpoint_network network;
+    xdi_content content;
+    memset(&network, 0, sizeof network);
+    network.parts = f->parts;
+    network.part_count = f->part_count;
+    xd_result result = xd_agree(f->world, xdi_content_create(f->ctx, &network, 1, &content));
+    if (result == XD_OK) result = xdi_content_agree(&content, f->world);
+    if (result == XD_OK && f->teacher_parts) result = xdi_fake_choose_speakers(f);
+    if (result == XD_OK) result = xdi_cover_check(&content, f->world);
+    xdi_content_destroy(&content);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_fake_list(xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT, reads = s->from == XD_FAKE_SCORE_FROM_READER;
+    f->parts = s->parts;
+    f->part_count = s->from == XD_FAKE_SCORE_FROM_PARTS ? s->part_count : 0;
+    if (s->from == XD_FAKE_SCORE_FROM_TEACHER) XD_TRY(xdi_fake_take_teacher(f));
+    if (!root && !reads) XD_TRY(xdi_fake_check_parts(f));
+    XD_TRY(xd_agree(f->world, root && xd_comm_rank(f->world) != 0 ? XD_OK : xdi_fake_fill_keys(f)));
+    if (root) XD_TRY(xdi_fake_publish(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_sort(f)));
+    return xd_agree_same(f->world, xdi_fake_hash_keys(f), "the list of the source's tensors");
+}
+
+XD_PRIVATE void xdi_fake_list_release(xdi_fake *f) {
+    xd_release(f->ctx, f->teacher_parts);
+    xd_release(f->ctx, f->text);
+    xd_release(f->ctx, (void *)f->order);
+    xd_release(f->ctx, f->keys);
+}
+
+/* ---- elements from parts ---- */
+
+static int64_t xdi_fake_loaded(const xdi_fake *f) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < f->tensor_count; i++) n += f->tensors[i].origin == XDI_FAKE_LOADED;
+    return n;
+}
+
+static xd_result xdi_fake_load_parts(xdi_fake *f, int64_t count) {
+    int64_t n = 0;
+    xdi_move *moves = (xdi_move *)xd_allocate(f->ctx, (size_t)count * sizeof *moves);
+    xd_result result =
+        xd_agree(f->world, moves ? XD_OK
+                                 : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld tensors that move",
+                                           (long long)count));
+    for (int64_t i = 0; result == XD_OK && i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_LOADED) continue;
+        moves[n].from = &f->parts[f->keys[t->key].index];
+        moves[n++].to = &t->part;
+    }
+    if (result == XD_OK)
+        result = xdi_move_parts(f->world, moves, count, f->desc->staging_bytes, &f->report.local);
+    xd_release(f->ctx, moves);
+    return result;
+}
+
+/* ---- elements from rank 0 ---- */
+
+static xd_result xdi_fake_scatter(const xdi_fake *f, xd_tensor_part *parts, xd_state_tensor *tensors) {
+    xd_checkpoint_network network;
+    xd_state_scatter_desc d;
+    memset(&network, 0, sizeof network);
+    memset(&d, 0, sizeof d);
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_LOADED) continue;
+        parts[network.part_count++] = t->part;
+        if (xd_comm_rank(f->world) != 0) continue;
+        tensors[d.tensor_count] = f->desc->source.tensors[f->keys[t->key].index];
+        tensors[d.tensor_count].group = "model";
+        tensors[d.tensor_count++].name = t->part.name;
+    }
+    network.parts = parts;
+    d.networks = &network;
+    d.network_count = 1;
+    d.tensors = tensors;
+    d.convert = true;
+    d.staging_bytes = f->desc->staging_bytes;
+    return xd_state_scatter(f->world, &d, NULL);
+}
+
+static xd_result xdi_fake_load_root(xdi_fake *f, int64_t count) {
+    xd_tensor_part *parts = (xd_tensor_part *)xd_allocate(f->ctx, (size_t)count * sizeof *parts);
+    xd_state_tensor *tensors = (xd_state_tensor *)xd_allocate(f->ctx, (size_t)count * sizeof *tensors);
+    xd_result result =
+        xd_agree(f->world, parts && tensors ? XD_OK
+                                            : XD_FAIL(f->ctx, XD_ERROR_MEMORY, "no room for %lld parts",
+                                                      (long long)count));
+    if (result == XD_OK) result = xdi_fake_scatter(f, parts, tensors);
+    xd_release(f->ctx, tensors);
+    xd_release(f->ctx, parts);
+    return result;
+}
+
+/* ---- elements by a function ---- */
+
+typedef struct xdi_fake_reading {
+    const xdi_fake *f;
+    unsigned char *stage, *converted; /* [room] of the host: as read; as they are on the device */
+    size_t room;
+    int64_t tensor, position; /* what comes next */
+} xdi_fake_reading;
+
+/* Bytes of what this rank wants, as it is stored there and here, whichever is more. */
+static uint64_t xdi_fake_bytes(const xdi_fake *f, const xdi_fake_tensor *t) {
+    const size_t here = xd_dtype_size(t->part.dtype), there = xd_dtype_size(f->keys[t->key].dtype);
+    return (uint64_t)(t->part.range.end - t->part.range.begin) * (here > there ? here : there);
+}
+
+static xd_result xdi_fake_read_reserve(xdi_fake_reading *r, size_t staging_bytes, uint64_t *left) {
+    const xdi_fake *f = r->f;
+    const bool device = xd_ctx_kernels(f->ctx)->device != XD_DEVICE_CPU;
+    uint64_t most = 8;
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const uint64_t bytes =
+            f->tensors[i].origin == XDI_FAKE_LOADED ? xdi_fake_bytes(f, &f->tensors[i]) : 0;
+        if (bytes > most) most = bytes;
+        *left += bytes;
+    }
+    r->room = most < staging_bytes ? (size_t)most : staging_bytes;
+    if (r->room < 8) r->room = 8;
+    r->stage = (unsigned char *)xd_allocate(f->ctx, r->room);
+    r->converted = (unsigned char *)xd_allocate(f->ctx, device ? r->room : 1);
+    XD_REQUIRE(f->ctx, r->stage && r->converted, XD_ERROR_MEMORY, "no room for %llu bytes that are read",
+               (unsigned long long)r->room);
+    return XD_OK;
+}
+
+/* What was read, to where it belongs. */
+static xd_result xdi_fake_read_place(const xdi_fake_reading *r, const xdi_fake_tensor *t, xd_dtype dtype,
+                                     int64_t count, void *to) {
+    const xd_ctx *ctx = r->f->ctx;
+    const xd_launch launch = xd_ctx_launch((xd_ctx *)ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const bool device = kernels->device != XD_DEVICE_CPU;
+    const size_t bytes = (size_t)count * xd_dtype_size(t->part.dtype);
+    const void *from = r->stage;
+    if (dtype != t->part.dtype) {
+        xd_cast_array cast;
+        cast.target = device ? (void *)r->converted : to;
+        cast.target_dtype = t->part.dtype;
+        cast.source = r->stage;
+        cast.source_dtype = dtype;
+        cast.count = count;
+        XD_TRY(xd_ctx_host_kernels((xd_ctx *)ctx)->optimizer.cast(&launch, &cast, 1));
+        if (!device) return XD_OK;
+        from = r->converted;
+    }
+    XD_TRY(kernels->memory.copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
+    return kernels->memory.synchronize(&launch);
+}
+
+/* Elements that are adjacent in the tensor, from the next position on; returns their bytes. */
+static xd_result xdi_fake_read_some(xdi_fake_reading *r, const xdi_fake_tensor *t, uint64_t *bytes) {
+    const xdi_fake *f = r->f;
+    const xd_fake_score_reader *reader = &f->desc->source.reader;
+    const xdi_fake_key *key = &f->keys[t->key];
+    const size_t size = xd_dtype_size(t->part.dtype), there = xd_dtype_size(key->dtype);
+    const int64_t room = (int64_t)(r->room / (size > there ? size : there));
+    xd_interval elements;
+    int64_t run = xdi_part_run(&t->part, r->position, &elements.begin);
+    if (run > room) run = room;
+    elements.end = elements.begin + run;
+    xd_clear_error(f->ctx);
+    XD_TRY(xdi_builder_called(f->ctx,
+                              reader->read(reader->user, &reader->entries[key->index], elements, r->stage),
+                              "the reader of tensor", (int)key->index));
+    XD_TRY(xdi_fake_read_place(r, t, key->dtype, run,
+                               (unsigned char *)t->part.data +
+                                   (size_t)(r->position - t->part.range.begin) * size));
+    r->position += run;
+    *bytes = (uint64_t)run * (size > there ? size : there);
+    return XD_OK;
+}
+
+/* An xdi_work. */
+static xd_result xdi_fake_read_work(void *reading, uint64_t bytes) {
+    xdi_fake_reading *r = (xdi_fake_reading *)reading;
+    for (uint64_t done = 0, some = 0; r->tensor < r->f->tensor_count && done < bytes; done += some) {
+        const xdi_fake_tensor *t = &r->f->tensors[r->tensor];
+        some = 0;
+        if (r->position < t->part.range.begin) r->position = t->part.range.begin;
+        if (t->origin == XDI_FAKE_LOADED && r->position < t->part.range.end) {
+            XD_TRY(xdi_fake_read_some(r, t, &some));
+            continue;
+        }
+        r->tensor++;
+        r->position = 0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_load_read(xdi_fake *f) {
+    xdi_fake_reading r;
+    uint64_t left = 0;
+    memset(&r, 0, sizeof r);
+    r.f = f;
+    const size_t staging = f->desc->staging_bytes ? f->desc->staging_bytes : (size_t)XDI_STAGING;
+    xd_result result = xd_agree(f->world, xdi_fake_read_reserve(&r, staging, &left));
+    if (result == XD_OK) result = xdi_rounds(f->world, left, xdi_fake_read_work, &r);
+    xd_release(f->ctx, r.converted);
+    xd_release(f->ctx, r.stage);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_fake_load(xdi_fake *f) {
+    const int64_t count = xdi_fake_loaded(f);
+    if (count == 0) return XD_OK;
+    switch (f->desc->source.from) {
+    case XD_FAKE_SCORE_FROM_ROOT: return xdi_fake_load_root(f, count);
+    case XD_FAKE_SCORE_FROM_READER: return xdi_fake_load_read(f);
+    default: return xdi_fake_load_parts(f, count);
+    }
+}
+
+/* >>dmd/fake_score_meta.c */
+
+/* Fake scores that are described on all ranks before any has memory for them. */
+
+#include <string.h>
+
+/* ---- settings ---- */
+
+static xd_result xdi_fake_check_source(const xdi_fake *f) {
+    const xd_fake_score_source *s = &f->desc->source;
+    const bool root = s->from == XD_FAKE_SCORE_FROM_ROOT && xd_comm_rank(f->world) == 0;
+    XD_REQUIRE(f->ctx, (int)s->from >= 0 && s->from <= XD_FAKE_SCORE_FROM_READER, XD_ERROR_ARGUMENT,
+               "a source of kind %d is unknown", (int)s->from);
+    XD_REQUIRE(f->ctx,
+               s->from != XD_FAKE_SCORE_FROM_PARTS || (s->part_count >= 0 && (s->parts || !s->part_count)),
+               XD_ERROR_ARGUMENT, "the source has %lld parts at %p", (long long)s->part_count,
+               (const void *)s->parts);
+    XD_REQUIRE(f->ctx, !root || (s->tensor_count >= 0 && (s->tensors || !s->tensor_count)), XD_ERROR_ARGUMENT,
+               "the source has %lld tensors at %p", (long long)s->tensor_count, (const void *)s->tensors);
+    if (s->from != XD_FAKE_SCORE_FROM_READER) return XD_OK;
+    XD_REQUIRE(
+        f->ctx, s->reader.read && s->reader.entry_count >= 0 && (s->reader.entries || !s->reader.entry_count),
+        XD_ERROR_ARGUMENT, "the reader has %lld entries at %p and %s function",
+        (long long)s->reader.entry_count, (const void *)s->reader.entries, s->reader.read ? "a" : "no");
+    return XD_OK;
+}
+
+static xd_result xdi_fake_check_desc(const xdi_fake *f) {
+    const xd_fake_score_meta_desc *d = f->desc;
+    const int stages = d->groups && d->groups->pp ? xd_comm_size(d->groups->pp) : 1;
+    const bool needed = d->source.from == XD_FAKE_SCORE_FROM_TEACHER || !d->provider.describe;
+    XD_REQUIRE(f->ctx, d->teacher || !needed, XD_ERROR_ARGUMENT,
+               "there is no teacher, neither described nor of values");
+    XD_REQUIRE(f->ctx, !d->teacher || d->teacher->sealed, XD_ERROR_STATE,
+               "the teacher is not sealed: xd_model_seal comes first");
+    XD_REQUIRE(f->ctx, !d->teacher || d->teacher->ctx == f->ctx, XD_ERROR_ARGUMENT,
+               "the teacher, of %lld weights, is another context's", (long long)d->teacher->weight_count);
+    XD_REQUIRE(f->ctx, !d->fake.shared, XD_ERROR_ARGUMENT,
+               "a fake score that is made of parts on %d ranks has values of its own: it cannot share",
+               xd_comm_size(f->world));
+    XD_REQUIRE(f->ctx, d->fake.frozen_count >= 0 && (d->fake.frozen || !d->fake.frozen_count),
+               XD_ERROR_ARGUMENT, "%d `frozen` at %p", d->fake.frozen_count, (const void *)d->fake.frozen);
+    XD_REQUIRE(f->ctx, d->fresh_count >= 0 && (d->fresh || !d->fresh_count), XD_ERROR_ARGUMENT,
+               "%d `fresh` at %p", d->fresh_count, (const void *)d->fresh);
+    XD_REQUIRE(f->ctx, d->lenient || d->fresh_count == 0, XD_ERROR_ARGUMENT,
+               "%d `fresh`, which are for `lenient`", d->fresh_count);
+    XD_REQUIRE(f->ctx, stages == 1, XD_ERROR_UNSUPPORTED, "a pipeline of %d ranks: a fake score is one stage",
+               stages);
+    return xdi_fake_check_source(f);
+}
+
+static uint64_t xdi_fake_hash(const xd_fake_score_meta_desc *d) {
+    const int64_t facts[] = { (int64_t)d->source.from,      d->lenient,
+                              (int64_t)d->staging_bytes,    d->compute.call != NULL,
+                              d->provider.describe != NULL, (int64_t)d->fake.dtype,
+                              d->fake.adapt != NULL };
+    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    hash = xdi_fake_hash_patterns(hash, d->fresh, d->fresh_count);
+    return xdi_fake_hash_patterns(hash, d->fake.frozen, d->fake.frozen_count);
+}
+
+/* ---- what comes from where ---- */
+
+/* The source's tensor that a weight is: under its own name, or that of a tie. */
+static xdi_fake_key *xdi_fake_key_of(const xdi_fake *f, const xd_weight *owner) {
+    xdi_fake_key *key = xdi_fake_find(f, owner->name);
+    for (int64_t i = owner->index + 1; i < f->model->weight_count && !key; i++)
+        if (f->model->weights[i]->owner == owner) key = xdi_fake_find(f, f->model->weights[i]->name);
+    return key;
+}
+
+static bool xdi_fake_fits_shape(const xdi_fake_key *key, const xd_weight_desc *d) {
+    bool same = key->ndim == d->ndim;
+    for (int i = 0; same && i < d->ndim; i++) same = key->shape[i] == d->shape[i];
+    return same;
+}
+
+static void xdi_fake_note(xdi_fake *f, const char *name) {
+    xd_fake_score_report *r = &f->report;
+    if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
+}
+
+/* Without a tensor of the source: by the function, by its init, or from nowhere. */
+static bool xdi_fake_do_without(xdi_fake *f, xdi_fake_tensor *t, bool wrong_shape) {
+    const xd_weight_desc *d = &t->weight->desc;
+    const xd_fake_score_meta_desc *desc = f->desc;
+    const bool allowed = desc->lenient || (d->transient && !wrong_shape);
+    if (d->buffer && desc->compute.call && allowed) {
+        t->origin = XDI_FAKE_COMPUTED;
+        f->report.computed++;
+        return true;
+    }
+    t->origin = XDI_FAKE_FORMED;
+    if (!desc->lenient || !xdi_fake_fits(desc->fresh, desc->fresh_count, t->weight->name)) return false;
+    f->report.formed++;
+    return true;
+}
+
+static xd_result xdi_fake_judge(xdi_fake *f, xdi_fake_tensor *t) {
+    const xd_weight *w = t->weight;
+    xdi_fake_key *key = xdi_fake_key_of(f, w);
+    const bool wrong = key && !xdi_fake_fits_shape(key, &w->desc);
+    if (key) key->used = true;
+    if (!key || wrong) {
+        const bool found = xdi_fake_do_without(f, t, wrong);
+        f->report.wrong_shape += wrong;
+        f->report.missing += !wrong && !found;
+        if (wrong || !found) xdi_fake_note(f, w->name);
+        if (wrong && !found && f->desc->lenient)
+            return XD_FAIL(f->ctx, XD_ERROR_SHAPE,
+                           "\"%.80s\" has another shape in the source, and `fresh` does not name it",
+                           w->name);
+        return XD_OK;
+    }
+    const bool same = key->dtype == w->desc.dtype;
+    XD_REQUIRE(f->ctx, same || (xdi_load_converts(key->dtype) && xdi_load_converts(w->desc.dtype)),
+               XD_ERROR_DTYPE, "\"%.80s\" is %s in the source and %s here, which are not converted", w->name,
+               xd_dtype_name(key->dtype), xd_dtype_name(w->desc.dtype));
+    t->origin = XDI_FAKE_LOADED;
+    t->key = key - f->keys;
+    f->report.loaded++;
+    f->report.converted += !same;
+    return XD_OK;
+}
+
+static void xdi_fake_find_unexpected(xdi_fake *f) {
+    for (int64_t i = 0; i < f->key_count; i++) {
+        const xdi_fake_key *key = &f->keys[i];
+        if (key->used || xd_model_find_weight(f->model, key->name)) continue; /* another name of a tie */
+        f->report.unexpected++;
+        xdi_fake_note(f, key->name);
+    }
+}
+
+/* Everything here follows from what all ranks have, so all return the same. */
+static xd_result xdi_fake_match(xdi_fake *f) {
+    const xd_fake_score_report *r = &f->report;
+    for (int64_t i = 0; i < f->tensor_count; i++) XD_TRY(xdi_fake_judge(f, &f->tensors[i]));
+    xdi_fake_find_unexpected(f);
+    XD_REQUIRE(f->ctx, r->missing == 0, XD_ERROR_MISSING,
+               "%lld of %lld tensors of the fake score are not in the source%s: %s", (long long)r->missing,
+               (long long)f->tensor_count, f->desc->lenient ? ", and neither computed nor `fresh`" : "",
+               r->names);
+    if (f->desc->lenient) return XD_OK;
+    XD_REQUIRE(f->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED,
+               "the source has %lld of %lld tensors that the fake score lacks: %s", (long long)r->unexpected,
+               (long long)f->key_count, r->names);
+    XD_REQUIRE(f->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE,
+               "%lld of %lld tensors have another shape in the source: %s", (long long)r->wrong_shape,
+               (long long)f->tensor_count, r->names);
+    return XD_OK;
+}
+
+/* ---- the description ---- */
+
+/* Of a layout without its ranks: those of a slice of a mesh differ, and it is the same cut. */
+static uint64_t xdi_fake_hash_layout(uint64_t hash, const xd_layout_desc *d) {
+    const xd_topology *t = d->topology;
+    for (int i = 0; i < t->axis_count; i++) {
+        const xd_placement *p = &d->placement[i];
+        const int64_t facts[] = { t->size[i],  (int64_t)p->kind, p->dim,      (int64_t)p->op,
+                                  p->sections, p->balanced,      d->order[i], p->offsets != NULL };
+        hash = xd_hash(hash, facts, sizeof facts);
+        if (p->offsets) hash = xd_hash(hash, p->offsets, ((size_t)t->size[i] + 1) * sizeof *p->offsets);
+        if (p->section_sizes)
+            hash = xd_hash(hash, p->section_sizes, (size_t)p->sections * sizeof *p->section_sizes);
+    }
+    return hash;
+}
+
+static uint64_t xdi_fake_hash_layouts(const xd_model *model) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        const bool cut = w->desc.layout != NULL;
+        hash = xd_hash(hash, &cut, sizeof cut);
+        if (cut) hash = xdi_fake_hash_layout(hash, xd_layout_settings(w->desc.layout));
+    }
+    return hash;
+}
+
+static xd_result xdi_fake_list_tensors(xdi_fake *f) {
+    const size_t room = (size_t)f->model->weight_count + 1;
+    XD_TRY(xdi_fake_check_patterns(f->model, f->desc->fresh, f->desc->fresh_count, "`fresh`"));
+    f->tensors = (xdi_fake_tensor *)xd_allocate(f->ctx, room * sizeof *f->tensors);
+    XD_REQUIRE(f->ctx, f->tensors, XD_ERROR_MEMORY, "no room for a list of %lld weights",
+               (long long)f->model->weight_count);
+    for (int64_t i = 0; i < f->model->weight_count; i++) {
+        xd_weight *w = f->model->weights[i];
+        if (w->owner != w) continue;
+        f->tensors[f->tensor_count].init = w->desc.init;
+        f->tensors[f->tensor_count++].weight = w;
+    }
+    return XD_OK;
+}
+
+/* The build forms no random numbers where values come from elsewhere, but clears the memory. */
+static void xdi_fake_clear_inits(const xdi_fake *f) {
+    for (int64_t i = 0; i < f->tensor_count; i++)
+        if (f->tensors[i].origin != XDI_FAKE_FORMED)
+            memset(&f->tensors[i].weight->desc.init, 0, sizeof f->tensors[i].init);
+}
+
+static void xdi_fake_restore_inits(const xdi_fake *f) {
+    for (int64_t i = 0; i < f->tensor_count; i++) f->tensors[i].weight->desc.init = f->tensors[i].init;
+}
+
+/* A provider: the description after the teacher. */
+static xd_result xdi_fake_provide(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out) {
+    const xdi_fake *f = (const xdi_fake *)user;
+    (void)ctx;
+    (void)place;
+    return xd_fake_score_describe(f->desc->teacher, &f->desc->fake, out);
+}
+
+/* The hook before the wrap, when nothing has memory yet: description and source are compared on the whole world. Collective. */
+static xd_result xdi_fake_prepare(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out) {
+    xdi_fake *f = (xdi_fake *)user;
+    xd_model *model = in->stages[0].model;
+    (void)ctx;
+    (void)out;
+    f->model = model;
+    XD_TRY(xd_agree(f->world, model->sealed ? XD_OK : xd_model_seal(model)));
+    XD_TRY(xd_model_agree(model, f->world));
+    XD_TRY(xd_agree_same(f->world, xdi_fake_hash_layouts(model), "layouts of the fake score's weights"));
+    XD_TRY(xd_agree(f->world, xdi_fake_list_tensors(f)));
+    XD_TRY(xdi_fake_list(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_match(f)));
+    xdi_fake_clear_inits(f);
+    return XD_OK;
+}
+
+/* ---- values ---- */
+
+static xd_result xdi_fake_compute(const xdi_fake *f) {
+    const xd_fake_score_compute *compute = &f->desc->compute;
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_COMPUTED || t->part.range.begin == t->part.range.end) continue;
+        xd_clear_error(f->ctx);
+        XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part), "compute of tensor",
+                                  (int)i));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fake_set_values(xdi_fake *f, xd_parallel *parallel) {
+    for (int64_t i = 0; i < f->tensor_count; i++)
+        f->tensors[i].part = xdi_fake_part(f->tensors[i].weight, false);
+    XD_TRY(xdi_fake_load(f));
+    XD_TRY(xd_agree(f->world, xdi_fake_compute(f)));
+    return parallel ? xd_agree(f->world, xd_parallel_publish(parallel)) : XD_OK;
+}
+
+static xd_result xdi_fake_build(xdi_fake *f, xd_built **built) {
+    const xd_fake_score_meta_desc *d = f->desc;
+    xd_build_desc b;
+    xd_stage_hooks before;
+    memset(&b, 0, sizeof b);
+    memset(&before, 0, sizeof before);
+    before.count = 1;
+    before.hooks[0].call = xdi_fake_prepare;
+    before.hooks[0].user = f;
+    b.groups = d->groups;
+    b.provider = d->provider;
+    if (!b.provider.describe) {
+        b.provider.describe = xdi_fake_provide;
+        b.provider.user = f;
+    }
+    b.before = &before;
+    b.storage = XD_STORAGE_META;
+    b.wrap = d->wrap;
+    return xd_build(f->world, &b, built);
+}
+
+static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
+    XD_TRY(xd_agree(f->world, xdi_fake_check_desc(f)));
+    XD_TRY(xd_agree_same(f->world, xdi_fake_hash(f->desc), "settings of a fake score"));
+    XD_TRY(xdi_fake_build(f, built));
+    xdi_fake_restore_inits(f);
+    return xdi_fake_set_values(f, xd_built_stage(*built, 0).parallel);
+}
+
+XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
+                                           xd_fake_score_report *report, xd_built **out) {
+    xdi_fake f;
+    xd_built *built = NULL;
+    memset(&f, 0, sizeof f);
+    f.world = world;
+    f.ctx = xd_comm_ctx(world);
+    f.desc = desc;
+    const xd_result result = xdi_fake_run(&f, &built);
+    xdi_fake_list_release(&f);
+    xd_release(f.ctx, f.tensors);
+    if (report) *report = f.report;
+    if (result == XD_OK)
+        *out = built;
+    else
+        xd_built_destroy(built);
+    return result;
 }
 
 #endif
@@ -66708,4 +70209,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 471d2357528cb3aa451d2cb2a0514be62c33031d6675e175c5d987c5f7bab972 */
+/* xdistill sha256 0c750e4beb0757de181711241838ae4f8afd4f1f83297e1a9bc7943dd4b2ff84 */

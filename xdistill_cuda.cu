@@ -1777,6 +1777,175 @@ static xd_result xdi_cuda_cast(const xd_launch *launch, const xd_cast_array *arr
     });
 }
 
+/* ---- averages in other formats, counted ones, and exchanges ---- */
+
+struct xdi_cuda_average_options {
+    xdi_cuda_lerp_options lerp;
+    uint64_t seed;
+    int64_t iteration;
+    int64_t *unmoved;
+    float factor;
+    int kind;
+};
+
+/* Moves one element by the format of its array. */
+static __device__ inline void xdi_cuda_average_move(const xdi_cuda_average_options &o, const xd_average_array &a,
+                                                    int64_t i, double source) {
+    if (a.random) {
+        const xd_philox random = xd_average_random(o.seed, a.key, o.iteration);
+        const float before = xdi_cuda_read_float(a.target, XD_DTYPE_BF16, i);
+        const float after = xd_lerp_f32(o.lerp.weight, o.lerp.keep, false, before, (float)source);
+        xdi_cuda_write_float(a.target, XD_DTYPE_BF16, i, xdi_cuda_round(random, a.origin + i, after));
+    } else if (a.compensation) {
+        xd_lerp_compensated(o.lerp.weight, (float)source, static_cast<float *>(a.target) + i, a.compensation + i);
+    } else {
+        xdi_cuda_lerp_element(o.lerp, a.target, (int)a.target_dtype, i, source);
+    }
+}
+
+/* The bits of an element. */
+static __device__ inline uint64_t xdi_cuda_average_bits(const xd_average_array &a, int64_t i) {
+    switch (a.target_dtype) {
+    case XD_DTYPE_F64: return static_cast<const uint64_t *>(a.target)[i];
+    case XD_DTYPE_F32: return static_cast<const uint32_t *>(a.target)[i];
+    default: return static_cast<const uint16_t *>(a.target)[i];
+    }
+}
+
+/* One element by the kind of the call; whether it has not moved, where that is counted. */
+static __device__ inline bool xdi_cuda_average_element(const xdi_cuda_average_options &o, const xd_average_array &a,
+                                                       int64_t i) {
+    const double source = xd_element_load(a.source, a.source_dtype, i);
+    if (o.kind == XD_AVERAGE_ADD) {
+        float *target = static_cast<float *>(a.target) + i;
+        *target = xd_fmaf(o.factor, (float)source, *target);
+        return false;
+    }
+    if (o.kind == XD_AVERAGE_COPY) {
+        xd_element_store(a.target, a.target_dtype, i, source);
+        if (a.compensation) a.compensation[i] = 0;
+        return false;
+    }
+    const uint64_t before = xdi_cuda_average_bits(a, i);
+    const uint16_t lacked = a.compensation ? a.compensation[i] : (uint16_t)0;
+    const bool differs = o.unmoved && xd_average_differs(source, xd_element_load(a.target, a.target_dtype, i), lacked);
+    xdi_cuda_average_move(o, a, i, source);
+    return differs && before == xdi_cuda_average_bits(a, i) && (!a.compensation || a.compensation[i] == lacked);
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
+    xdi_cuda_average_kernel(const __grid_constant__ xdi_cuda_list<xd_average_array> list,
+                            const xdi_cuda_average_options options, const xd_status *status) {
+    if (xd_status_refuses(status)) return;
+    unsigned long long unmoved = 0;
+    xdi_cuda_each_chunk(list, [&](const xd_average_array &a, xdi_cuda_span span) {
+        xdi_cuda_walk(span, false, [](int64_t) {},
+                      [&](int64_t i) { unmoved += xdi_cuda_average_element(options, a, i) ? 1u : 0u; });
+    });
+    if (unmoved) atomicAdd(reinterpret_cast<unsigned long long *>(options.unmoved), unmoved);
+}
+
+static xd_result xdi_cuda_average_check(const xd_launch *launch, const xd_average_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_average_array *a = &args->arrays[k];
+        const bool wide = a->target_dtype == XD_DTYPE_F32;
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+                   XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
+                   xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx, (!a->compensation && args->kind != XD_AVERAGE_ADD) || wide, XD_ERROR_DTYPE,
+                   "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_average(const xd_launch *launch, const xd_average_args *args) {
+    XD_TRY(xdi_cuda_average_check(launch, args));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    xdi_cuda_average_options options = {};
+    options.lerp = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    options.seed = args->seed;
+    options.iteration = args->iteration;
+    options.unmoved = args->unmoved;
+    options.factor = args->factor;
+    options.kind = (int)args->kind;
+    return xdi_cuda_each_list<xd_average_array>(
+        args->array_count,
+        [&](int64_t k, xd_average_array *item) {
+            *item = args->arrays[k];
+            return item->count;
+        },
+        [&](const xdi_cuda_list<xd_average_array> &list) {
+            static_assert(sizeof list + sizeof options + sizeof(void *) <= 4096, "the parameters of a launch");
+            xdi_cuda_grid grid;
+            XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_average_kernel, &grid));
+            return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_average_kernel, list, options,
+                                   (const xd_status *)launch->status);
+        });
+}
+
+/* Units of 16, 8, 4, 2 or 1 bytes, as in copies. */
+struct xdi_cuda_swap_item {
+    char *a, *b;
+    int64_t units;
+    int unit;
+};
+
+template <typename T> static __device__ inline void xdi_cuda_swap_unit(char *a, char *b) {
+    const T kept = *reinterpret_cast<const T *>(a);
+    *reinterpret_cast<T *>(a) = *reinterpret_cast<const T *>(b);
+    *reinterpret_cast<T *>(b) = kept;
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_swap_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_swap_item> list) {
+    const int k = xdi_cuda_list_find(list, blockIdx.x);
+    const xdi_cuda_swap_item &s = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first(k), s.units), false, [](int64_t) {},
+        [&](int64_t i) {
+            char *a = s.a + i * s.unit, *b = s.b + i * s.unit;
+            if (s.unit == 16) {
+                const auto kept = xdi_cuda_load16(a);
+                xdi_cuda_store16(a, xdi_cuda_load16(b));
+                xdi_cuda_store16(b, kept);
+            } else if (s.unit == 8) {
+                xdi_cuda_swap_unit<uint64_t>(a, b);
+            } else if (s.unit == 4) {
+                xdi_cuda_swap_unit<uint32_t>(a, b);
+            } else if (s.unit == 2) {
+                xdi_cuda_swap_unit<uint16_t>(a, b);
+            } else {
+                xdi_cuda_swap_unit<char>(a, b);
+            }
+        });
+}
+
+static xd_result xdi_cuda_swap(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return xdi_cuda_each_list<xdi_cuda_swap_item>(
+        array_count,
+        [&](int64_t k, xdi_cuda_swap_item *item) {
+            const xd_swap_array *s = &arrays[k];
+            const uint64_t bits =
+                (uint64_t)(uintptr_t)s->a | (uint64_t)(uintptr_t)s->b | (uint64_t)s->bytes;
+            item->a = static_cast<char *>(s->a);
+            item->b = static_cast<char *>(s->b);
+            item->unit = xdi_cuda_move_unit_of(bits, 16);
+            item->units = s->bytes / item->unit;
+            return item->units;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_swap_item> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS), xdi_cuda_swap_kernel,
+                                   list);
+        });
+}
+
 /* ---- scale ---- */
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
@@ -1832,6 +2001,8 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
                                            xdi_cuda_kept<xdi_cuda_update>>(ctx)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_swap_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
 
@@ -8163,6 +8334,8 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.list_create = xdi_cuda_list_create;
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
+    kernels.optimizer.average = xdi_cuda_average;
+    kernels.optimizer.swap = xdi_cuda_swap;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
@@ -8259,4 +8432,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 de479d0393e032e110f0de4de4bb0d51151a586071767a8860cd3e34b6ee9442 */
+/* xdistill sha256 f0aa43d3f2447034775d8ebe780c28c12db71a3cbf1a1431107cca9cb36fb21f */

@@ -110,6 +110,7 @@
 #include "train/optimizer.h"
 #include "train/clip.h"
 #include "train/ema.h"
+#include "train/post_hoc.h"
 
 /* Models over data-parallel ranks. */
 
@@ -150,10 +151,13 @@
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
 #include "dmd/fdistill.h"
+#include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
+#include "dmd/record.h"
 #include "dmd/sampler.h"
+#include "dmd/fake_score.h"
 #endif
 #endif
 
@@ -310,11 +314,13 @@
 #include "tensor/tensor.c"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
+#include "tensor/runs.c"
 
 #include "train/internal.h"
 #include "train/param.c"
 #include "train/clip.c"
 #include "train/ema.c"
+#include "train/post_hoc.c"
 #include "train/optimizer.c"
 
 #include "io/internal.h"
@@ -351,7 +357,7 @@
 
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/internal.h"
-#include "checkpoint/runs.c"
+#include "checkpoint/rounds.c"
 #include "checkpoint/fingerprint.c"
 #include "checkpoint/content.c"
 #include "checkpoint/cover.c"
@@ -365,6 +371,7 @@
 #include "checkpoint/read.c"
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
+#include "checkpoint/move.c"
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"
@@ -470,10 +477,13 @@
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
 #include "dmd/fdistill.c"
+#include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/state.h"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
+#include "dmd/ratios.c"
+#include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
 #include "dmd/leaf.c"
@@ -481,7 +491,12 @@
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
+#include "dmd/record.c"
 #include "dmd/sampler.c"
+#include "dmd/fake_score_internal.h"
+#include "dmd/fake_score.c"
+#include "dmd/fake_score_source.c"
+#include "dmd/fake_score_meta.c"
 #endif
 #endif
 

@@ -70,9 +70,14 @@ static xd_result run_dmd(place *p) {
     d.rungs.list = rungs;
     d.sizes.samples = d.sizes.step_samples = 4;
     d.sizes.elements = 5;
+    d.gan.fdistill.on = true;
     XD_TRY(untouched(xd_dmd_create(p->ctx, &d, &dmd), dmd));
+    char *text = NULL;
+    xd_result result = untouched(xd_dmd_state_save(dmd, &text), text);
+    if (result == XD_OK) result = xd_dmd_state_load(dmd, text, NULL);
+    xd_release(p->ctx, text);
     xd_dmd_destroy(dmd);
-    return XD_OK;
+    return result;
 }
 
 static xd_result run_sampler(place *p) {
@@ -170,8 +175,24 @@ static xd_result run_ema(place *p) {
     xd_result result = xd_ema_update(ema, XD_EMA_NEXT, NULL);
     if (result == XD_OK) result = xd_ema_load(ema, copies, 2, NULL, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, copies, 2, false, NULL);
+    if (result == XD_OK) result = xd_ema_swap(ema);
     xd_ema_destroy(ema);
     return result;
+}
+static xd_result read_zeros(void *user, int64_t snapshot, int64_t tensor, void *to) {
+    (void)snapshot;
+    memset(to, 0, (size_t)((const place *)user)->params[tensor].count * sizeof(float));
+    return XD_OK;
+}
+static xd_result run_post_hoc(place *p) {
+    const xd_post_hoc_profile snapshots[2] = { { 10, 7.0 }, { 20, 7.0 } };
+    const xd_post_hoc_desc desc = { snapshots, 2, { 0, 9.0 } };
+    double coefficients[2] = { 5.0, 5.0 };
+    const xd_result result = xd_post_hoc_coefficients(p->ctx, &desc, coefficients, NULL);
+    CHECK(result == XD_OK || coefficients[0] == 5.0);
+    XD_TRY(result);
+    const xd_post_hoc_sum_desc sum = { coefficients, 2, XD_DTYPE_F32, read_zeros, p };
+    return xd_post_hoc_sum(p->ctx, &sum, p->params, 2);
 }
 static xd_result run_estimate(place *p) {
     const xd_kl_estimate_desc d = { .logprobs = p->values[0], .reference = p->values[1], .count = 24 };
@@ -522,6 +543,8 @@ static xd_result run_quiet(place *p) {
     XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
     XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
     XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
+    XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
+    XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
     XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
     return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
 }
@@ -568,7 +591,7 @@ static xd_result run_weight_map(place *p) {
 
 static const call calls[] = {
     { "xd_weight_map_check", run_weight_map, false },
-    { "xd_dmd_create", run_dmd, false },
+    { "xd_dmd_create, xd_dmd_state_save, xd_dmd_state_load", run_dmd, false },
     { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
@@ -578,7 +601,8 @@ static const call calls[] = {
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
-    { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to", run_ema, false },
+    { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },
+    { "xd_post_hoc_coefficients, xd_post_hoc_sum", run_post_hoc, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },
     { "xd_align_batch", run_align_batch, false },
@@ -624,7 +648,8 @@ static const call calls[] = {
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
     { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
       "xd_topology_from_config, "
-      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients",
+      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
+      "xd_post_hoc_sigma_rel",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WHOLE = 6, LEAVES = 4, IN_LEAF = 2, STEPS = 8, WARM_UPS = 3 };
+enum { WHOLE = 6, HEADS = 2, LEAVES = 4, IN_LEAF = 2, STEPS = 8, WARM_UPS = 3 };
 
 /* y = w x (1 + t) + b, element by element: a rank needs its own elements only. */
 typedef struct net {
@@ -24,7 +24,7 @@ typedef struct net {
 typedef struct run {
     int split, data; /* ranks */
     xd_dtype dtype;
-    bool guided, fresh;
+    bool guided, fresh, judged;
     int fail_rank, fail_batch,
         fail_call;               /* -1: nobody; the leaf that is refused to it, or the call that fails */
     float weights[3][2 * WHOLE]; /* of each role that trains, in the end */
@@ -53,8 +53,8 @@ static xd_result forward(void *user, const xd_network_call *call) {
     const float *w = (const float *)view.values[0], *b = (const float *)view.values[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
         const int64_t e = i % n->elements;
-        const float t = (float)call->times[i / n->elements];
-        store(call->raw, n->dtype, i, w[e] * load(call->hidden, n->dtype, i) * (1.0f + t) + b[e]);
+        const float t = (float)call->times[i / n->elements], more = call->condition ? 1.3f : 1.0f;
+        store(call->raw, n->dtype, i, more * w[e] * load(call->hidden, n->dtype, i) * (1.0f + t) + b[e]);
     }
     return xd_block_end(n->block);
 }
@@ -70,6 +70,47 @@ static xd_result backward(void *user, const xd_network_call *call) {
         const float t = (float)call->times[i / n->elements];
         w[e] += call->raw_gradient[i] * load(call->hidden, n->dtype, i) * (1.0f + t);
         b[e] += call->raw_gradient[i];
+    }
+    return xd_block_end(n->block);
+}
+
+/* A teacher whose feature is the time of a sample, and a discriminator linear in it: what ranks of one sample all have. */
+static xd_result forward_with_time(void *user, const xd_network_call *call) {
+    for (int64_t i = 0; i < call->samples && call->features; i++)
+        call->features[0][i] = (float)call->times[i];
+    return forward(user, call);
+}
+
+static xd_result backward_of_time(void *user, const xd_network_call *call) {
+    const net *n = (const net *)user;
+    memset(call->hidden_gradient, 0, (size_t)(call->samples * n->elements) * sizeof(float));
+    return XD_OK;
+}
+
+static xd_result judge(void *user, const xd_network_call *call) {
+    net *n = (net *)user;
+    const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
+                           .leaf = call->leaf,
+                           .more = call->more };
+    xd_block_view view;
+    XD_TRY(xd_block_begin(n->block, pass, &view));
+    const float *w = (const float *)view.values[0], *b = (const float *)view.values[1];
+    for (int64_t i = 0; i < call->samples * HEADS; i++)
+        ((float *)call->raw)[i] = 4.0f * w[i % HEADS] * call->features[0][i / HEADS] - b[i % HEADS];
+    return xd_block_end(n->block);
+}
+
+static xd_result judge_backward(void *user, const xd_network_call *call) {
+    net *n = (net *)user;
+    const xd_pass_kind kind = call->weights ? XD_PASS_BACKWARD : XD_PASS_INFERENCE;
+    xd_block_view view;
+    XD_TRY(
+        xd_block_begin(n->block, (xd_pass){ .kind = kind, .leaf = call->leaf, .more = call->more }, &view));
+    float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
+    for (int64_t i = 0; i < call->samples && call->input_gradients; i++) call->input_gradients[0][i] = 0.0f;
+    for (int64_t i = 0; i < call->samples * HEADS && call->weights; i++) {
+        w[i % HEADS] += 4.0f * call->raw_gradient[i] * call->features[0][i / HEADS];
+        b[i % HEADS] -= call->raw_gradient[i];
     }
     return xd_block_end(n->block);
 }
@@ -104,6 +145,7 @@ typedef struct place {
     run *r;
     xd_ctx *ctx;
     int rank, calls;
+    float real[IN_LEAF * WHOLE];
 } place;
 
 static xd_result give_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
@@ -113,6 +155,8 @@ static xd_result give_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
     batch->samples = IN_LEAF;
     batch->first = leaf * IN_LEAF;
     batch->negative = p;
+    for (int i = 0; i < IN_LEAF * WHOLE; i++) store(p->real, p->r->dtype, i, 0.1f);
+    batch->real = p->real;
     return XD_OK;
 }
 
@@ -142,24 +186,43 @@ static xd_dmd_desc settings(const run *r, xd_comm *data, xd_comm *split) {
     d.frequency = 3;
     d.guided = r->guided;
     d.guidance_scale = 1.5;
+    d.gan.fdistill.on = r->judged;
+    d.gan.fdistill.rate = 0.5;
+    d.gan.fdistill.bins = 3;
     d.seed = 21;
     return d;
 }
 
 static xd_result make_all(const xd_dmd_desc *base, net *nets, xd_comm *world, xd_dmd_desc *d) {
+    static const int64_t one = 1;
+    const bool judged = base->gan.fdistill.on;
     *d = *base;
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        if (role == XD_DMD_DISCRIMINATOR) continue;
+        const bool judges = role == XD_DMD_DISCRIMINATOR;
+        if (judges && !judged) continue;
         net *n = &nets[role];
-        n->elements = d->sizes.elements;
+        n->elements = judges ? HEADS : d->sizes.elements;
         n->dtype = d->sizes.dtype;
         XD_TRY(make_net(n, d->data, role, role != XD_DMD_TEACHER));
         d->networks[role] =
             (xd_network){ .user = n, .predicts = XD_PREDICT_FLOW, .forward = forward, .backward = backward };
-        d->trainers[role] = (xd_dmd_trainer){
-            .parallel = n->parallel, .optimizer = n->optimizer, .max_norm = 0.05, .norm = world
-        };
+        d->trainers[role] = (xd_dmd_trainer){ .parallel = n->parallel,
+                                              .optimizer = n->optimizer,
+                                              .max_norm = 0.05,
+                                              .norm = judges ? NULL : world };
     }
+    if (base->guided) {
+        d->networks[XD_DMD_TEACHER].guidance.rescale = 0.7;
+        d->networks[XD_DMD_FAKE_SCORE].guidance = (xd_guidance){ true, 1.25, 0.5 };
+    }
+    if (!judged) return XD_OK;
+    d->networks[XD_DMD_TEACHER].feature_count = 1;
+    d->networks[XD_DMD_TEACHER].feature_elements = &one;
+    d->networks[XD_DMD_TEACHER].forward = forward_with_time;
+    d->networks[XD_DMD_TEACHER].backward = backward_of_time;
+    d->networks[XD_DMD_DISCRIMINATOR].heads = HEADS;
+    d->networks[XD_DMD_DISCRIMINATOR].forward = judge;
+    d->networks[XD_DMD_DISCRIMINATOR].backward = judge_backward;
     return XD_OK;
 }
 
@@ -178,6 +241,9 @@ static xd_result train(place *p, const xd_dmd_desc *d) {
 }
 
 static void keep_weights(run *r, const xd_dmd_desc *d, net *nets) {
+    for (int k = 0; k < 2 && d->gan.fdistill.on; k++)
+        memcpy(r->weights[XD_DMD_DISCRIMINATOR] + k * HEADS, nets[XD_DMD_DISCRIMINATOR].params[k].value,
+               HEADS * sizeof(float));
     for (int role = 0; role < 2; role++)
         for (int k = 0; k < 2; k++)
             memcpy(r->weights[role] + k * WHOLE + d->sizes.first_element, nets[role].params[k].value,
@@ -186,7 +252,7 @@ static void keep_weights(run *r, const xd_dmd_desc *d, net *nets) {
 
 static xd_result run_rank(xd_comm *world, void *argument) {
     run *r = (run *)argument;
-    place p = { r, xd_comm_ctx(world), xd_comm_rank(world), 0 };
+    place p = { r, xd_comm_ctx(world), xd_comm_rank(world), 0, { 0 } };
     net nets[XD_DMD_ROLES];
     xd_comm *data = NULL, *split = NULL;
     xd_dmd_desc d;
@@ -223,9 +289,9 @@ static xd_result execute(run *r, xd_reduction reduction) {
     return result;
 }
 
-static void check_splits(xd_dtype dtype, bool guided, bool fresh) {
-    run one = like(dtype, 1, 1);
-    one.guided = guided, one.fresh = fresh;
+static void check_splits_of(run like_this) {
+    const xd_dtype dtype = like_this.dtype;
+    run one = like_this;
     CHECK_EQ_INT(execute(&one, XD_REDUCTION_INVARIANT), XD_OK);
     CHECK(one.weights[0][0] != 0.0f && one.weights[0][0] != one.weights[0][1]);
     CHECK(one.values[0].regression > 0.0 && one.values[WARM_UPS + 1].vsd > 0.0);
@@ -233,11 +299,27 @@ static void check_splits(xd_dtype dtype, bool guided, bool fresh) {
     for (int split = 1; split <= 2; split++)
         for (int data = 1; data <= 2; data++) {
             run other = like(dtype, split, data);
-            other.guided = guided, other.fresh = fresh;
+            other.guided = one.guided, other.fresh = one.fresh, other.judged = one.judged;
             CHECK_EQ_INT(execute(&other, XD_REDUCTION_INVARIANT), XD_OK);
             CHECK(memcmp(one.weights, other.weights, sizeof one.weights) == 0);
             CHECK(memcmp(one.values, other.values, sizeof one.values) == 0);
         }
+}
+
+static void check_splits(xd_dtype dtype, bool guided, bool fresh) {
+    run one = like(dtype, 1, 1);
+    one.guided = guided, one.fresh = fresh;
+    check_splits_of(one);
+}
+
+XD_TEST(weights_of_split_samples_keep_the_bits) {
+    run one = like(XD_DTYPE_F32, 1, 1), plain = one;
+    one.judged = true;
+    check_splits_of(one);
+    CHECK_EQ_INT(execute(&one, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(execute(&plain, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK(one.weights[XD_DMD_DISCRIMINATOR][0] != 0.1f && one.values[STEPS + WARM_UPS - 1].generator > 0.0);
+    CHECK(memcmp(one.weights[0], plain.weights[0], sizeof one.weights[0]) != 0);
 }
 
 XD_TEST(split_samples_keep_the_bits_of_whole_ones) {
@@ -284,7 +366,7 @@ static xd_result nothing(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
-enum { DIFFERENCES = 27 };
+enum { DIFFERENCES = 35 };
 
 static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
@@ -315,7 +397,15 @@ static void differ(xd_dmd_desc *d, int number) {
     case 23: d->trainers[XD_DMD_STUDENT].max_norm = 2.0; break;
     case 24: d->networks[XD_DMD_TEACHER].predicts = XD_PREDICT_X0; break;
     case 25: d->sizes.step_samples = 9; break;
-    case 26: d->gan.penalty = XD_DMD_PENALTY_SLOPE; break;
+    case 26: d->gan.fdistill.divergence = XD_F_KL; break;
+    case 27: d->gan.fdistill.upper = 30.0; break;
+    case 28: d->gan.fdistill.bins = 9; break;
+    case 29: d->gan.fdistill.rate = 0.5; break;
+    case 30: d->gan.fdistill.max_t = 0.5; break;
+    case 31: d->networks[XD_DMD_FAKE_SCORE].guidance.on = true; break;
+    case 32: d->networks[XD_DMD_FAKE_SCORE].guidance.scale = 1.5; break;
+    case 33: d->guided = true, d->networks[XD_DMD_TEACHER].guidance.rescale = 0.5; break;
+    case 34: d->gan.penalty = XD_DMD_PENALTY_SLOPE; break;
     default: break;
     }
 }

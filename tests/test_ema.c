@@ -159,6 +159,18 @@ static void ema_machine(int64_t start, bool from_current, const ema_row *rows, i
     xd_ctx_destroy(ctx);
 }
 
+/* Every situation an update can be in, and where it is tested:
+ *   start 0, counted by itself: a copy, then averages        the_first_update_that_counts_copies
+ *   start 0, called with 0: a copy, each time                the_first..., the_start_iteration_copies_again...
+ *   before the start: nothing changes                        the_first..., nothing_changes_before_the_start
+ *   the first call after the start: a copy                   the_first...
+ *   the start again: a copy again                            the_start_iteration_copies_again...
+ *   iterations that go back: their own decay                 the_start_iteration..., the_decay_is_that_of_the_iteration_given
+ *   published before the first copy: weights of creation     publishing_before_the_first_copy_gives_the_weights_of_creation
+ *   loaded, then updated: goes on, but copies at the start   a_resumed_average..., a_loaded_average_is_overwritten_at_the_start
+ *   resumed without its file: a copy                         an_average_resumed_without_its_file_begins_with_a_copy
+ *   counter: given ones are stored, others one more          the_counter_goes_on_from_the_last_iteration_given
+ *   a status with a finding: nothing, the counter too        a_status_with_a_finding... */
 XD_TEST(the_first_update_that_counts_copies) {
     static const ema_row counted[] = { { XD_EMA_NEXT, 2.0f, 2.0f, true }, { XD_EMA_NEXT, 4.0f, 3.0f, true } };
     static const ema_row zero[] = { { 0, 2.0f, 2.0f, true }, { 1, 4.0f, 3.0f, true } };
@@ -179,13 +191,124 @@ XD_TEST(the_start_iteration_copies_again_and_order_is_free) {
     static const ema_row again[] = { { 5, 2.0f, 2.0f, true },
                                      { 6, 4.0f, 3.0f, true },
                                      { 5, 7.0f, 7.0f, true } };
+    static const ema_row zero[] = { { 0, 2.0f, 2.0f, true },
+                                    { 0, 5.0f, 5.0f, true },
+                                    { 1, 7.0f, 6.0f, true } };
     static const ema_row backwards[] = { { 9, 2.0f, 2.0f, true },
                                          { 7, 4.0f, 3.0f, true },
                                          { 3, 9.0f, 3.0f, true } };
     static const ema_row current[] = { { 1, 3.0f, 2.0f, true }, { 2, 4.0f, 3.0f, true } };
     ema_machine(5, false, again, 3);
+    ema_machine(0, false, zero, 3);
     ema_machine(5, false, backwards, 3);
     ema_machine(0, true, current, 2);
+}
+
+/* Parameters and buffers, the counter counting by itself. */
+XD_TEST(nothing_changes_before_the_start) {
+    float value = 1.0f, buffer = 1.0f;
+    xd_ctx *ctx = ema_ctx();
+    xd_param params[2];
+    params[0] = ema_param("w", &value, XD_DTYPE_F32, 1);
+    params[1] = ema_param("b", &buffer, XD_DTYPE_F32, 1);
+    params[1].buffer = true;
+    xd_ema_desc desc = ema_desc(0.5);
+    desc.start_iteration = 100;
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 2, &desc, &ema) == XD_OK);
+    for (int64_t i = 1; i < 100; i++) {
+        value = buffer = (float)i + 1.0f;
+        CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
+        CHECK(ema_f32(ema, 0) == 1.0f && ema_f32(ema, 1) == 1.0f);
+        CHECK(!xd_ema_describe(ema).initialized);
+        CHECK_EQ_INT(xd_ema_describe(ema).iteration, i);
+    }
+    CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
+    CHECK(ema_f32(ema, 0) == 100.0f && ema_f32(ema, 1) == 100.0f && xd_ema_describe(ema).initialized);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(publishing_before_the_first_copy_gives_the_weights_of_creation) {
+    float value = 1.5f, out = 0.0f;
+    xd_ctx *ctx = ema_ctx();
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1),
+                   target = ema_param("w", &out, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    value = 7.0f;
+    CHECK(xd_ema_copy_to(ema, &target, 1, false, NULL) == XD_OK);
+    CHECK(out == 1.5f && !xd_ema_describe(ema).initialized && xd_ema_describe(ema).iteration == 0);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_decay_is_that_of_the_iteration_given) {
+    static const int64_t iterations[] = { 10, 1000, 10, 3, 1000000 };
+    float value = 0.0f;
+    double shadow = 0.0;
+    xd_ctx *ctx = ema_ctx();
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema_desc desc = xd_ema_defaults(XD_EMA_POWER);
+    desc.init_from_current = true;
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    for (int k = 0; k < 5; k++) {
+        value = (float)(k + 1);
+        shadow += (1.0 - pow(1.0 - 1.0 / (double)iterations[k], 17.97)) * ((double)value - shadow);
+        CHECK(xd_ema_update(ema, iterations[k], NULL) == XD_OK);
+        CHECK_NEAR(ema_f32(ema, 0), shadow, 1e-5);
+        CHECK_EQ_INT(xd_ema_describe(ema).iteration, iterations[k]);
+    }
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_counter_goes_on_from_the_last_iteration_given) {
+    static const int64_t asked[] = {
+        XD_EMA_NEXT, XD_EMA_NEXT, 40, XD_EMA_NEXT, 7, XD_EMA_NEXT, 0, XD_EMA_NEXT
+    };
+    static const int64_t stored[] = { 1, 2, 40, 41, 7, 8, 0, 1 };
+    float value = 1.0f;
+    xd_ctx *ctx = ema_ctx();
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    for (int k = 0; k < 8; k++) {
+        CHECK(xd_ema_update(ema, asked[k], NULL) == XD_OK);
+        CHECK_EQ_INT(xd_ema_describe(ema).iteration, stored[k]);
+    }
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+/* With the record of another run, at its iteration and at the start. */
+XD_TEST(a_loaded_average_is_overwritten_at_the_start) {
+    for (int64_t at = 4; at <= 6; at++) {
+        float value = 1.0f, saved = 10.0f;
+        xd_ctx *ctx = ema_ctx();
+        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1),
+                       list = ema_param("w", &saved, XD_DTYPE_F32, 1);
+        xd_ema_desc desc = ema_desc(0.5);
+        desc.start_iteration = 5;
+        xd_ema *ema = NULL;
+        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(xd_ema_load(ema, &list, 1, NULL, NULL) == XD_OK);
+        CHECK(xd_ema_describe(ema).initialized);
+        value = 2.0f;
+        CHECK(xd_ema_update(ema, at, NULL) == XD_OK);
+        CHECK(ema_f32(ema, 0) == (at < 5 ? 10.0f : at == 5 ? 2.0f : 6.0f));
+        xd_ema_destroy(ema);
+        xd_ctx_destroy(ctx);
+    }
+}
+
+XD_TEST(an_average_resumed_without_its_file_begins_with_a_copy) {
+    static const ema_row resumed[] = { { 501, 4.0f, 4.0f, true }, { 502, 8.0f, 6.0f, true } };
+    static const ema_row early[] = { { 3, 4.0f, 1.0f, false }, { 501, 5.0f, 5.0f, true } };
+    ema_machine(0, false, resumed, 2);
+    ema_machine(100, false, resumed, 2);
+    ema_machine(100, false, early, 2);
 }
 
 XD_TEST(a_status_with_a_finding_stops_update_and_counter) {

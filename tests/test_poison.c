@@ -32,13 +32,19 @@
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create, xd_ema_decay: through xd_ema_update
  *   xd_ema_import: reads the counters of a record, none of its settings
+ *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
+ *     tested in test_post_hoc.c
+ *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
  *   xd_status_check, xd_read_status: print a number
  *   xd_noise_check, xd_noise_level_at, xd_noise_ratio, xd_noise_time_of_ratio, xd_noise_grid_time, xd_noise_nearest, xd_noise_steps,
  *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_noise_network_time, xd_noise_network_scale, xd_guidance_mix: arithmetic on numbers alone, NaN in, NaN out
  *   xd_prediction_mix, xd_prediction_check, xd_noise_mix, xd_target_mix: the same as xd_noise_level_at, tested in test_convert.c
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
+ *   xd_latent_pack, xd_latent_unpack: move elements as bytes
  *   xd_dmd_has_turn: reads two whole numbers
+ *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
+ *   xd_dmd_set_bins: values that are not above 0 and finite are refused, tested in test_dmd_ratios.c
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
  *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c

@@ -301,7 +301,8 @@ static void ask_training(xd_ctx *ctx, int64_t index) {
     float value[2] = { 0 }, gradient[2] = { 0 };
     const xd_param param = { "w", value, gradient, XD_DTYPE_F32, .count = 2 };
     const xd_optimizer_desc desc = xd_adamw_defaults(&param, 1);
-    const xd_ema_desc average = xd_ema_defaults(XD_EMA_HALFLIFE);
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_HALFLIFE);
+    average.compensated = true;
     xd_optimizer *optimizer = NULL;
     xd_ema *ema = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &desc, &optimizer), XD_OK);
@@ -309,6 +310,8 @@ static void ask_training(xd_ctx *ctx, int64_t index) {
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, 0).exp_avg != NULL);
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, index).exp_avg == NULL);
     ASK("xd_ema_view(index)", xd_ema_view(ema, 0).value != NULL && xd_ema_view(ema, index).value == NULL);
+    ASK("xd_ema_compensation(index)",
+        xd_ema_compensation(ema, 0).value != NULL && xd_ema_compensation(ema, index).value == NULL);
     xd_ema_destroy(ema);
     xd_optimizer_destroy(optimizer);
 }

@@ -382,4 +382,47 @@ XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
     CHECK_EQ_INT(c.now, 0);
 }
 
+/* ---- models that have storage already ---- */
+
+static xd_result publish_own_storage(xd_comm *world, void *argument) {
+    const int kind = *(const int *)argument;
+    const xd_ddp_desc ddp = { .sharded_optimizer = kind == WRAP_SHARDED };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_model *model = NULL;
+    xd_parallel *parallel = NULL;
+    xd_param params[2];
+    int64_t count = 0;
+    CHECK(xd_model_create(ctx, NULL, &model) == XD_OK);
+    xd_weight_desc d = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 200 } };
+    CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK);
+    d = (xd_weight_desc){ .name = "table", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 }, .buffer = true };
+    d.init = (xd_init){ XD_INIT_CONSTANT, 7.0f, 0.0f };
+    CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK && xd_model_allocate(model) == XD_OK);
+    CHECK(xd_model_init_weights(model) == XD_OK);
+    CHECK((kind == WRAP_FSDP ? xd_fsdp_create(model, world, NULL, &parallel)
+                             : xd_ddp_create(model, world, &ddp, &parallel)) == XD_OK);
+    CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK && count == 2);
+    for (int64_t i = 0; i < params[0].count; i++)
+        ((float *)params[0].value)[i] = kind == WRAP_DDP ? 5.0f : 5.0f + (float)xd_comm_rank(world);
+    CHECK(params[1].value && ((const float *)params[1].value)[2] == 7.0f);
+    CHECK(xd_parallel_publish(parallel) == XD_OK);
+    xd_block_view view;
+    CHECK(xd_block_begin(xd_model_root(model), (xd_pass){ .kind = XD_PASS_INFERENCE }, &view) == XD_OK);
+    const float *w = (const float *)view.values[0], *table = (const float *)view.values[1];
+    CHECK(w[0] == 5.0f && w[199] == (kind == WRAP_DDP ? 5.0f : 6.0f));
+    CHECK(table && table[0] == 7.0f && table[2] == 7.0f);
+    CHECK(xd_block_end(xd_model_root(model)) == XD_OK);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(a_model_that_had_storage_shows_what_was_published_and_keeps_its_buffers) {
+    for (int kind = WRAP_DDP; kind <= WRAP_FSDP; kind++) {
+        xd_error error;
+        CHECK(xd_run_threads(2, NULL, publish_own_storage, &kind, &error) == XD_OK);
+    }
+}
+
 XD_TEST_MAIN()

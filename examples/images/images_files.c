@@ -2,7 +2,6 @@
 #include "images_run.h"
 
 #include "../common/folders.h"
-#include "../common/json_fields.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -132,16 +131,12 @@ static void images_networks(images_run *run, images_trained *out) {
 }
 
 xd_result images_save(images_run *run, int step) {
-    const xd_dmd_record record = xd_dmd_describe(run->dmd);
     images_trained trained;
     xd_checkpoint_save_desc save;
-    char root[480], state[256];
+    char root[480], *state = NULL;
     images_networks(run, &trained);
     images_path(run, "checkpoints", root);
-    snprintf(state, sizeof state,
-             "{\"student\": %lld, \"fake_score\": %lld, \"discriminator\": %lld, \"warm_up\": %lld}",
-             (long long)record.updates[XD_DMD_STUDENT], (long long)record.updates[XD_DMD_FAKE_SCORE],
-             (long long)record.updates[XD_DMD_DISCRIMINATOR], (long long)record.warm_up);
+    XD_TRY(xd_dmd_state_save(run->dmd, &state));
     memset(&save, 0, sizeof save);
     save.root = root;
     save.step = step;
@@ -150,23 +145,9 @@ xd_result images_save(images_run *run, int step) {
     save.state = state;
     save.keep = 2;
     save.overwrite = true;
-    return xd_checkpoint_save(run->world, &save);
-}
-
-static xd_result images_resume(images_run *run, const char *state, int64_t step) {
-    xd_ctx *ctx = xd_comm_ctx(run->world);
-    xd_json *root = NULL;
-    xd_dmd_record record = xd_dmd_describe(run->dmd);
-    XD_TRY(xd_json_load_memory(ctx, NULL, state, strlen(state), &root));
-    const bool read = xd_json_int64(xd_json_find(root, "student"), &record.updates[XD_DMD_STUDENT]) &&
-                      xd_json_int64(xd_json_find(root, "fake_score"), &record.updates[XD_DMD_FAKE_SCORE]) &&
-                      (!run->recipe->real || xd_json_int64(xd_json_find(root, "discriminator"),
-                                                           &record.updates[XD_DMD_DISCRIMINATOR])) &&
-                      xd_json_int64(xd_json_find(root, "warm_up"), &record.warm_up);
-    xd_json_destroy(ctx, root);
-    XD_REQUIRE(ctx, read, XD_ERROR_FORMAT, "a checkpoint of %s without the state of a run", run->directory);
-    record.step = step;
-    return xd_dmd_resume(run->dmd, &record);
+    const xd_result result = xd_checkpoint_save(run->world, &save);
+    xd_release(xd_comm_ctx(run->world), state);
+    return result;
 }
 
 /* The first `lines` lines of metrics.jsonl: later ones are of steps that will be made again. */
@@ -195,8 +176,8 @@ xd_result images_load(images_run *run, int *step) {
     load.networks = trained.networks;
     load.network_count = trained.count;
     XD_TRY(xd_checkpoint_load(run->world, &load, &report, &state));
-    xd_result result = images_resume(run, state ? state : "{}", report.step);
-    if (state) xd_release(xd_comm_ctx(run->world), state);
+    xd_result result = xd_dmd_state_load(run->dmd, state, NULL);
+    xd_release(xd_comm_ctx(run->world), state);
     *step = (int)report.step;
     for (int i = 0; i < trained.count && result == XD_OK; i++)
         result = xd_parallel_publish(run->roles[i].parallel);

@@ -12,6 +12,7 @@
  *     root/step-200/model.safetensors        weights and buffers, as Hugging Face reads them
  *                   optim.safetensors        optim.exp_avg.NAME, optim.exp_avg_sq.NAME, optim.master.NAME, optim.step.NAME
  *                   ema-slow.safetensors     an average, under the names of the weights
+ *                                            and ema.compensation.NAME, where it has one
  *                   state.json               step, settings of optimizers and averages, the caller's own state
  *                   manifest.json            sizes and checksums of all files, places and fingerprints of all tensors
  *     root/latest                            "step-200", a hint for people

@@ -68,6 +68,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
         XD_REQUIRE(ctx, a->ema && xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
                    "average \"%s\" has %lld parameters, the network %lld parts", a->name,
                    (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
+        XD_TRY(xdi_ema_in_place(a->ema));
         for (int64_t i = 0; i < n->part_count; i++) {
             xd_param shadow = xdi_ema_entry(a->ema, i);
             shadow.dtype = n->parts[i].dtype; /* shadows have types of their own */
@@ -159,7 +160,10 @@ static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network 
         xdi_content_add_group(c, "ema", n->name, n->averages[k].name);
         for (int64_t i = 0; i < n->part_count; i++) {
             const xd_param shadow = xdi_ema_entry(n->averages[k].ema, i);
+            const xd_param lacked = xdi_ema_entry_compensation(n->averages[k].ema, i);
             (void)xdi_content_add(c, NULL, &n->parts[i], shadow.dtype, shadow.value);
+            if (lacked.dtype != XD_DTYPE_NONE)
+                (void)xdi_content_add(c, "ema.compensation.", &n->parts[i], lacked.dtype, lacked.value);
         }
     }
 }

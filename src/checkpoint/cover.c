@@ -226,3 +226,33 @@ XD_PRIVATE xd_result xdi_cover_steps(const xdi_content *c, xd_comm *comm) {
     xd_release(c->ctx, most);
     return result;
 }
+
+/* ---- a part as numbers ---- */
+
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *p, bool holds, int64_t *message) {
+    holds = holds && p->range.begin < p->range.end;
+    message[0] = holds ? p->range.begin : 0;
+    message[1] = holds ? p->range.end : 0;
+    message[2] = holds && p->region != NULL;
+    return message[2] ? xdi_cover_put_box(p->region, message, 3) : 3;
+}
+
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part) {
+    const int64_t *at = message + 3;
+    *part = *own;
+    part->range.begin = message[0];
+    part->range.end = message[1];
+    part->region = message[2] ? region : NULL;
+    if (!message[2]) return 3;
+    memset(region, 0, sizeof *region);
+    region->ndim = own->ndim;
+    for (int d = 0; d < own->ndim; d++) {
+        region->count[d] = (int)*at++;
+        for (int i = 0; i < region->count[d]; i++) {
+            region->interval[d][i].begin = *at++;
+            region->interval[d][i].end = *at++;
+        }
+    }
+    return at - message;
+}

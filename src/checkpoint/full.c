@@ -7,14 +7,13 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "comm/topology.h"
+#include "tensor/internal.h"
 #include "train/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum {
-    XDI_FULL_MESSAGE =
-        3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX), /* numbers about a part, at most */
     XDI_FULL_ABSENT = -1,  /* the list has no such tensor: it stays as it is */
     XDI_FULL_UNFORMED = -2 /* a state of an optimizer that has never stepped */
 };
@@ -99,13 +98,13 @@ static size_t xdi_full_room(const xdi_full *f) {
 
 static xd_result xdi_full_reserve(xdi_full *f) {
     const size_t size = (size_t)f->size, room = xdi_full_room(f);
-    const size_t numbers = (size_t)XDI_FULL_MESSAGE * (size + 1) + 2 * size;
+    const size_t numbers = (size_t)XDI_PART_NUMBERS * (size + 1) + 2 * size;
     f->ranks = (xdi_full_rank *)xd_allocate(f->ctx, size * sizeof *f->ranks);
     f->lengths = (int64_t *)xd_allocate(f->ctx, numbers * sizeof *f->lengths);
     XD_REQUIRE(f->ctx, f->ranks && f->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", f->size);
     f->counts = f->lengths + size;
     f->sent = f->counts + size;
-    f->messages = f->sent + XDI_FULL_MESSAGE;
+    f->messages = f->sent + XDI_PART_NUMBERS;
     if (f->rank != 0) return XD_OK;
     f->host = (unsigned char *)xd_allocate(f->ctx, room);
     f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
@@ -117,57 +116,20 @@ static xd_result xdi_full_reserve(xdi_full *f) {
     return XD_OK;
 }
 
-/* What this rank has of a tensor, as numbers; returns how many. */
-static int64_t xdi_full_write(const xdi_full *f, const xd_tensor_part *p) {
-    const bool holds = !(f->gathers && p->replica) && p->range.begin < p->range.end;
-    f->sent[0] = holds ? p->range.begin : 0;
-    f->sent[1] = holds ? p->range.end : 0;
-    f->sent[2] = holds && p->region != NULL;
-    return f->sent[2] ? xdi_cover_put_box(p->region, f->sent, 3) : 3;
-}
-
-static void xdi_full_read(const xd_tensor_part *own, const int64_t *message, xdi_full_rank *r) {
-    r->part = *own;
-    r->part.range.begin = message[0];
-    r->part.range.end = message[1];
-    r->part.region = message[2] ? &r->region : NULL;
-    r->begin = r->end = message[0];
-    if (!message[2]) return;
-    message += 3;
-    memset(&r->region, 0, sizeof r->region);
-    r->region.ndim = own->ndim;
-    for (int d = 0; d < own->ndim; d++) {
-        r->region.count[d] = (int)*message++;
-        for (int i = 0; i < r->region.count[d]; i++) {
-            r->region.interval[d][i].begin = *message++;
-            r->region.interval[d][i].end = *message++;
-        }
-    }
-}
-
 /* Who has what of a tensor. Collective. */
 static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t) {
-    const int64_t length = xdi_full_write(f, t->part);
+    const bool holds = !(f->gathers && t->part->replica);
+    const int64_t length = xdi_part_write(t->part, holds, f->sent);
     const int64_t *at = f->messages;
     for (int r = 0; r < f->size; r++) f->counts[r] = 1;
     XD_TRY(xd_all_gather(f->comm, &length, f->lengths, f->counts, XD_DTYPE_I64));
     XD_TRY(xd_all_gather(f->comm, f->sent, f->messages, f->lengths, XD_DTYPE_I64));
-    for (int r = 0; r < f->size; at += f->lengths[r++]) xdi_full_read(t->part, at, &f->ranks[r]);
-    return XD_OK;
-}
-
-/* The first position of a part whose element has at least this index: indices ascend with positions. */
-static int64_t xdi_full_position(const xd_tensor_part *p, int64_t index) {
-    int64_t low = p->range.begin, high = p->range.end, at;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        (void)xdi_part_run(p, middle, &at);
-        if (at < index)
-            low = middle + 1;
-        else
-            high = middle;
+    for (int r = 0; r < f->size; at += f->lengths[r++]) {
+        xdi_full_rank *rank = &f->ranks[r];
+        (void)xdi_part_read(t->part, at, &rank->region, &rank->part);
+        rank->begin = rank->end = rank->part.range.begin;
     }
-    return low;
+    return XD_OK;
 }
 
 /* The end of the window that begins at `first`: as far as all that its ranks hold of it has room. */
@@ -178,7 +140,7 @@ static int64_t xdi_full_plan(xdi_full *f, const xdi_stored *t, int64_t first) {
     for (;; length /= 2, total = 0) {
         for (int r = 0; r < f->size; r++) {
             xdi_full_rank *rank = &f->ranks[r];
-            rank->end = xdi_full_position(&rank->part, first + length);
+            rank->end = xdi_part_position(&rank->part, first + length);
             f->counts[r] = rank->end - rank->begin;
             total += f->counts[r];
         }

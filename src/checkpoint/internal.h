@@ -83,11 +83,25 @@ XD_PRIVATE bool xdi_stored_speaks(const xdi_stored *t, int rank);
 /* Bytes of what this rank has of a tensor. */
 XD_PRIVATE size_t xdi_stored_bytes(const xdi_stored *t);
 
-/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
- * and in *index the first one's in the whole tensor. */
-XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+/* cover.c: what a rank has of a tensor as numbers, at most XDI_PART_NUMBERS, nothing unless it `holds`; returns how many. And from
+ * there: name, type and shape are those of this rank's own part, `region` is where the part's is kept. */
+enum { XDI_PART_NUMBERS = 3 + XD_DIMS_MAX * (1 + 2 * XD_REGION_INTERVALS_MAX) };
+XD_PRIVATE int64_t xdi_part_write(const xd_tensor_part *part, bool holds, int64_t *message);
+XD_PRIVATE int64_t xdi_part_read(const xd_tensor_part *own, const int64_t *message, xd_region *region,
+                                 xd_tensor_part *part);
 
-/* runs.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
+/* move.c: fills parts of tensors from parts that the ranks have of the same tensors in any other cut; floats of another type are
+ * rounded to nearest even where they arrive. What a rank has itself it copies; the rest comes from the one rank that speaks for it,
+ * in windows. Tensors of which every rank has itself what it wants are copied without an exchange: *local is their number.
+ * `from` must have been covered (xdi_cover_check). Collective. Memory: staging_bytes, or those of the largest tensor when that is
+ * less, on the device; 0 -> 16 MiB; and 17 KiB for each rank. */
+typedef struct xdi_move {
+    const xd_tensor_part *from, *to;
+} xdi_move;
+XD_PRIVATE xd_result xdi_move_parts(xd_comm *comm, const xdi_move *moves, int64_t count, size_t staging_bytes,
+                                    int64_t *local);
+
+/* rounds.c: work that is done in rounds, after each of which the ranks agree, so that none waits long for one that has more of it.
  * `work` does about `bytes` of its work, or what is left. Collective; `left`: this rank's bytes. */
 typedef xd_result (*xdi_work)(void *argument, uint64_t bytes);
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument);

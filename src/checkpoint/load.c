@@ -6,6 +6,7 @@
 #include "checkpoint/internal.h"
 #include "comm/mesh.h"
 #include "comm/topology.h"
+#include "tensor/internal.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -67,6 +67,14 @@ static void xdi_state_write_average(xd_json_writer *w, const xd_checkpoint_avera
     xd_json_write_int64(w, r.config.batch_size);
     xd_json_write_key(w, "start_iteration");
     xd_json_write_int64(w, r.config.start_iteration);
+    if (r.config.compensated || r.config.stochastic_bf16) {
+        xd_json_write_key(w, r.config.compensated ? "compensated" : "stochastic_bf16");
+        xd_json_write_bool(w, true);
+    }
+    if (r.config.stochastic_bf16) {
+        xd_json_write_key(w, "seed");
+        xd_json_write_uint64(w, r.config.seed);
+    }
     xd_json_write_end(w);
 }
 

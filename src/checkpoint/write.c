@@ -4,6 +4,7 @@
 #include "base/publish.h"
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
+#include "tensor/internal.h"
 
 #include <string.h>
 

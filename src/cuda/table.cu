@@ -59,6 +59,8 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.list_create = xdi_cuda_list_create;
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
+    kernels.optimizer.average = xdi_cuda_average;
+    kernels.optimizer.swap = xdi_cuda_swap;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;

@@ -22,9 +22,18 @@ static xd_network_call xdi_dmd_judging(const xd_dmd *d, const xd_dmd_batch *batc
     return call;
 }
 
-static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot) {
+/* Features of the teacher at samples and times. */
+static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
+                              const xdi_dmd_times *times) {
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
+    call.slot = slot;
+    call.features = d->features[slot].values;
+    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+}
+
+static xd_result xdi_dmd_judge(xd_dmd *d, const xd_dmd_batch *batch, int slot, bool keep) {
     xd_network_call call = xdi_dmd_judging(d, batch, slot);
-    call.keep = true;
+    call.keep = keep;
     call.raw = d->features[slot].logits;
     call.raw_gradient = NULL;
     return xdi_dmd_forward(d, XD_DMD_DISCRIMINATOR, &call);
@@ -50,7 +59,7 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     xd_gan_desc desc = xd_gan_defaults();
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.fake_gradient = xdi_dmd_logits(d, fake->slopes, batch->samples);
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
     XD_TRY(xdi_dmd_adversarial_loss(d, &desc, d->desc.gan.weight, value));
     call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_FAKE);
     call.input_gradients = d->feature_slopes;
@@ -69,16 +78,38 @@ XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, dou
     return xdi_dmd_mix(d, slope, xdi_dmd_slopes(d, d->hidden_slope, batch->samples), slope);
 }
 
-/* ---- the discriminator's own ---- */
+/* ---- what f-distill weighs by ---- */
 
-/* Features of the teacher at samples and times. */
-static xd_result xdi_dmd_look(xd_dmd *d, const xd_dmd_batch *batch, int slot, xdi_dmd_tensor tensor,
-                              const xdi_dmd_times *times) {
-    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[tensor], times);
-    call.slot = slot;
-    call.features = d->features[slot].values;
-    return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
+/* Logits and times of slot FAKE become those of a leaf. */
+static xd_result xdi_dmd_add_ratios(xd_dmd *d, int64_t leaf, int64_t samples) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    const int64_t heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xdi_dmd_ratios *r = &d->ratios;
+    if (samples > 0) {
+        XD_TRY(xd_ctx_kernels(d->ctx)->memory.copy(
+            &launch, r->logits + r->rows * heads, d->features[XDI_DMD_SLOT_FAKE].logits,
+            (size_t)(samples * heads) * sizeof *r->logits, XD_COPY_ON_DEVICE));
+        XD_TRY(xdi_dmd_send(d, r->times + r->rows, d->noised.exact, (size_t)samples * sizeof *r->times));
+    }
+    r->first[leaf] = r->rows;
+    r->samples[leaf] = samples;
+    r->rows += samples;
+    return XD_OK;
 }
+
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
+    XD_TRY(xdi_dmd_check_on(dmd));
+    XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
+    if (dmd->ratios.weighed || dmd->ratios.first[leaf] >= 0) xdi_dmd_forget_ratios(dmd);
+    dmd->noised_leaf = -1;
+    XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, false));
+    XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
+    XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_FAKE, XDI_DMD_NOISED, &dmd->noised));
+    XD_TRY(xdi_dmd_judge(dmd, batch, XDI_DMD_SLOT_FAKE, false));
+    return xdi_dmd_add_ratios(dmd, leaf, batch->samples);
+}
+
+/* ---- the discriminator's own ---- */
 
 static xdi_dmd_where xdi_dmd_of_real(const xd_dmd_batch *batch, int stream) {
     xdi_dmd_where where;
@@ -177,9 +208,9 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
     const bool penalty = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
     xd_gan_desc desc = xd_gan_defaults();
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL));
-    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE));
-    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
+    XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
+    if (penalty) XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_PERTURBED, true));
     desc.role = XD_GAN_DISCRIMINATOR;
     desc.fake = xdi_dmd_logits(d, fake->logits, batch->samples);
     desc.real = xdi_dmd_logits(d, real->logits, batch->samples);

@@ -52,6 +52,20 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
  * scale is w + 1. Pure. */
 XD_API xd_mix xd_guidance_mix(double scale);
 
+/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the negative
+ * one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al., "Common
+ * Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
+ *
+ *   out = (rescale std(P) / std(G) + 1 - rescale) G
+ *
+ * with standard deviations over all elements of the sample, over every rank that has some of them. A G without deviation stays as
+ * it is. */
+typedef struct xd_guidance {
+    bool on;
+    double scale;   /* as in xd_guidance_mix; 0 is the negative prediction alone */
+    double rescale; /* in [0, 1]; 0 -> G */
+} xd_guidance;
+
 /* out = c0 p + c1 q row by row, each row with the factors desc->mix[row]; kernel/dmd.h has the arithmetic, which is double with
  * one rounding and has the same bits on every CPU level, thread count and GPU. All arrays are in memory of the context's device;
  * the call does not wait for a GPU and allocates nothing. Local. Errors, with nothing written: ARGUMENT for a missing array,

@@ -40,6 +40,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
+    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
+    desc.gan.fdistill.upper = 20.0;
+    desc.gan.fdistill.bins = 10;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -138,6 +141,8 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
                gan->r1_weight);
     XD_REQUIRE(ctx, gan->r1_weight == 0.0 || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
                "r1_weight %g without a discriminator", gan->r1_weight);
+    XD_REQUIRE(ctx, !gan->fdistill.on || xdi_dmd_adversarial(desc), XD_ERROR_ARGUMENT,
+               "f-distill with %d bins without a discriminator", gan->fdistill.bins);
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
@@ -172,6 +177,24 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                !isnan(xd_noise_network_time(0.5, desc->network_scale,
                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) {
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
+        XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
+        XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
+                   xdi_dmd_role_names[role], g->scale);
+        XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
+                   g->rescale);
+        XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+    }
     return XD_OK;
 }
 
@@ -228,8 +251,10 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));
+    XD_TRY(xdi_dmd_check_guidances(ctx, desc));
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
+    XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
     return xdi_dmd_check_trainers(ctx, desc);
 }
 
@@ -257,9 +282,15 @@ static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s)
 
 static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const double numbers[] = { (double)desc->networks[role].predicts, (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count, desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count };
+        const xd_guidance *g = &desc->networks[role].guidance;
+        const double numbers[] = { (double)desc->networks[role].predicts,
+                                   (double)desc->networks[role].heads,
+                                   (double)desc->networks[role].feature_count,
+                                   desc->trainers[role].max_norm,
+                                   (double)desc->trainers[role].average_count,
+                                   (double)g->on,
+                                   g->scale,
+                                   g->rescale };
         hash = xd_hash(hash, numbers, sizeof numbers);
     }
     return hash;
@@ -268,6 +299,7 @@ static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
 static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
     const xd_denoise_form *form = &desc->fake_loss;
     const xd_dmd_gan *gan = &desc->gan;
+    const xd_dmd_fdistill *f = &gan->fdistill;
     const double numbers[] = { (double)desc->normaliser,
                                (double)form->space,
                                (double)form->weight,
@@ -282,12 +314,20 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                gan->r1_weight,
                                gan->r1_alpha,
                                (double)gan->r1_on_clean,
+                               (double)f->on,
+                               (double)f->divergence,
+                               f->lower,
+                               f->upper,
+                               (double)f->bins,
+                               f->rate,
+                               f->min_t,
+                               f->max_t,
                                (double)gan->penalty };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
 /* A number of the settings that all ranks must share. */
-static uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     const double numbers[] = { (double)desc->sizes.step_samples,
                                (double)xdi_dmd_whole(&desc->sizes),
                                (double)desc->sizes.dtype,
@@ -343,6 +383,7 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
+    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
     most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
@@ -418,12 +459,16 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
+    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
     const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
+        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
+        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
     d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
@@ -450,6 +495,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
+    if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
@@ -505,8 +551,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result cleared =
-        xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
     xdi_dmd_align_sums(desc);

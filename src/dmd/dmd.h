@@ -2,6 +2,7 @@
 #define XDI_DMD_DMD_H
 
 #include "dmd/denoise.h"
+#include "dmd/fdistill.h"
 #include "dmd/gan.h"
 #include "dmd/network.h"
 #include "dmd/times.h"
@@ -74,6 +75,17 @@ typedef struct xd_dmd_regression {
         step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
+/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised forms,
+ * as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
+typedef struct xd_dmd_fdistill {
+    bool on; /* false: nothing else here is read; true: there is a discriminator */
+    xd_f_divergence divergence;
+    double lower, upper; /* of the ratio; 0 < lower <= upper */
+    int bins;            /* of times; 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
+    double rate;         /* of the bins' average over steps, in [0, 1] */
+    double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
+} xd_dmd_fdistill;
+
 /* What keeps the discriminator smooth where real samples are, with r1_weight before it. */
 typedef enum xd_dmd_penalty {
     XD_DMD_PENALTY_DIFFERENCE =
@@ -94,6 +106,7 @@ typedef struct xd_dmd_gan {
     double r1_alpha;  /* size of its perturbation; of DIFFERENCE */
     bool
         r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references); of DIFFERENCE */
+    xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty; /* what r1_weight weighs */
 } xd_dmd_gan;
 
@@ -140,7 +153,8 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix) */
+    bool
+        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form
@@ -207,7 +221,7 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 /* The terms of one leaf, for a loop of one's own: forwards, losses, backwards with their gradients, no step. Their gradients
  * and values are this leaf's part of the step's means.
  *
- *   student         forward; time, noise; fake score and teacher; the term of matching; with a discriminator, its gradient
+ *   student         forward; time, noise; fake score and teacher, each twice with guidance; the term of matching; with a discriminator, its gradient
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
@@ -241,6 +255,29 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  * Collective, findings and errors as of xd_dmd_student; STATE (no sub-steps, or a schedule other than FLOW). */
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 
+/* f-distill, for a loop of one's own. Weights of samples are those of the whole step, so the logits of all its leaves come first:
+ *
+ *   xd_dmd_ratios for each leaf; xd_dmd_weigh; xd_dmd_student for each leaf, with the same batches
+ *
+ * xd_dmd_ratios is the student's sample, time and noise, the teacher's features and the discriminator's logits, as inferences, with
+ * the random numbers of xd_dmd_student, which makes the same once more: one forward of each of the three networks (of the
+ * student, with its roll-out) is the price. Calls of draws are asked twice for the same. A leaf that has its logits already begins
+ * another step. xd_dmd_weigh makes the weights, each good for one xd_dmd_student, and the bins' next values; after a finding no bin
+ * changes. Whoever skips the step afterwards puts the bins back (xd_dmd_bins, xd_dmd_set_bins); xd_dmd_step does.
+ *
+ * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; in INVARIANT
+ * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact. Errors: STATE
+ * (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of xd_dmd_student and of
+ * xd_fdistill_weights. */
+XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
+XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
+
+/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank. Local; they
+ * wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0 and
+ * finite: with the numbers), those of the device. */
+XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
+XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
+
 /* What the terms have found since the last call of this, of xd_dmd_step or of xd_dmd_warm_up_step, on this rank: not_finite counts
  * samples. Clears it. For a loop of one's own, which is to skip its step, on all ranks, when any has found something. Waits for a
  * GPU. Local. Errors: those of the device. */
@@ -250,7 +287,8 @@ XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
- * follow. When something was not finite on any rank, no role steps and the step is over all the same.
+ * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step leaves the
+ * bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *

@@ -5,17 +5,6 @@
 
 #include <string.h>
 
-XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
-    xd_sample_common common;
-    memset(&common, 0, sizeof common);
-    common.weight = 1.0;
-    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
-    common.status = d->status;
-    common.workspace = d->workspace;
-    common.workspace_bytes = d->workspace_bytes;
-    return common;
-}
-
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value) {
     xd_sample_values here;
     if (!value) return XD_OK;
@@ -38,9 +27,10 @@ XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch) {
-    XD_REQUIRE(d->ctx, !d->desc.guided || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
-               "guidance by %g, and no negative condition for %lld samples", d->desc.guidance_scale,
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, role);
+    XD_REQUIRE(d->ctx, !guidance.on || batch->negative || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "guidance by %g, and no negative condition for %lld samples", guidance.scale,
                (long long)batch->samples);
     return XD_OK;
 }

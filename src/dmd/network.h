@@ -50,6 +50,9 @@ typedef struct xd_network {
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
+    xd_guidance
+        guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
+                           * Others have none: the references guide the teacher only */
     /* Of a discriminator: adds the gradient by weights of
      *
      *   sum over samples of <v, d (sum of a sample's logits) / d its features>,      v = directions, which are constants

@@ -74,6 +74,9 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
+    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
+               s->network.guidance.scale, s->network.guidance.rescale);
     XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                s->guidance_scale);
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
@@ -273,7 +276,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
-    XD_TRY(xdi_dmd_check_guidance(d, batch));
+    XD_TRY(xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER));
     if (!batch->noise)
         XD_TRY(xdi_dmd_normals(d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), input));
     XD_TRY(xdi_dmd_begin(d, batch->noise ? batch->noise : input, batch->samples));

@@ -16,7 +16,7 @@ typedef enum xd_sampler_kind {
 /* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
  * xd_sampler_of_student. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its forward is called without `keep` */
+    xd_network network; /* its forward is called without `keep`; its guidance must be off */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */

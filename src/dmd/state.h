@@ -54,6 +54,20 @@ typedef struct xdi_dmd_times {
     double *network; /* [samples] as networks see them */
 } xdi_dmd_times;
 
+/* f-distill: what is known of all samples of a step on this rank, leaf after leaf without gaps. Rows are [leaves * samples] at
+ * most. */
+typedef struct xdi_dmd_ratios {
+    float *logits;    /* [rows, heads] */
+    double *times;    /* [rows] */
+    double *weights;  /* [rows] */
+    double *bins;     /* [bins] */
+    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
+    int64_t *samples; /* [leaves] on the host */
+    int64_t rows;
+    bool weighed;
+} xdi_dmd_ratios;
+
 struct xd_dmd {
     xd_ctx *ctx;
     xd_dmd_desc desc;
@@ -78,12 +92,14 @@ struct xd_dmd {
     void *workspace;
     size_t workspace_bytes;
     xdi_dmd_features features[XDI_DMD_SLOTS];
+    xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
     float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
-    double *draws; /* also numbers on their way from the device */
+    double *draws;   /* also numbers on their way from the device */
+    double *spreads; /* [3 * samples] of guidance with rescale */
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
@@ -98,6 +114,9 @@ struct xd_dmd {
 /* dmd.c: whether there is a discriminator; elements of a whole sample. */
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+
+/* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
+XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
 
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);
@@ -181,14 +200,34 @@ XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalt
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
-/* leaf.c: what each loss gets besides its tensors, which have so many numbers to a sample; adds the value of the last loss. */
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a leaf, NULL
+ * without it; nothing is known of a step yet; the end of a step that did not happen. */
+XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
+XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
+XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
+XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_check_on(const xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out);
+XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
+XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
+
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
+ * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
+
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
+ * is written when it rescales. Collective over split then. */
+XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
+                                         xdi_dmd_tensor out, xdi_dmd_tensor scratch);
+
+/* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
+XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,
                                          int64_t step_samples);
-XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_check_guidance(const xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_role role);
 
 /* dmd.c: arrays of times from memory of the host. */
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times);

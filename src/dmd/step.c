@@ -31,18 +31,21 @@ typedef struct xdi_dmd_source {
     bool warm_up;
 } xdi_dmd_source;
 
-/* The terms of one leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
-static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+/* The batch of a leaf. Beyond the rank's own, networks are called without samples, for those that gather. */
+static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch) {
     const xd_dmd_desc *desc = &d->desc;
     const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
-    xd_dmd_batch batch;
-    memset(&batch, 0, sizeof batch);
+    memset(batch, 0, sizeof *batch);
     d->beyond = number < 0 ? k : -1;
-    if (number >= 0) {
-        /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
-        const xd_result given = source->batch(source->user, number, &batch);
-        XD_TRY(desc->sizes.split ? xd_agree(desc->sizes.split, given) : given);
-    }
+    if (number < 0) return XD_OK;
+    /* Before the losses' exchanges; ranks of one leaf have the same numbers. */
+    const xd_result given = source->batch(source->user, number, batch);
+    return desc->sizes.split ? xd_agree(desc->sizes.split, given) : given;
+}
+
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
+    xd_dmd_batch batch;
+    XD_TRY(xdi_dmd_open_leaf(d, source, k, &batch));
     if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
@@ -61,6 +64,18 @@ static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
         xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
     }
     return XD_OK;
+}
+
+/* f-distill: the logits of all leaves, for weights of the whole step. */
+static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_result result) {
+    for (int64_t k = 0; k < d->leaves && result == XD_OK; k++) {
+        xd_dmd_batch batch;
+        result = xdi_dmd_open_leaf(d, source, k, &batch);
+        if (result == XD_OK) result = xd_dmd_ratios(d, k, &batch);
+        d->beyond = -1;
+    }
+    XD_TRY(xdi_dmd_agree(&d->desc, result)); /* nobody waits for the weights of a rank that has failed */
+    return xd_dmd_weigh(d);
 }
 
 /* ---- what all ranks know ---- */
@@ -169,9 +184,11 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 /* Everything but the counters. */
 static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
+    const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
     if (result == XD_OK)
         result = xd_ctx_kernels(d->ctx)->memory.fill(&launch, d->status, 0, sizeof *d->status);
+    if (weighs) result = xdi_dmd_look_ahead(d, source, result);
     if (result == XD_OK) result = xdi_dmd_leaves(d, source);
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
@@ -186,7 +203,11 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
     source.user = user;
     for (int role = 0; role < XD_DMD_ROLES; role++)
         source.turns[role] = xd_dmd_has_turn(&dmd->desc, (xd_dmd_role)role, dmd->record.step);
-    XD_TRY(xdi_dmd_make_step(dmd, &source, &shared));
+    if (dmd->desc.gan.fdistill.on)
+        xdi_dmd_forget_ratios(dmd); /* an earlier step's bins are not to be undone */
+    const xd_result made = xdi_dmd_make_step(dmd, &source, &shared);
+    if (made != XD_OK || shared.skipped) (void)xdi_dmd_undo_weigh(dmd); /* of a broken device: made says so */
+    XD_TRY(made);
     for (int64_t k = 0; k < dmd->leaves && shared.skipped; k++)
         dmd->kept_samples[k] = -1; /* they may be what was found */
     for (int role = 0; role < XD_DMD_TEACHER && !shared.skipped; role++)

@@ -1,4 +1,4 @@
-/* What distribution matching draws, and sums of two tensors. */
+/* What distribution matching draws, sums of two tensors, and what all of its losses get besides theirs. */
 
 #include "base/internal.h"
 #include "dmd/state.h"
@@ -27,6 +27,17 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
     desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
     XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
     return xd_mix_rows(d->ctx, &desc);
+}
+
+XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
+    xd_sample_common common;
+    memset(&common, 0, sizeof common);
+    common.weight = 1.0;
+    common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
+    common.status = d->status;
+    common.workspace = d->workspace;
+    common.workspace_bytes = d->workspace_bytes;
+    return common;
 }
 
 /* ---- draws ---- */

@@ -20,22 +20,34 @@ static xd_result xdi_dmd_read_clean(xd_dmd *d, xd_dmd_role role, int64_t samples
 static xd_result xdi_dmd_teach(xd_dmd *d, const xd_dmd_batch *batch) {
     const int64_t n = batch->samples;
     const bool adversarial = xdi_dmd_adversarial(&d->desc);
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
     xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
     call.slot = XDI_DMD_SLOT_FAKE;
     call.keep = adversarial;
     if (adversarial) call.features = d->features[XDI_DMD_SLOT_FAKE].values;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_TARGET));
-    if (!d->desc.guided) return XD_OK;
+    if (!guidance.on) return XD_OK;
     call.slot = XDI_DMD_SLOT_REAL;
     call.keep = false;
     call.features = NULL;
     call.condition = batch->negative;
     XD_TRY(xdi_dmd_forward(d, XD_DMD_TEACHER, &call));
     XD_TRY(xdi_dmd_read_clean(d, XD_DMD_TEACHER, n, XDI_DMD_REAL));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
-    const xd_rows target = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    return xdi_dmd_mix(d, target, xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], n), target);
+    return xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_RAW);
+}
+
+/* FAKE = what the fake score makes of x_t. */
+static xd_result xdi_dmd_follow(xd_dmd *d, const xd_dmd_batch *batch) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_FAKE_SCORE);
+    xd_network_call call = xdi_dmd_call(d, batch, d->tensors[XDI_DMD_NOISED], &d->noised);
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    if (!guidance.on) return XD_OK;
+    call.condition = batch->negative;
+    XD_TRY(xdi_dmd_forward(d, XD_DMD_FAKE_SCORE, &call));
+    XD_TRY(xdi_dmd_read_clean(d, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_REAL));
+    return xdi_dmd_guide_clean(d, &guidance, batch->samples, XDI_DMD_FAKE, XDI_DMD_RAW);
 }
 
 /* The mean over the samples of the whole step, in the order of the leaf's. */
@@ -48,12 +60,13 @@ static xd_result xdi_dmd_add_distances(xd_dmd *d, int64_t samples, double *value
     return XD_OK;
 }
 
-static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, xd_dmd_values *values) {
+static xd_result xdi_dmd_match(xd_dmd *d, int64_t samples, const double *weights, xd_dmd_values *values) {
     xd_vsd_desc desc = xd_vsd_defaults();
     desc.generated = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], samples);
     desc.teacher = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], samples);
     desc.fake = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], samples);
     desc.gradient = xdi_dmd_slopes(d, d->slope, samples);
+    desc.sample_scale = weights;
     desc.normaliser = d->desc.normaliser;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
@@ -87,18 +100,18 @@ static xd_result xdi_dmd_student_backward(xd_dmd *d, int64_t leaf, const xd_dmd_
 }
 
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
-    xd_network_call call;
+    const double *weights = NULL;
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
-    XD_TRY(xdi_dmd_check_guidance(dmd, batch));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_FAKE_SCORE));
+    XD_TRY(xdi_dmd_check_guidance(dmd, batch, XD_DMD_TEACHER));
+    XD_TRY(xdi_dmd_take_weights(dmd, leaf, batch->samples, &weights));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_generate(dmd, XD_DMD_STUDENT, batch, true));
     if (dmd->desc.own_samples) XD_TRY(xdi_dmd_copy_kept(dmd, leaf, batch->samples, true));
     XD_TRY(xdi_dmd_noise(dmd, XD_DMD_STUDENT, batch));
-    call = xdi_dmd_call(dmd, batch, dmd->tensors[XDI_DMD_NOISED], &dmd->noised);
-    XD_TRY(xdi_dmd_forward(dmd, XD_DMD_FAKE_SCORE, &call));
-    XD_TRY(xdi_dmd_read_clean(dmd, XD_DMD_FAKE_SCORE, batch->samples, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_follow(dmd, batch));
     XD_TRY(xdi_dmd_teach(dmd, batch));
-    XD_TRY(xdi_dmd_match(dmd, batch->samples, values));
+    XD_TRY(xdi_dmd_match(dmd, batch->samples, weights, values));
     if (xdi_dmd_adversarial(&dmd->desc))
         XD_TRY(xdi_dmd_generator(dmd, batch, values ? &values->generator : NULL));
     return xdi_dmd_student_backward(dmd, leaf, batch);

@@ -118,7 +118,34 @@ static xd_result xdi_dmd_infer(xd_dmd *d, const xd_dmd_batch *batch, const void 
     return xdi_dmd_forward(d, XD_DMD_TEACHER, &call);
 }
 
+/* With rescale, clean samples in TARGET on the way: deviations are of those. */
+static xd_result xdi_dmd_guide_rescaled(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    const xd_guidance guidance = xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER);
+    const int64_t n = batch->samples;
+    xdi_dmd_reading reading;
+    xd_conversion back;
+    reading.role = XD_DMD_TEACHER;
+    reading.to = XD_PREDICT_X0;
+    reading.times = at.times;
+    reading.hidden = d->tensors[at.tensor];
+    XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_TARGET]));
+    XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
+    XD_TRY(xdi_dmd_read(d, reading, n, d->tensors[XDI_DMD_REAL]));
+    XD_TRY(xdi_dmd_guide_clean(d, &guidance, n, XDI_DMD_TARGET, XDI_DMD_FAKE));
+    memset(&back, 0, sizeof back);
+    back.from = XD_PREDICT_X0;
+    back.to = d->desc.networks[XD_DMD_TEACHER].predicts;
+    back.v_is_flow = d->desc.v_is_flow;
+    for (int64_t i = 0; i < n; i++)
+        XD_TRY(xd_prediction_mix(d->ctx, &d->desc.schedule, &back, at.times->exact[i], &d->host_mixes[i]));
+    return xdi_dmd_mix(d, xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n),
+                       xdi_dmd_rows(d, d->tensors[at.tensor], n),
+                       xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], n));
+}
+
 XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd_point at) {
+    if (xdi_dmd_guidance(&d->desc, XD_DMD_TEACHER).rescale > 0.0) return xdi_dmd_guide_rescaled(d, batch, at);
     const xd_rows raw = xdi_dmd_rows(d, d->tensors[XDI_DMD_RAW], batch->samples);
     const xd_rows conditional = xdi_dmd_rows(d, d->tensors[XDI_DMD_REAL], batch->samples);
     XD_TRY(xdi_dmd_infer(d, batch, batch->condition, at));

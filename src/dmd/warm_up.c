@@ -85,7 +85,7 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
     XD_REQUIRE(d->ctx, d->desc.schedule.kind == XD_NOISE_FLOW, XD_ERROR_STATE,
                "warm-up under the schedule %s; it is for FLOW", names[d->desc.schedule.kind]);
     XD_TRY(xdi_dmd_check_batch(d, leaf, batch, xdi_dmd_warm_up_samples(d)));
-    return xdi_dmd_check_guidance(d, batch);
+    return xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER);
 }
 
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {

@@ -80,6 +80,47 @@ typedef struct xd_lerp_args {
     xd_array_list *list; /* NULL -> the list of arrays is not stored */
 } xd_lerp_args;
 
+/* What the average entry does to its targets. */
+typedef enum xd_average_kind {
+    XD_AVERAGE_MOVE = 0, /* as the lerp entry, to the bit where it has the format */
+    XD_AVERAGE_COPY,     /* target <- source, rounded to nearest; compensation 0 */
+    XD_AVERAGE_ADD       /* target <- fma(factor, source, target), F32; the source is rounded to F32 first */
+} xd_average_kind;
+
+/* One array of an average in a format that lerp does not have, or whose elements are counted. */
+typedef struct xd_average_array {
+    void *target;
+    uint16_t *compensation; /* [count] BF16: what the F32 target lacks of the average; NULL -> none */
+    const void *source;
+    int64_t count;
+    int64_t origin;        /* random: index of the first element in the whole parameter */
+    uint64_t key;          /* random: of this array */
+    xd_dtype target_dtype; /* F32 BF16 F16 F64 */
+    xd_dtype source_dtype; /* F32 BF16 F16 F64 */
+    bool random;           /* MOVE: the target, BF16, is rounded at random */
+} xd_average_array;
+
+/* Inputs and outputs of the average entry. */
+typedef struct xd_average_args {
+    const xd_average_array *arrays;
+    int64_t array_count;
+    xd_average_kind kind;
+    bool weighted_sum; /* MOVE, of arrays that lerp has: see xd_lerp_args */
+    double keep;       /* MOVE */
+    float factor;      /* ADD */
+    uint64_t seed;     /* of random arrays */
+    int64_t iteration; /* of random arrays */
+    int64_t
+        *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
+                        * in memory of the arrays' device; NULL -> not counted */
+} xd_average_args;
+
+/* Two arrays that change places; neither overlaps another one. */
+typedef struct xd_swap_array {
+    void *a, *b;
+    int64_t bytes;
+} xd_swap_array;
+
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
 typedef struct xd_cast_array {
     void *target;
@@ -128,7 +169,7 @@ typedef struct xd_scale_args {
 } xd_scale_args;
 
 /* The entries of the table. The formulas are in kernel/optimizer_scalar.h. All return XD_OK, or DTYPE for an array
- * whose dtype they do not support; then nothing was written. adam, sgd, lerp and cast do nothing when
+ * whose dtype they do not support; then nothing was written. adam, sgd, lerp, cast and average do nothing when
  * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
@@ -142,6 +183,8 @@ typedef struct xd_optimizer_kernels {
     void (*list_destroy)(xd_array_list *list); /* NULL is fine */
     /* What list_create takes. */
     xd_memory_bytes (*list_bytes)(int64_t arrays);
+    xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
+    xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */

@@ -128,6 +128,37 @@ XD_SCALAR double xd_lerp_f64(double keep, bool weighted_sum, double target, doub
                               : xd_fma(xd_sub(weight, 1.0), difference, source);
 }
 
+/* lerp of an average that is target + compensation, both of which are read and written:
+ *   d = (source - target) - compensation
+ *   |w| <  0.5   target + (fma(w, d, compensation))
+ *   |w| >= 0.5   source + (w - 1) d                    w = 1 gives the bits of the source
+ * The outer sum is rounded to the target; what that rounding lost, which an f32 holds exactly (Knuth's sum of two), is rounded to
+ * the compensation, or forgotten where it is not finite. */
+XD_SCALAR void xd_lerp_compensated(float weight, float source, float *target, uint16_t *compensation) {
+    const float kept = xd_bits_from_bf16(*compensation);
+    const float difference = xd_subf(xd_subf(source, *target), kept);
+    const bool far = fabsf(weight) >= 0.5f;
+    const float base = far ? source : *target;
+    const float step = far ? xd_mulf(xd_subf(weight, 1.0f), difference) : xd_fmaf(weight, difference, kept);
+    const float sum = xd_addf(base, step);
+    const float moved = xd_subf(sum, base);
+    const float lost = xd_addf(xd_subf(base, xd_subf(sum, moved)), xd_subf(step, moved));
+    *target = sum;
+    *compensation = (xd_bits_of_float(lost) & 0x7f800000u) == 0x7f800000u ? 0 : xd_bits_to_bf16(lost);
+}
+
+/* The sequence of random bits of an array in an iteration. Elements take them as those of an optimizer's step do. */
+XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t iteration) {
+    xd_philox random = xd_update_random(seed, key, iteration);
+    random.stream = XD_STREAM_EMA;
+    return random;
+}
+
+/* Whether the source of an average differs from the average before. */
+XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
+    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
+}
+
 /* ---- norms ---- */
 
 /* A finite f32 as mantissa * 2^exponent with a 24-bit mantissa. */

@@ -80,6 +80,9 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
                                    const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 
 /* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
  * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
@@ -103,44 +106,49 @@ XD_PRIVATE void xdi_avx2_round(const xd_philox *random, int64_t element, const f
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
 XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
-/* A function and its spans make an entry, six entries the table of a level. */
-#define XDI_SPAN_ENTRIES(level, spans)                                                               \
-    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
-        return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {  \
-        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {   \
-        return xdi_lerp_run(launch, args, &(spans));                                                 \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,  \
-                                              int64_t array_count) {                                 \
-        return xdi_cast_run(launch, arrays, array_count, &(spans));                                  \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) { \
-        return xdi_scale_run(launch, args, &(spans));                                                \
-    }                                                                                                \
-    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,     \
-                                              xd_norm_sum *sum) {                                    \
-        return xdi_norm_run(launch, args, sum, &(spans));                                            \
-    }                                                                                                \
-    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
-        xdi_##level##_entry_adam,                                                                    \
-        xdi_##level##_entry_sgd,                                                                     \
-        xdi_##level##_entry_lerp,                                                                    \
-        xdi_##level##_entry_cast,                                                                    \
-        xdi_##level##_entry_scale,                                                                   \
-        xdi_##level##_entry_norm,                                                                    \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-        NULL,                                                                                        \
-    };                                                                                               \
-    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
-        return &(spans);                                                                             \
-    }                                                                                                \
-    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                     \
-        return &xdi_##level##_optimizer;                                                             \
+/* A function and its spans make an entry, these entries the table of a level. */
+#define XDI_SPAN_ENTRIES(level, spans)                                                                   \
+    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) {     \
+        return xdi_update_run(launch, args, &(spans), (spans).adam);                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {      \
+        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {       \
+        return xdi_lerp_run(launch, args, &(spans));                                                     \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,      \
+                                              int64_t array_count) {                                     \
+        return xdi_cast_run(launch, arrays, array_count, &(spans));                                      \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) {     \
+        return xdi_scale_run(launch, args, &(spans));                                                    \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,         \
+                                              xd_norm_sum *sum) {                                        \
+        return xdi_norm_run(launch, args, sum, &(spans));                                                \
+    }                                                                                                    \
+    static xd_result xdi_##level##_entry_average(const xd_launch *launch, const xd_average_args *args) { \
+        return xdi_average_run(launch, args, &(spans));                                                  \
+    }                                                                                                    \
+    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                        \
+        xdi_##level##_entry_adam,                                                                        \
+        xdi_##level##_entry_sgd,                                                                         \
+        xdi_##level##_entry_lerp,                                                                        \
+        xdi_##level##_entry_cast,                                                                        \
+        xdi_##level##_entry_scale,                                                                       \
+        xdi_##level##_entry_norm,                                                                        \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        NULL,                                                                                            \
+        xdi_##level##_entry_average,                                                                     \
+        xdi_swap_run,                                                                                    \
+    };                                                                                                   \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
+        return &(spans);                                                                                 \
+    }                                                                                                    \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                         \
+        return &xdi_##level##_optimizer;                                                                 \
     }
 
 #endif

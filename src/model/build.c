@@ -16,8 +16,7 @@ struct xd_built {
 
 /* ---- lists ---- */
 
-/* A callback's result, with a message if it left none, and of the codes that there are. */
-static xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index) {
     if (result == XD_OK || xd_last_error(ctx)->result == result) return result;
     const bool known = (int)result > 0 && result < XD_RESULT_COUNT;
     return XD_FAIL(ctx, known ? result : XD_ERROR_ARGUMENT, "%s %d returned %d (%s)", what, index,

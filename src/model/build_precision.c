@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* Whether a name fits a pattern: after a '*', the shortest run that lets the rest fit is tried first. */
-static bool xdi_name_fits(const char *pattern, const char *name) {
+/* After a '*', the shortest run that lets the rest fit is tried first. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name) {
     const char *star = NULL, *from = NULL;
     while (*name) {
         if (*pattern == '*') {

@@ -125,6 +125,9 @@ typedef struct xdi_builder {
     xd_stages *list; /* of it */
 } xdi_builder;
 
+/* build.c: a callback's result, with a message if it left none, and of the codes that there are. */
+XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const char *what, int index);
+
 /* build_place.c: a rank and a size; of no group 0 and 1. */
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
@@ -137,6 +140,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
+
+/* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
+XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 
 /* build_values.c: broadcasts the seeds; makes values equal over the data ranks or compares them, as the settings say.
  * Collective. */
@@ -298,11 +304,18 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
+/* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+/* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
+
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
+/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
  * that is nothing. */
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);

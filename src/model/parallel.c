@@ -50,7 +50,7 @@ XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
 /* ---- life ---- */
 
 /* Whether a rank before this one in the layout of the caller's cut holds the same part of a weight. */
-static bool xdi_weight_is_copy(const xd_weight *w) {
+XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     const xd_layout *layout = w->desc.layout;
     xd_region region;
     if (!layout) return false;
@@ -132,7 +132,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
-    if (p->sharded) xdi_model_release(p->model);
+    if (p->sharded) xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
 }
@@ -327,7 +327,7 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-static xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
     xd_tensor_part out;
     xd_bucket_piece piece;
     const int64_t most = xdi_weight_true_count(w);

@@ -96,11 +96,16 @@ static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
     return flat->whole ? numel : numel / p->ranks;
 }
 
+/* Whether a weight that all ranks keep leaves the model's own storage, which is released under FSDP. */
+static bool xdi_flat_moves(const xd_parallel *p, const xd_weight *weight) {
+    return p->sharded && weight->value && !weight->desc.value;
+}
+
 /* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
 static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
     if (!flat->whole || xdi_flat_shards(p, flat) > 1) return true;
     for (int64_t i = 0; i < flat->count; i++)
-        if (!flat->weights[i]->value) return true;
+        if (!flat->weights[i]->value || xdi_flat_moves(p, flat->weights[i])) return true;
     return false;
 }
 
@@ -233,14 +238,33 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
     return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
 }
 
-/* A weight that all ranks keep: in its own storage, or here. */
-static xd_result xdi_flat_keep_whole(xd_weight *weight) {
+/* The place of a weight in the kept values of its buffer. */
+static void *xdi_flat_place(const xd_weight *weight) {
     const xdi_flat *flat = weight->flat;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL),
-                      all = { 0, weight->count };
-    if (!weight->value)
-        weight->value = (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
-    return weight->ready ? XD_OK : xdi_weight_fill(weight, all, weight->value);
+    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
+}
+
+/* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
+static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const xd_interval all = { 0, weight->count };
+    const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
+    const bool moves = xdi_flat_moves(p, weight);
+    if (!weight->value) weight->value = xdi_flat_place(weight);
+    if (!weight->ready) XD_TRY(xdi_weight_fill(weight, all, weight->value));
+    if (!moves || bytes == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, xdi_flat_place(weight), weight->value, bytes,
+                                               XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
+    xdi_model_release(p->model);
+    for (int64_t i = 0; i < p->model->weight_count; i++) {
+        xd_weight *weight = p->model->weights[i];
+        if (weight->owner == weight && weight->flat->whole && !weight->value)
+            weight->value = xdi_flat_place(weight);
+    }
 }
 
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
@@ -260,7 +284,7 @@ XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
         if (weight->owner != weight) continue;
-        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(weight) : xdi_flat_keep_part(p, weight));
+        XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(p, weight) : xdi_flat_keep_part(p, weight));
     }
     for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
     return xdi_parallel_convert_values(p);
@@ -289,7 +313,8 @@ static xd_result xdi_flat_carry(const xd_parallel *p, const xd_weight *weight, b
 /* Whether nobody but blocks reads the values where they arrive: no copies are made from them. */
 static bool xdi_flat_is_read_later(const xdi_flat *flat) {
     bool own = flat->shown != NULL;
-    for (int64_t i = 0; i < flat->count; i++) own = own || flat->weights[i]->desc.value;
+    for (int64_t i = 0; i < flat->count; i++)
+        own = own || flat->weights[i]->value != xdi_flat_place(flat->weights[i]);
     return !own;
 }
 

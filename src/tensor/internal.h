@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "tensor/fill.h"
 #include "tensor/interval.h"
+#include "tensor/part.h"
 
 /* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
  * returns the new count. Empty intervals are dropped. */
@@ -18,6 +19,14 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
 
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
+
+/* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
+ * and in *index the first one's in the whole tensor. */
+XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);
+
+/* runs.c: the first position of a part whose element has at least this index, the end of its range if none has: indices ascend with
+ * positions. */
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
 
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);

@@ -1,20 +1,27 @@
 /* Exponential moving averages of parameters. */
 
+#include "comm/topology.h"
+#include "tensor/internal.h"
 #include "train/internal.h"
 #include "train/optimizer.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { XDI_EMA_NAME_ROOM = 1024 }; /* names are stripped on the stack */
+enum {
+    XDI_EMA_NAME_ROOM = 1024,
+    XDI_EMA_AT_ONCE = 32
+}; /* names, and lists of some calls, are on the stack */
 
 /* One shadow, and the entry of the caller's list it follows. */
 typedef struct xdi_ema_shadow {
     void *value;
-    const char *name; /* stripped */
-    int64_t source;   /* index into the caller's list */
+    uint16_t *compensation; /* NULL -> none */
+    const char *name;       /* stripped */
+    int64_t source;         /* index into the caller's list */
     xd_dtype dtype;
-    bool tied; /* several entries of the list */
+    uint64_t key; /* of its random bits */
+    bool tied;    /* several entries of the list */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */
@@ -38,6 +45,8 @@ struct xd_ema {
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
+    bool swapped;
+    int64_t *unmoved;    /* the caller's; NULL -> not counted */
     void *device_memory; /* that of the shadows when it is not this block itself */
     xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
@@ -60,7 +69,7 @@ XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule) {
 
 static void xdi_ema_resolve(xd_ema_desc *d) {
     if (d->batch_size == 0) d->batch_size = 1;
-    if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
+    if (d->dtype == XD_DTYPE_NONE) d->dtype = d->stochastic_bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     if (!d->strip_tokens) {
         d->strip_tokens = xdi_ema_wrappers;
         d->strip_count = (int)(sizeof xdi_ema_wrappers / sizeof *xdi_ema_wrappers);
@@ -69,6 +78,20 @@ static void xdi_ema_resolve(xd_ema_desc *d) {
 
 static bool xdi_ema_averages(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_ema_validate_format(xd_ctx *ctx, const xd_ema_desc *d) {
+    const bool either = d->compensated || d->stochastic_bf16;
+    XD_REQUIRE(ctx, !(d->compensated && d->stochastic_bf16), XD_ERROR_ARGUMENT,
+               "compensated and stochastic_bf16 exclude each other");
+    XD_REQUIRE(ctx, !either || !(d->live_dtype || d->compat_credit), XD_ERROR_ARGUMENT,
+               "%s excludes live_dtype and compat_credit",
+               d->compensated ? "compensated" : "stochastic_bf16");
+    XD_REQUIRE(ctx, !d->compensated || d->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+               "compensated shadows are F32, not %s", xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, !d->stochastic_bf16 || d->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+               "shadows of stochastic_bf16 are BF16, not %s", xd_dtype_name(d->dtype));
+    return XD_OK;
 }
 
 /* Written so that NaN fails each of them. */
@@ -89,7 +112,7 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
                (long long)d->start_iteration);
     XD_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
                xd_dtype_name(d->dtype));
-    return XD_OK;
+    return xdi_ema_validate_format(ctx, d);
 }
 
 static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
@@ -177,6 +200,25 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
     return XD_OK;
 }
 
+/* Where elements are in their whole parameters, for their random bits. */
+static xd_result xdi_ema_validate_places(xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
+                                         int64_t count) {
+    for (int64_t i = 0; i < count && d->stochastic_bf16; i++) {
+        const xd_param *p = &params[i];
+        XD_REQUIRE(ctx, p->first >= 0, XD_ERROR_ARGUMENT, "%s: its first element is number %lld", p->name,
+                   (long long)p->first);
+        if (!d->parts) continue;
+        XD_REQUIRE(ctx, d->parts[i].ndim >= 0 && d->parts[i].ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                   "%s: its part has %d dimensions, allowed are %d", p->name, d->parts[i].ndim,
+                   (int)XD_DIMS_MAX);
+        const int64_t here = d->parts[i].range.end - d->parts[i].range.begin;
+        XD_REQUIRE(ctx, here == p->count, XD_ERROR_SHAPE, "%s: %lld elements, its part has %lld", p->name,
+                   (long long)p->count, (long long)here);
+        XD_TRY(xdi_part_check_region(ctx, &d->parts[i]));
+    }
+    return XD_OK;
+}
+
 /* Index of the first entry with the same memory, or i itself. */
 static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
     if (params[i].value)
@@ -215,6 +257,9 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
         void *value = NULL;
         if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
+        uint16_t *compensation = NULL;
+        if (tie == i && d->compensated && !p->buffer)
+            compensation = (uint16_t *)xd_arena_take_pointer(memory, (size_t)p->count * sizeof *compensation);
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
         if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
@@ -228,6 +273,8 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         }
         xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
         shadow->value = value;
+        shadow->compensation = compensation;
+        shadow->key = xd_hash(0, text, strlen(text));
         shadow->name = text;
         shadow->source = i;
         shadow->dtype = dtype;
@@ -247,6 +294,79 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
+/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
+static bool xdi_ema_is_special(const xd_ema *ema) {
+    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+}
+
+/* A list of arrays that is given to the average entry whenever it is full. */
+typedef struct xdi_ema_batch {
+    const xd_launch *launch;
+    xd_average_args args;
+    xd_average_array arrays[XDI_EMA_AT_ONCE];
+} xdi_ema_batch;
+
+static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
+    batch->args.arrays = batch->arrays;
+    const xd_result result =
+        xd_ctx_kernels(batch->launch->ctx)->optimizer.average(batch->launch, &batch->args);
+    batch->args.array_count = 0;
+    return result;
+}
+
+/* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    const xd_param *p = &ema->created[s->source];
+    xd_average_array *a = &batch->arrays[batch->args.array_count++];
+    memset(a, 0, sizeof *a);
+    a->count = elements.end - elements.begin;
+    if (a->count > 0) {
+        a->target = (char *)s->value + (size_t)elements.begin * xd_dtype_size(s->dtype);
+        a->source = (const char *)p->value + (size_t)elements.begin * xd_dtype_size(p->dtype);
+        a->compensation = s->compensation ? s->compensation + elements.begin : NULL;
+    }
+    a->origin = origin;
+    a->key = s->key;
+    a->target_dtype = s->dtype;
+    a->source_dtype = p->dtype;
+    a->random = ema->desc.stochastic_bf16;
+    return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
+}
+
+/* A shadow, in pieces that are adjacent in the whole parameter where that decides on bits. */
+static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s) {
+    const xd_param *p = &ema->created[s->source];
+    const xd_tensor_part *part = ema->desc.parts ? &ema->desc.parts[s->source] : NULL;
+    xd_interval piece = { 0, p->count };
+    int64_t origin = p->first;
+    if (!part || !ema->desc.stochastic_bf16) return xdi_ema_push(batch, ema, s, piece, origin);
+    for (; piece.begin < p->count; piece.begin = piece.end) {
+        piece.end = piece.begin + xdi_part_run(part, part->range.begin + piece.begin, &origin);
+        XD_TRY(xdi_ema_push(batch, ema, s, piece, origin));
+    }
+    return XD_OK;
+}
+
+/* The average entry over all shadows of parameters. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                             const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xdi_ema_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.launch = &launch;
+    batch.args.kind = kind;
+    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
+    batch.args.weighted_sum = ema->desc.compat_credit;
+    batch.args.seed = ema->desc.seed;
+    batch.args.iteration = iteration;
+    batch.args.unmoved = ema->unmoved;
+    for (int64_t i = 0; i < ema->shadow_count; i++)
+        if (!ema->created[ema->shadows[i].source].buffer)
+            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
+}
+
 /* shadow <- live, parameters too when `all`, else buffers only. */
 static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -254,7 +374,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (!all && !p->buffer) continue;
+        if (!p->buffer && (!all || ema->desc.compensated)) continue;
         xd_cast_array *cast = &ema->casts[n++];
         cast->target = s->value;
         cast->target_dtype = s->dtype;
@@ -262,7 +382,8 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n);
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -298,6 +419,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
     xdi_ema_resolve(d);
     XD_TRY(xdi_ema_validate(ctx, d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
+    XD_TRY(xdi_ema_validate_places(ctx, d, params, count));
     xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
     bytes->host = plan.peak;
@@ -347,6 +469,10 @@ static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
 
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+    if (xdi_ema_is_special(ema)) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+        return xdi_ema_copy(ema, false, status);
+    }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
@@ -369,7 +495,16 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     return xdi_ema_copy(ema, false, status);
 }
 
-XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+/* The error of calls that cannot work while values and shadows are exchanged. */
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
+    XD_REQUIRE(ema->ctx, !ema->swapped, XD_ERROR_STATE,
+               "the average is exchanged with the values of its %lld parameters: xd_ema_swap brings it back",
+               (long long)ema->param_count);
+    return XD_OK;
+}
+
+/* What updates, steps and exchanges ask of the list. */
+static xd_result xdi_ema_same_list(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XD_REQUIRE(ema->ctx,
@@ -381,10 +516,27 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
+    XD_TRY(xdi_ema_in_place(ema));
+    return xdi_ema_same_list(ema);
+}
+
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved) {
+    ema->unmoved = unmoved;
+}
+
+/* The count of an update begins. */
+static xd_result xdi_ema_count_none(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    if (!ema->unmoved) return XD_OK;
+    return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
+    XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
@@ -399,7 +551,8 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 /* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
     const int64_t i = ema->iteration + 1;
-    if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
+        return false;
     args->keep = xdi_ema_decay_at(&ema->desc, i);
     args->weighted_sum = ema->desc.compat_credit;
     return true;
@@ -416,6 +569,42 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
     ema->iteration++;
     return xdi_ema_average(ema, ema->iteration, true, status);
+}
+
+/* ---- exchange ---- */
+
+static xd_result xdi_ema_check_swap(const xd_ema *ema) {
+    XD_TRY(xdi_ema_same_list(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_dtype dtype = ema->created[s->source].dtype;
+        XD_REQUIRE(ema->ctx, s->dtype == dtype, XD_ERROR_DTYPE, "%s: a shadow of %s and values of %s",
+                   s->name, xd_dtype_name(s->dtype), xd_dtype_name(dtype));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    xd_swap_array arrays[XDI_EMA_AT_ONCE];
+    int64_t n = 0;
+    XD_TRY(xdi_ema_check_swap(ema));
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_param *p = &ema->created[s->source];
+        arrays[n].a = s->value;
+        arrays[n].b = p->value;
+        arrays[n++].bytes = p->count * (int64_t)xd_dtype_size(s->dtype);
+        if (n < XDI_EMA_AT_ONCE && i + 1 < ema->shadow_count) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.swap(&launch, arrays, n));
+        n = 0;
+    }
+    ema->swapped = !ema->swapped;
+    return XD_OK;
+}
+
+XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
+    return ema->swapped;
 }
 
 /* ---- in and out ---- */
@@ -449,6 +638,23 @@ XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
     entry.dtype = s->dtype;
     entry.gradient = NULL;
     return entry;
+}
+
+/* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
+static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
+    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
+    if (view.name) view.dtype = XD_DTYPE_BF16;
+    view.value = s->compensation;
+    return view;
+}
+
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
+    const xd_param view = xd_ema_view(ema, index);
+    return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
+}
+
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index) {
+    return xdi_ema_compensation_of(ema, &ema->shadows[ema->names[index].shadow], xdi_ema_entry(ema, index));
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
@@ -548,6 +754,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
                                   bool loading, xd_ema_match *match) {
     xd_ema_match found;
+    XD_TRY(xdi_ema_in_place(ema));
     XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
                (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
@@ -569,12 +776,25 @@ static bool xdi_ema_complete(const xd_ema *ema) {
     return ema->shadow_count > 0;
 }
 
+/* Compensations of what the last comparison matched become zero. */
+static xd_result xdi_ema_forget(const xd_ema *ema) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const size_t bytes = (size_t)ema->created[s->source].count * sizeof *s->compensation;
+        if (!s->compensation || ema->casts[i].count < 0 || bytes == 0) continue;
+        XD_TRY(xd_ctx_kernels(ema->ctx)->memory.fill(&launch, s->compensation, 0, bytes));
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match) {
     const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
+    XD_TRY(xdi_ema_forget(ema));
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;

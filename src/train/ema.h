@@ -3,6 +3,7 @@
 
 #include "base/context.h"
 #include "kernel/types.h"
+#include "tensor/part.h"
 #include "train/param.h"
 
 /* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
@@ -40,7 +41,27 @@ typedef struct xd_ema_desc {
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
+    bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
+    bool stochastic_bf16; /* BF16 shadows of parameters, rounded up or down at random, see below */
+    uint64_t seed;        /* of that rounding */
+    const xd_tensor_part *
+        parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
+                 * the average; NULL -> adjacent, from xd_param.first on */
 } xd_ema_desc;
+
+/* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
+ * than about 2^-24 |s| / (1 - b): 6e-3 of it at decay 0.99999.
+ *
+ *   compensated       the average is shadow + term. Each update rounds the sum to the shadow and keeps what was lost, in 8 bits,
+ *                     as the term: 2 bytes more an element, and it stands still 512 times nearer, 2^-33 |s| / (1 - b).
+ *                     What is published is the shadow alone, which is the average rounded to f32
+ *   stochastic_bf16   2 bytes instead of 4. The average of the shadow and the weight, which is not rounded first, is computed
+ *                     in f32 and stored as the neighbour above or below, with the probabilities that make the mean exact (as
+ *                     xd_optimizer_desc.stochastic_bf16). The random bits are a function of (seed, name without wrappers,
+ *                     iteration, index in the whole parameter): the same on every device, after a resumed run and, with
+ *                     `parts` or `first`, for every cut
+ *
+ * dtype is NONE or that of the format; live_dtype and compat_credit exclude both. Copies round to nearest. */
 
 /* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
  * EMAConfig). Pure. */
@@ -77,7 +98,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
- * stripped; no name), DTYPE, MEMORY. */
+ * stripped; no name; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -99,8 +120,35 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *               the host does not read it: then the values do not change but the iteration does
  *
  * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
+ * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
+
+/* Counts, in every update from now on, the elements of parameters that an average leaves to the bit as they were, a compensation
+ * too, although their weights differ from them: those in the zone where nothing moves. Frozen weights do not differ and are not
+ * counted; a shadow that is NaN is.
+ *
+ *   unmoved   in memory of the context's device; set by each update and by each step that updates the average, of the elements
+ *             here alone, replicas too: sum it over ranks that hold different ones. 0 after an update that copies or does
+ *             nothing. NULL -> not counted any more
+ *
+ * The update is then a pass over memory of its own. Local, allocates nothing; the same number on every device. */
+XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
+
+/* Exchanges the shadows with the values of the parameters and buffers, in place: to evaluate the average with the model's own
+ * memory. A second call exchanges them back; every bit is then as before. What the model computes with must be those values: a
+ * wrapper's views and gathered copies follow when they are formed again.
+ *
+ * While they are exchanged xd_ema_update, xd_ema_copy_to, xd_ema_load, steps that name the average, saves and exports return
+ * STATE, and views show the weights. Steps that do not name it cannot know: do not step. xd_ema_destroy does not exchange back.
+ *
+ * Local, allocates nothing, a block at a time. Errors: DTYPE when a shadow has another dtype than its parameter, since neither
+ * could hold the other (publish with xd_ema_copy_to instead); STATE when the list changed since creation. Nothing is
+ * exchanged then. */
+XD_API xd_result xd_ema_swap(xd_ema *ema);
+
+/* Whether shadows and values are exchanged now. */
+XD_API bool xd_ema_is_swapped(const xd_ema *ema);
 
 /* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
  * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
@@ -108,14 +156,18 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
+/* The compensation of a shadow, BF16, to save and to restore in place: the average of view i is xd_ema_view(ema, i) +
+ * xd_ema_compensation(ema, i). An empty view for buffers, and without xd_ema_desc.compensated. */
+XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
+
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
  * to evaluate, to save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
- * written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), STATE while shadows and values
+ * are exchanged. Nothing is written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
@@ -129,6 +181,7 @@ typedef struct xd_ema_load_desc {
 } xd_ema_load_desc;
 
 /* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
+ * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
  *
  *   desc   NULL -> defaults
  *

@@ -33,7 +33,7 @@ XD_PRIVATE bool xdi_train_steps(const xd_param *param);
  * concern averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
-/* ema.c: the error that xd_ema_update would return for a changed list. */
+/* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
 /* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
@@ -46,6 +46,11 @@ XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
 XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
+
+/* ema.c: the compensation of that shadow, of no dtype where the format has none; and the error of what cannot work while
+ * shadows and values are exchanged. */
+XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index);
+XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema);
 
 /* ema.c: sets the counters, when the shadows have been filled otherwise. */
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);

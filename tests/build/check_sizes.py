@@ -12,13 +12,15 @@ LEFT_OUT = {
     "xd_mix_desc.p": "in test_convert.c",
     "xd_mix_desc.q": "in test_convert.c",
     "xd_mix_desc.out": "in test_convert.c",
+    "xd_latent_pack(packed)": "in test_pack.c",
+    "xd_latent_unpack(packed)": "in test_pack.c",
 }
 
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_canonical xd_comm_counters xd_copy xd_denominator
 xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place
-xd_ema_match xd_ema_record xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
+xd_ema_match xd_ema_record xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
 xd_sample_values xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
 xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
@@ -75,13 +77,16 @@ COUNTS_LEFT_OUT = {
     "tests/test_weight_map.c makes those wrong that can be": """xd_mapped_weights.map_count xd_mapped_weights.part_count
         xd_weight_map.dim xd_weight_map.length xd_weight_map.our_begin xd_weight_map.their_begin xd_weights_export_desc.max_shard_bytes
         xd_weights_export_desc.metadata_count xd_weights_export_desc.staging_bytes xd_weights_import_desc.staging_bytes""",
-    "tests/test_dmd.c makes those wrong that can be; the others are told to functions of the caller, or are what was told": """
+    "tests/test_pack.c makes those wrong that can be": """xd_latents.channels xd_latents.height xd_latents.samples
+        xd_latents.width""",
+    "tests/test_dmd.c, test_dmd_ratios.c and test_dmd_record.c make those wrong that can be; the others are told to functions of the caller, or are what was told": """
         xd_dmd_batch.first xd_dmd_batch.samples xd_dmd_desc.frequency xd_dmd_desc.seed xd_dmd_discriminator(leaf)
         xd_dmd_draw.columns xd_dmd_draw.first xd_dmd_draw.rows xd_dmd_fake_score(leaf) xd_dmd_has_turn(step)
         xd_dmd_desc.lead xd_dmd_record.seed xd_dmd_record.step xd_dmd_record.warm_up xd_dmd_regression.step_samples
         xd_dmd_regression.substeps xd_dmd_rungs.steps xd_dmd_sizes.elements xd_dmd_sizes.first_element
         xd_dmd_sizes.samples xd_dmd_sizes.step_samples xd_dmd_sizes.whole_elements xd_dmd_student(leaf)
         xd_dmd_warm_up(leaf)
+        xd_dmd_fdistill.bins xd_dmd_ratios(leaf) xd_dmd_set_bins(count) xd_dmd_state_desc.allow_missing
         xd_dmd_trainer.average_count xd_network.feature_count xd_network.heads xd_network_call.leaf
         xd_network_call.samples xd_network_call.slot""",
     "tests/test_sampler.c makes those wrong that can be": """xd_sampler_desc.elements xd_sampler_desc.first_element
@@ -92,12 +97,17 @@ COUNTS_LEFT_OUT = {
         xd_time_sampler.chunk xd_time_sampler.count xd_time_sampler.first xd_time_sampler.last xd_time_sampler.list_count
         xd_times_draw(count) xd_times_draw_frames(frames)""",
     "tests/test_thaw.c and test_rounding.c make them wrong": "xd_optimizer_thaw(index) xd_param.first",
-    "any number names a sequence or a place in it: arithmetic without a context": """xd_optimizer_desc.seed xd_philox.seed
+    "tests/test_post_hoc.c makes those wrong that can be": """xd_post_hoc_desc.snapshot_count xd_post_hoc_profile.iteration
+        xd_post_hoc_sum(count) xd_post_hoc_sum_desc.snapshot_count""",
+    "any number names a sequence or a place in it: arithmetic without a context": """xd_ema_desc.seed xd_optimizer_desc.seed xd_philox.seed
         xd_philox_counter(block) xd_philox_fill_normal(count) xd_philox_fill_normal(first) xd_philox_fill_uniform(count)
         xd_philox_fill_uniform(first) xd_philox_uniform_f64(block) xd_philox_word(element)""",
     "tests/test_full_state.c makes those wrong that can be; staging too small for an element of each rank is made larger": """
         xd_state_gather_desc.network_count xd_state_gather_desc.staging_bytes xd_state_scatter_desc.network_count
         xd_state_scatter_desc.staging_bytes xd_state_scatter_desc.tensor_count xd_state_tensor.ndim""",
+    "tests/test_fake_score.c and test_fake_score_errors.c make those wrong that can be; any staging is made large enough": """
+        xd_fake_score_desc.frozen_count xd_fake_score_meta_desc.fresh_count xd_fake_score_meta_desc.staging_bytes
+        xd_fake_score_reader.entry_count xd_fake_score_source.part_count xd_fake_score_source.tensor_count""",
     "no call reads it: all data of a tensor is on the context's device": "xd_tensor.device",
     "an output of xd_teacher_route: it says which rows the caller has to pass": "xd_teacher_piece.shard",
 }

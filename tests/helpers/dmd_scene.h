@@ -18,6 +18,7 @@ enum {
     DMD_LEAVES = 8,
     DMD_IN_LEAF = 2,
     DMD_STEPS_MAX = 16,
+    DMD_BINS_MAX = 16,
     DMD_SLOTS = 3
 };
 
@@ -52,6 +53,8 @@ typedef struct dmd_run {
     int64_t judge_steps;                      /* of its optimizer */
     xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
+    double bins[DMD_BINS_MAX]; /* of f-distill, in the end */
+    bool forget_bins;          /* a resumed run begins with new ones */
     int64_t allocated,
         taken_by_steps; /* calls of the allocator, when the run counts them; those of xd_dmd_step on one rank */
 } dmd_run;
@@ -327,11 +330,15 @@ static void dmd_note_judge(xd_comm *world, const dmd_net *net, dmd_run *run, int
     run->judge_steps = *xd_optimizer_state_at(net->optimizer, 0).step;
 }
 
-static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, xd_dmd **dmd) {
+static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, bool forget_bins, xd_dmd **dmd) {
     const xd_dmd_record record = xd_dmd_describe(*dmd);
+    const bool on = desc->gan.fdistill.on && !forget_bins;
+    double bins[DMD_BINS_MAX];
+    if (on) XD_TRY(xd_dmd_bins(*dmd, bins));
     xd_dmd_destroy(*dmd);
     *dmd = NULL;
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, dmd));
+    if (on) XD_TRY(xd_dmd_set_bins(*dmd, bins, desc->gan.fdistill.bins));
     return xd_dmd_resume(*dmd, &record);
 }
 
@@ -342,20 +349,22 @@ static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *de
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, &dmd));
     for (rank->step = 0; rank->step < run->warm_ups; rank->step++) {
         if (run->resume_warm_at > 0 && rank->step == run->resume_warm_at)
-            XD_TRY(dmd_make_anew(world, desc, &dmd));
+            XD_TRY(dmd_make_anew(world, desc, run->forget_bins, &dmd));
         const int64_t before = run->allocated;
         XD_TRY(xd_dmd_warm_up_step(dmd, dmd_batch, rank, &values));
         run->taken_by_steps += run->allocated - before;
         if (xd_comm_rank(world) == 0) run->warm[rank->step] = values;
     }
     for (rank->step = 0; rank->step < run->steps; rank->step++) {
-        if (run->resume_at > 0 && rank->step == run->resume_at) XD_TRY(dmd_make_anew(world, desc, &dmd));
+        if (run->resume_at > 0 && rank->step == run->resume_at)
+            XD_TRY(dmd_make_anew(world, desc, run->forget_bins, &dmd));
         const int64_t before = run->allocated;
         XD_TRY(xd_dmd_step(dmd, dmd_batch, rank, &values));
         run->taken_by_steps += run->allocated - before;
         if (xd_comm_rank(world) == 0) run->values[rank->step] = values;
     }
     if (xd_comm_rank(world) == 0) run->record = xd_dmd_describe(dmd);
+    if (xd_comm_rank(world) == 0 && desc->gan.fdistill.on) XD_TRY(xd_dmd_bins(dmd, run->bins));
     xd_dmd_destroy(dmd);
     return XD_OK;
 }
@@ -397,7 +406,7 @@ static void dmd_release(void *user, void *memory) {
     free(memory);
 }
 
-static xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
+static inline xd_result dmd_execute(dmd_run *run, int ranks, xd_reduction reduction) {
     xd_ctx_desc desc = { .reduction = reduction };
     if (ranks == 1) desc.allocator = (xd_allocator){ dmd_allocate, dmd_release, run };
     xd_error error = { 0 };

@@ -423,6 +423,147 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     return xdi_walk_run(launch, &walk);
 }
 
+/* ---- averages in other formats, and counted ones ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+static int64_t xdi_average_count(const void *job, int64_t k) {
+    return ((const xdi_average_job *)job)->args->arrays[k].count;
+}
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        const float *source = xdi_average_source(j->spans, a, at, n, room);
+        for (int64_t i = 0; i < n; i++)
+            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+/* xdi_average_move, and how many elements it left as they were although their sources differ. */
+static int64_t xdi_average_counted(const xdi_average_job *j, const xd_average_array *a, int64_t at,
+                                   int64_t n) {
+    const size_t size = xd_dtype_size(a->target_dtype);
+    const char *target = (const char *)a->target + (size_t)at * size;
+    double before[XDI_SPAN]; /* room for elements of any type */
+    uint16_t lacked[XDI_SPAN];
+    int64_t unmoved = 0;
+    memcpy(before, target, (size_t)n * size);
+    memset(lacked, 0, sizeof lacked);
+    if (a->compensation) memcpy(lacked, a->compensation + at, (size_t)n * sizeof *lacked);
+    xdi_average_move(j, a, at, n);
+    for (int64_t i = 0; i < n; i++) {
+        const size_t offset = (size_t)i * size;
+        if (memcmp((const char *)before + offset, target + offset, size) != 0) continue;
+        if (a->compensation && a->compensation[at + i] != lacked[i]) continue;
+        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i),
+                                      xd_load_f64(before, a->target_dtype, i), lacked[i]);
+    }
+    return unmoved;
+}
+
+static void xdi_average_add(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    float room[XDI_SPAN];
+    const float *source = xdi_average_source(j->spans, a, at, n, room);
+    float *target = (float *)a->target + at;
+    for (int64_t i = 0; i < n; i++) target[i] = xd_fmaf(j->args->factor, source[i], target[i]);
+}
+
+static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xdi_average_job *j = (const xdi_average_job *)job;
+    const xd_average_array *a = &j->args->arrays[k];
+    int64_t unmoved = 0;
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        if (j->args->kind == XD_AVERAGE_ADD)
+            xdi_average_add(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE && j->args->unmoved)
+            unmoved += xdi_average_counted(j, a, at, n);
+        else if (j->args->kind == XD_AVERAGE_MOVE)
+            xdi_average_move(j, a, at, n);
+    }
+    if (j->args->kind == XD_AVERAGE_COPY) {
+        const xd_cast_array cast = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+        const xdi_cast_job copy = { &cast, j->spans };
+        xdi_cast_part(&copy, 0, begin, end);
+        if (a->compensation)
+            memset(a->compensation + begin, 0, (size_t)(end - begin) * sizeof *a->compensation);
+    }
+    if (unmoved) __atomic_add_fetch(j->args->unmoved, unmoved, __ATOMIC_RELAXED); /* of several threads */
+}
+
+XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
+                                     const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_average_array *a = &args->arrays[k];
+        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+        XD_REQUIRE(launch->ctx,
+                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+                   xd_dtype_name(a->target_dtype));
+    }
+    if (xd_status_refuses(launch->status)) return XD_OK;
+    const xdi_average_job job = { args, spans };
+    const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };
+    return xdi_walk_run(launch, &walk);
+}
+
+static int64_t xdi_swap_count(const void *job, int64_t k) {
+    return ((const xd_swap_array *)job)[k].bytes;
+}
+
+static void xdi_swap_part(const void *job, int64_t k, int64_t begin, int64_t end) {
+    const xd_swap_array *s = &((const xd_swap_array *)job)[k];
+    char *a = (char *)s->a, *b = (char *)s->b, room[4 * XDI_SPAN];
+    for (int64_t at = begin, n; at < end; at += n) {
+        n = end - at < (int64_t)sizeof room ? end - at : (int64_t)sizeof room;
+        memcpy(room, a + at, (size_t)n);
+        memcpy(a + at, b + at, (size_t)n);
+        memcpy(b + at, room, (size_t)n);
+    }
+}
+
+/* swap: a block at a time, whatever the status. */
+XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count) {
+    const xdi_walk walk = { arrays, array_count, xdi_swap_count, xdi_swap_part };
+    return xdi_walk_run(launch, &walk);
+}
+
 typedef struct xdi_scale_job {
     const xd_scale_args *args;
     const xdi_span_kernels *spans;

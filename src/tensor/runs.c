@@ -1,7 +1,6 @@
-/* Where the elements of a part lie in the whole tensor, and work in rounds. */
+/* Where the elements of a part lie in the whole tensor. */
 
-#include "checkpoint/internal.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 
 /* The last dimension that is not whole: a run is rows of it, of `*row` elements. */
 static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
@@ -38,15 +37,15 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     return run < rest ? run : rest;
 }
 
-XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *rounds) {
-    int64_t most = (int64_t)(left / XDI_ROUND + (left % XDI_ROUND != 0));
-    if (most == 0) most = 1;
-    return xd_all_reduce(comm, &most, rounds, 1, XD_DTYPE_I64, XD_MAX);
-}
-
-XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
-    int64_t rounds = 0;
-    XD_TRY(xdi_round_count(comm, left, &rounds));
-    for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
-    return XD_OK;
+XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *p, int64_t index) {
+    int64_t low = p->range.begin, high = p->range.end, at;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        (void)xdi_part_run(p, middle, &at);
+        if (at < index)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }

@@ -1,0 +1,246 @@
+/* Averages of every format on a GPU: the bits and the counts of the CPU, exchanges, added tensors. */
+#include "cuda_test.h"
+
+enum { PARAMS = 8 };
+
+/* Parameters of many lengths and their average, on the host or on the device. */
+struct Averaged {
+    std::vector<std::vector<unsigned char>> values;
+    std::vector<Device> d_values;
+    xd_param params[PARAMS];
+    xd_ema *ema = nullptr;
+    xd_ctx *ctx;
+    bool on_device;
+
+    Averaged(xd_ctx *context, bool device, const xd_ema_desc &desc, bool skewed) : ctx(context), on_device(device) {
+        static const char *const names[PARAMS] = { "a", "b", "c", "d", "e", "f", "g", "counter" };
+        static const int64_t counts[PARAMS] = { 1, 7, 64, 0, 40000, 301, 33, 3 };
+        static const xd_dtype dtypes[PARAMS] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_F32,
+                                                 XD_DTYPE_F32, XD_DTYPE_F16,  XD_DTYPE_F64, XD_DTYPE_I64 };
+        static const int64_t firsts[PARAMS] = { 0, 5, 3, 0, 12, (INT64_C(1) << 35) - 9, 1001, 0 };
+        Random random(21);
+        memset(params, 0, sizeof params);
+        for (int i = 0; i < PARAMS; i++) {
+            params[i].name = names[i];
+            params[i].dtype = dtypes[i];
+            params[i].count = counts[i];
+            params[i].first = firsts[i];
+            params[i].buffer = i == 7;
+            params[i].frozen = i == 2;
+            values.push_back(elements(dtypes[i], counts[i], &random, i == 4));
+            if (device) d_values.emplace_back(values[i], skewed ? (size_t)(i % 5) * xd_dtype_size(dtypes[i]) : 0);
+            params[i].value = device ? d_values[i].at() : values[i].data();
+        }
+        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &desc, &ema), XD_OK);
+    }
+    ~Averaged() { xd_ema_destroy(ema); }
+
+    /* New values, many of them close to the old ones. */
+    void train(uint64_t seed) {
+        Random random(seed);
+        for (int i = 0; i < PARAMS; i++) {
+            if (params[i].frozen) continue;
+            const std::vector<unsigned char> fresh = elements(params[i].dtype, params[i].count, &random, false);
+            for (int64_t k = 0; k < params[i].count; k++) {
+                const double old = xd_load_f64(values[i].data(), params[i].dtype, k);
+                const double next = xd_load_f64(fresh.data(), params[i].dtype, k);
+                xd_store_f64(values[i].data(), params[i].dtype, k, k % 3 && i != 7 ? old * (1.0 + 1e-4 * next) : next);
+            }
+            if (on_device && !values[i].empty())
+                CHECK(cudaMemcpy(d_values[i].at(), values[i].data(), values[i].size(), cudaMemcpyHostToDevice) ==
+                      cudaSuccess);
+        }
+    }
+    std::vector<unsigned char> bytes(const xd_param &view) const {
+        std::vector<unsigned char> out((size_t)view.count * xd_dtype_size(view.dtype));
+        if (!out.empty()) CHECK(xd_read(ctx, out.data(), view.value, out.size()) == XD_OK);
+        return out;
+    }
+    std::vector<unsigned char> live(int i) const {
+        return on_device ? d_values[i].host<unsigned char>() : values[i];
+    }
+};
+
+static void check_equal(const Averaged &host, const Averaged &device) {
+    for (int i = 0; i < PARAMS; i++) {
+        const xd_param a = xd_ema_view(host.ema, i), b = xd_ema_view(device.ema, i);
+        CHECK_ELEMENTS(a.dtype, host.bytes(a), device.bytes(b));
+        const xd_param c = xd_ema_compensation(host.ema, i), d = xd_ema_compensation(device.ema, i);
+        CHECK_EQ_INT(c.dtype, d.dtype);
+        if (c.dtype != XD_DTYPE_NONE) CHECK_ELEMENTS(c.dtype, host.bytes(c), device.bytes(d));
+    }
+}
+
+static xd_ema_desc format(int k, double decay) {
+    xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);
+    desc.decay = decay;
+    desc.compensated = k == 0;
+    desc.stochastic_bf16 = k == 1;
+    desc.seed = 0x123456789u;
+    if (k == 2) desc.dtype = XD_DTYPE_BF16;
+    if (k == 3) desc.dtype = XD_DTYPE_F64;
+    if (k == 4) desc.live_dtype = true;
+    if (k == 5) desc.compat_credit = true;
+    return desc;
+}
+
+XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
+    for (int form = 0; form < 24; form++) {
+        const xd_ema_desc desc = format(form % 6, form / 6 % 2 ? 0.3 : 0.999);
+        Gpu gpu;
+        xd_ctx *ctx = nullptr;
+        int64_t unmoved = -1, zero = -1, total = 0;
+        const Device d_unmoved(&zero, sizeof zero);
+        xd_status refused = {};
+        refused.not_finite = 1;
+        const Device d_refused(&refused, sizeof refused);
+        CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+        {
+            Averaged host(ctx, false, desc, false), device(gpu.ctx, true, desc, form >= 12);
+            xd_ema_count_unmoved(host.ema, form % 2 ? nullptr : &unmoved);
+            xd_ema_count_unmoved(device.ema, form % 2 ? nullptr : d_unmoved.at<int64_t>());
+            for (int64_t t = 0; t < 5; t++) { /* the first one copies */
+                host.train(70 + (uint64_t)t);
+                device.train(70 + (uint64_t)t);
+                seal();
+                CHECK(xd_ema_update(device.ema, t, t == 2 ? d_refused.at<xd_status>() : nullptr) == XD_OK);
+                unseal();
+                gpu.wait();
+                CHECK(xd_ema_update(host.ema, t, t == 2 ? &refused : nullptr) == XD_OK);
+                if (form % 2 == 0) CHECK_EQ_INT(d_unmoved.host<int64_t>()[0], unmoved);
+                total += unmoved;
+                check_equal(host, device);
+            }
+            CHECK(form % 2 == 1 || form % 6 == 0 || form / 6 % 2 == 1 || total > 0);
+        }
+        xd_ctx_destroy(ctx);
+    }
+}
+
+XD_TEST(an_exchange_on_the_device_is_that_of_the_cpu_and_comes_back) {
+    for (int skewed = 0; skewed < 2; skewed++) {
+        const xd_ema_desc desc = format(4, 0.5);
+        Gpu gpu;
+        xd_ctx *ctx = nullptr;
+        CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+        {
+            Averaged host(ctx, false, desc, false), device(gpu.ctx, true, desc, skewed != 0);
+            host.train(3);
+            device.train(3);
+            for (int turn = 0; turn < 3; turn++) {
+                seal();
+                CHECK_EQ_INT(xd_ema_swap(device.ema), XD_OK);
+                unseal();
+                gpu.wait();
+                CHECK_EQ_INT(xd_ema_swap(host.ema), XD_OK);
+                check_equal(host, device);
+                for (int i = 0; i < PARAMS; i++) CHECK_ELEMENTS(host.params[i].dtype, host.live(i), device.live(i));
+            }
+            CHECK_EQ_INT(xd_ema_update(device.ema, 1, nullptr), XD_ERROR_STATE);
+        }
+        xd_ctx_destroy(ctx);
+    }
+}
+
+XD_TEST(tensors_are_added_and_arrays_refused_as_on_the_cpu) {
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
+    Gpu gpu;
+    xd_ctx *ctx = nullptr;
+    Random random(4);
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    const xd_launch launch = gpu.launch(), host_launch = xd_ctx_launch(ctx);
+    for (int k = 0; k < 8; k++) {
+        const int64_t n = 1 + random.below(50000);
+        std::vector<unsigned char> target = elements(XD_DTYPE_F32, n, &random, true),
+                                   source = elements(dtypes[k % 4], n, &random, true);
+        const Device d_target(target, k < 4 ? 0 : 4), d_source(source);
+        xd_average_array array = {};
+        xd_average_args args = {};
+        array.target = target.data();
+        array.source = source.data();
+        array.count = n;
+        array.target_dtype = XD_DTYPE_F32;
+        array.source_dtype = dtypes[k % 4];
+        args.arrays = &array;
+        args.array_count = 1;
+        args.kind = XD_AVERAGE_ADD;
+        args.factor = -1.37f;
+        CHECK(xd_optimizer_kernels_cpu()->average(&host_launch, &args) == XD_OK);
+        array.target = d_target.at();
+        array.source = d_source.at();
+        CHECK(gpu.kernels()->optimizer.average(&launch, &args) == XD_OK);
+        gpu.wait();
+        CHECK_ELEMENTS(XD_DTYPE_F32, target, d_target.host<unsigned char>());
+        uint16_t term = 0;
+        for (int wrong = 0; wrong < 4; wrong++) {
+            xd_average_array bad = array;
+            args.arrays = &bad;
+            args.kind = wrong == 1 ? XD_AVERAGE_ADD : XD_AVERAGE_MOVE;
+            bad.target_dtype = wrong == 3 ? XD_DTYPE_F32 : XD_DTYPE_F16;
+            bad.source_dtype = wrong == 0 ? XD_DTYPE_I32 : XD_DTYPE_F32;
+            bad.compensation = wrong == 2 ? &term : nullptr;
+            bad.random = wrong == 3;
+            CHECK_EQ_INT(gpu.kernels()->optimizer.average(&launch, &args), XD_ERROR_DTYPE);
+            CHECK_EQ_INT(xd_optimizer_kernels_cpu()->average(&host_launch, &args), XD_ERROR_DTYPE);
+        }
+    }
+    xd_ctx_destroy(ctx);
+}
+
+/* Snapshots on the host, brought to either side. */
+struct Snapshots {
+    enum { COUNT = 4, TENSORS = 3 };
+    std::vector<unsigned char> data[COUNT][TENSORS];
+    const Gpu *gpu = nullptr; /* NULL: the host */
+
+    static xd_result read(void *user, int64_t snapshot, int64_t tensor, void *to) {
+        const Snapshots *s = (const Snapshots *)user;
+        const std::vector<unsigned char> &from = s->data[snapshot][tensor];
+        if (!s->gpu) {
+            memcpy(to, from.data(), from.size());
+            return XD_OK;
+        }
+        const xd_launch launch = s->gpu->launch();
+        const xd_result result =
+            s->gpu->kernels()->memory.copy(&launch, to, from.data(), from.size(), XD_COPY_TO_DEVICE);
+        return result == XD_OK ? s->gpu->kernels()->memory.synchronize(&launch) : result;
+    }
+};
+
+XD_TEST(sums_of_snapshots_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1001, 37, 5 };
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_U8 };
+    static const double coefficients[] = { 0.3, -2.7, 0.0, 3.4 };
+    Gpu gpu;
+    xd_ctx *ctx = nullptr;
+    Random random(6);
+    Snapshots snapshots;
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    for (int k = 0; k < Snapshots::COUNT; k++)
+        for (int i = 0; i < Snapshots::TENSORS; i++)
+            snapshots.data[k][i] = elements(i == 2 ? XD_DTYPE_U8 : XD_DTYPE_BF16, counts[i], &random, k == 1);
+    const xd_post_hoc_sum_desc desc = { coefficients, Snapshots::COUNT, XD_DTYPE_BF16, Snapshots::read, &snapshots };
+    std::vector<unsigned char> found[2][Snapshots::TENSORS];
+    for (int side = 0; side < 2; side++) {
+        std::vector<Device> memory;
+        xd_param targets[Snapshots::TENSORS];
+        memset(targets, 0, sizeof targets);
+        for (int i = 0; i < Snapshots::TENSORS; i++) {
+            found[side][i] = elements(dtypes[i], counts[i], &random, false);
+            memory.emplace_back(found[side][i]);
+            targets[i].name = "tensor";
+            targets[i].dtype = dtypes[i];
+            targets[i].count = counts[i];
+            targets[i].buffer = i == 2;
+            targets[i].value = side ? memory[i].at() : found[side][i].data();
+        }
+        snapshots.gpu = side ? &gpu : nullptr;
+        CHECK_EQ_INT(xd_post_hoc_sum(side ? gpu.ctx : ctx, &desc, targets, Snapshots::TENSORS), XD_OK);
+        gpu.wait();
+        for (int i = 0; i < Snapshots::TENSORS && side; i++) found[side][i] = memory[i].host<unsigned char>();
+    }
+    for (int i = 0; i < Snapshots::TENSORS; i++) CHECK_ELEMENTS(dtypes[i], found[0][i], found[1][i]);
+    xd_ctx_destroy(ctx);
+}
+
+XD_CUDA_TEST_MAIN()

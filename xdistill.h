@@ -6205,13 +6205,16 @@ typedef struct xd_network_call {
                      * inference, so that nothing counts as a leaf's backward */
     int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
     bool more;    /* another backward of this leaf follows, as in xd_pass */
+    const float *const
+        *directions; /* of `penalty`: v, [feature_count] arrays of the sizes of a discriminator's input */
 } xd_network_call;
 
 /* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
 typedef struct xd_network {
     void *user;
     xd_prediction predicts; /* what raw is */
-    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator. Of a
+                        * discriminator: those that it reads, compared with the teacher's; 0 -> not compared */
     const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
@@ -6219,6 +6222,13 @@ typedef struct xd_network {
     xd_guidance
         guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
                            * Others have none: the references guide the teacher only */
+    /* Of a discriminator: adds the gradient by weights of
+     *
+     *   sum over samples of <v, d (sum of a sample's logits) / d its features>,      v = directions, which are constants
+     *
+     * at the features of an open slot, as a backward of the leaf (`weights` is true). That is of the second order: the derivative
+     * along v is the one by the features again. NULL -> not offered; only XD_DMD_PENALTY_SLOPE asks for it. */
+    xd_result (*penalty)(void *user, const xd_network_call *call);
 } xd_network;
 
 /* >>dmd/dmd */
@@ -6298,6 +6308,16 @@ typedef struct xd_dmd_fdistill {
     double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
 } xd_dmd_fdistill;
 
+/* What keeps the discriminator smooth where real samples are, with r1_weight before it. */
+typedef enum xd_dmd_penalty {
+    XD_DMD_PENALTY_DIFFERENCE =
+        0, /* the mean, over real samples and heads, of the squared change of a logit under a small perturbation of the sample (the
+            * references: one more pass of teacher and discriminator) */
+    XD_DMD_PENALTY_SLOPE /* half the mean, over real samples, of |d (sum of the logits) / d features|^2: the zero-centred gradient
+                          * penalty R1 (Mescheder et al., "Which Training Methods for GANs do actually Converge?", 2018) on the
+                          * features that the discriminator reads; needs xd_network.penalty */
+} xd_dmd_penalty;
+
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
@@ -6305,10 +6325,11 @@ typedef struct xd_dmd_gan {
     bool
         same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
     double r1_weight; /* 0 -> no penalty */
-    double r1_alpha;  /* size of its perturbation */
+    double r1_alpha;  /* size of its perturbation; of DIFFERENCE */
     bool
-        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references); of DIFFERENCE */
     xd_dmd_fdistill fdistill;
+    xd_dmd_penalty penalty; /* what r1_weight weighs */
 } xd_dmd_gan;
 
 /* What is drawn, in the order in which xd_dmd asks. */
@@ -6426,7 +6447,8 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
- *                   teacher on them and on noised real ones; logits, loss, backward
+ *                   teacher on them and on noised real ones; logits, loss, backward; before that, with a penalty on the slope,
+ *                   a backward by features alone and xd_network.penalty
  *
  *   leaf     this rank's leaf of the step, for networks and own_samples
  *   values   its fields are added to; NULL -> not read back from a device
@@ -10760,6 +10782,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_rungs XDISTILL_NO_DMD_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_DMD_leaves_out_xd_dmd_regression
 #    define xd_dmd_fdistill XDISTILL_NO_DMD_leaves_out_xd_dmd_fdistill
+#    define xd_dmd_penalty XDISTILL_NO_DMD_leaves_out_xd_dmd_penalty
 #    define xd_dmd_gan XDISTILL_NO_DMD_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_DMD_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_DMD_leaves_out_xd_dmd_draws
@@ -10820,6 +10843,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_dmd_rungs XDISTILL_NO_MODELS_leaves_out_xd_dmd_rungs
 #    define xd_dmd_regression XDISTILL_NO_MODELS_leaves_out_xd_dmd_regression
 #    define xd_dmd_fdistill XDISTILL_NO_MODELS_leaves_out_xd_dmd_fdistill
+#    define xd_dmd_penalty XDISTILL_NO_MODELS_leaves_out_xd_dmd_penalty
 #    define xd_dmd_gan XDISTILL_NO_MODELS_leaves_out_xd_dmd_gan
 #    define xd_dmd_draw XDISTILL_NO_MODELS_leaves_out_xd_dmd_draw
 #    define xd_dmd_draws XDISTILL_NO_MODELS_leaves_out_xd_dmd_draws
@@ -64259,7 +64283,8 @@ struct xd_dmd {
     float *raw_slope;       /* by a network's prediction */
     float *normals;         /* drawn numbers on their way to another dtype */
     float **feature_slopes; /* [feature_count] */
-    float *penalty;         /* [samples, heads] R1's gradient by the logits of real samples */
+    float
+        *penalty; /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a slope */
     xd_mix *mixes;
     xd_denoise_term *terms;
     xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
@@ -64272,6 +64297,7 @@ struct xd_dmd {
     xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
+    float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
     double *draws;   /* also numbers on their way from the device */
@@ -64367,6 +64393,12 @@ XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 
+/* walk.c: a discriminator's penalty, where xdi_dmd_backward would be called. */
+XD_PRIVATE xd_result xdi_dmd_bend(xd_dmd *d, const xd_network_call *call);
+
+/* dmd.c: whether there is a penalty, of this kind. */
+XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty);
+
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
@@ -64427,6 +64459,10 @@ XD_PRIVATE xd_network_call xdi_dmd_call(const xd_dmd *d, const xd_dmd_batch *bat
 
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
     return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
+}
+
+XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty) {
+    return xdi_dmd_adversarial(desc) && desc->gan.r1_weight > 0.0 && desc->gan.penalty == penalty;
 }
 
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
@@ -64504,6 +64540,19 @@ static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     return XD_OK;
 }
 
+/* What a discriminator says that it reads is what there is. */
+static xd_result xdi_dmd_check_features(xd_ctx *ctx, const xd_network *teacher, const xd_network *judge) {
+    if (judge->feature_count == 0) return XD_OK;
+    XD_REQUIRE(ctx, judge->feature_count == teacher->feature_count && judge->feature_elements,
+               XD_ERROR_ARGUMENT, "the discriminator reads %d features, the teacher gives %d",
+               judge->feature_count, teacher->feature_count);
+    for (int i = 0; i < judge->feature_count; i++)
+        XD_REQUIRE(ctx, judge->feature_elements[i] == teacher->feature_elements[i], XD_ERROR_ARGUMENT,
+                   "the discriminator reads %lld elements of feature %d, the teacher gives %lld",
+                   (long long)judge->feature_elements[i], i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -64533,7 +64582,7 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     for (int i = 0; i < teacher->feature_count; i++)
         XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
                    "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
+    return xdi_dmd_check_features(ctx, teacher, &desc->networks[XD_DMD_DISCRIMINATOR]);
 }
 
 static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
@@ -64547,8 +64596,16 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
-    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+    XD_REQUIRE(ctx, gan->penalty >= XD_DMD_PENALTY_DIFFERENCE && gan->penalty <= XD_DMD_PENALTY_SLOPE,
+               XD_ERROR_ARGUMENT, "penalty %d is unknown", (int)gan->penalty);
+    XD_REQUIRE(ctx,
+               isfinite(gan->r1_alpha) &&
+                   (gan->r1_alpha > 0.0 || !xdi_dmd_penalised(desc, XD_DMD_PENALTY_DIFFERENCE)),
                XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    XD_REQUIRE(ctx,
+               !xdi_dmd_penalised(desc, XD_DMD_PENALTY_SLOPE) || desc->networks[XD_DMD_DISCRIMINATOR].penalty,
+               XD_ERROR_ARGUMENT, "r1_weight %g of the slope, and a discriminator without a penalty",
+               gan->r1_weight);
     return XD_OK;
 }
 
@@ -64714,7 +64771,8 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)f->bins,
                                f->rate,
                                f->min_t,
-                               f->max_t };
+                               f->max_t,
+                               (double)gan->penalty };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
@@ -64776,7 +64834,15 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
     most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
-    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
+        denoise.prediction = xd_rows_of(d, XD_DTYPE_F32, n, teacher->feature_elements[i]);
+        denoise.clean = denoise.noise = denoise.prediction;
+        denoise.common.split = NULL;
+        most = xdi_dmd_most(most, xd_denoise_workspace_bytes(d->ctx, &denoise));
+    }
+    return most;
 }
 
 static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
@@ -64787,7 +64853,8 @@ static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
 static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
-    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const bool perturbed = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
+    const int slots = perturbed ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
     const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
     float **slopes = (float **)xd_arena_take_pointer(host, pointers);
     for (int slot = 0; slot < slots; slot++) {
@@ -64801,6 +64868,7 @@ static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device
         }
     }
     d->penalty = xdi_dmd_floats(device, logits);
+    if (xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE)) d->ones = xdi_dmd_floats(host, logits);
     d->feature_slopes = slopes;
     for (int i = 0; i < teacher->feature_count; i++) {
         float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
@@ -64909,6 +64977,8 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     *d = plan;
     d->memory = memory;
     for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    const int64_t logits = desc->sizes.samples * desc->networks[XD_DMD_DISCRIMINATOR].heads;
+    for (int64_t i = 0; d->ones && i < logits; i++) d->ones[i] = 1.0f;
     *out = d;
     return XD_OK;
 }
@@ -65373,6 +65443,11 @@ XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_netwo
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
     const xd_network *network = &d->desc.networks[role];
     return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_dmd_bend(xd_dmd *d, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[XD_DMD_DISCRIMINATOR];
+    return xdi_dmd_takes_part(d, XD_DMD_DISCRIMINATOR) ? network->penalty(network->user, call) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
@@ -65884,9 +65959,50 @@ static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
     return xdi_dmd_mix(d, slopes, penalty, slopes);
 }
 
+/* u, the gradient of a feature by which each real sample's logits are summed, becomes the gradient of the penalty by it:
+ * weight / 2 mean |u|^2 is that of a denoising loss whose target is 0. */
+static xd_result xdi_dmd_square(xd_dmd *d, int feature, int64_t samples, double *value) {
+    const int64_t elements = d->desc.networks[XD_DMD_TEACHER].feature_elements[feature];
+    const double weight = d->desc.gan.r1_weight;
+    double weighted = 0.0;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    desc.prediction = xd_rows_of(d->feature_slopes[feature], XD_DTYPE_F32, samples, elements);
+    desc.clean = desc.noise = desc.gradient = desc.prediction;
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, 1);
+    desc.common.weight = 0.5 * weight;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    XD_TRY(xdi_dmd_add_value(d, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    return XD_OK;
+}
+
+/* The penalty on the slope at real samples: the slope itself, then what moves the weights along it. */
+static xd_result xdi_dmd_flatten(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch, double *value) {
+    const int64_t n = batch->samples, heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xd_network_call call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_REAL);
+    XD_TRY(xdi_dmd_send(d, d->penalty, d->ones, (size_t)(n * heads) * sizeof *d->ones));
+    call.raw_gradient = d->penalty;
+    call.input_gradients = d->feature_slopes;
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_DISCRIMINATOR, &call));
+    for (int64_t i = 0; i < n; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)n * sizeof *d->terms));
+    for (int i = 0; i < d->desc.networks[XD_DMD_TEACHER].feature_count; i++)
+        XD_TRY(xdi_dmd_square(d, i, n, value));
+    call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_REAL);
+    call.raw_gradient = NULL;
+    call.directions = (const float *const *)d->feature_slopes;
+    call.weights = call.more = true;
+    call.leaf = leaf;
+    return xdi_dmd_bend(d, &call);
+}
+
 static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_values *values) {
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
-    const bool penalty = d->desc.gan.r1_weight > 0.0;
+    const bool penalty = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
     xd_gan_desc desc = xd_gan_defaults();
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
@@ -65902,7 +66018,7 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
 
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values) {
-    const bool penalty = dmd->desc.gan.r1_weight > 0.0;
+    const bool penalty = xdi_dmd_penalised(&dmd->desc, XD_DMD_PENALTY_DIFFERENCE);
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
     XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
                "there is no discriminator to train");
@@ -65922,6 +66038,8 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
         XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_PERTURBED, XDI_DMD_REAL, &dmd->real));
     }
     XD_TRY(xdi_dmd_judge_all(dmd, batch, values));
+    if (xdi_dmd_penalised(&dmd->desc, XD_DMD_PENALTY_SLOPE))
+        XD_TRY(xdi_dmd_flatten(dmd, leaf, batch, values ? &values->r1 : NULL));
     for (int slot = XDI_DMD_SLOT_FAKE; slot <= last; slot++) {
         xd_network_call call = xdi_dmd_judging(dmd, batch, slot);
         call.weights = true;
@@ -70091,4 +70209,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b359a55035b06dd5cdb03d28e188fccbbf49221b61ddc754831baf2dfb8dbcdd */
+/* xdistill sha256 0c750e4beb0757de181711241838ae4f8afd4f1f83297e1a9bc7943dd4b2ff84 */

@@ -52,6 +52,92 @@ XD_TEST(a_discriminator_with_its_penalty_keeps_the_bits) {
     free(run);
 }
 
+static dmd_run *new_slope_run(void) {
+    dmd_run *run = new_run(XD_DMD_FASTGEN, 3, true);
+    run->desc.gan.penalty = XD_DMD_PENALTY_SLOPE;
+    run->desc.gan.r1_alpha = 0.0; /* of the other penalty */
+    return run;
+}
+
+XD_TEST(a_penalty_on_slopes_keeps_the_bits) {
+    dmd_run *run = new_slope_run(), *resumed = new_slope_run();
+    check_layouts(run);
+    resumed->resume_at = 3;
+    CHECK_EQ_INT(dmd_execute(run, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(resumed, 2, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK(same(run, resumed));
+    free(run);
+    free(resumed);
+}
+
+/* Logits of the scene are linear: every sample's slope is the sum u of the heads' weights, the penalty |u|^2 / 2, its gradient
+ * by each head's weights u. With a weight so large that nothing else counts, the gradient's norm is weight sqrt(heads) |u|. */
+XD_TEST(a_penalty_on_slopes_is_that_of_the_formula) {
+    for (int recipe = 0; recipe < 2; recipe++) {
+        dmd_run *run = new_slope_run();
+        double square = 0.0;
+        run->steps = 1;
+        run->desc.gan.r1_weight = 1e8;
+        CHECK_EQ_INT(dmd_execute(run, 2, recipe ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC),
+                     XD_OK);
+        for (int i = 0; i < DMD_WIDTH; i++) {
+            double u = 0.0;
+            for (int head = 0; head < DMD_HEADS; head++) u += (double)run->judge_first[head * DMD_WIDTH + i];
+            square += u * u;
+        }
+        CHECK(square > 0.01);
+        CHECK_NEAR(run->values[0].r1, 0.5 * square, 1e-6 * square);
+        CHECK_NEAR(run->values[0].norms[XD_DMD_DISCRIMINATOR], 1e8 * sqrt(DMD_HEADS * square),
+                   1e8 * 1e-6 * sqrt(DMD_HEADS * square));
+        CHECK_EQ_INT(run->judge_penalties, DMD_LEAVES / 2);
+        free(run);
+    }
+}
+
+XD_TEST(a_discriminator_is_asked_for_a_penalty_on_slopes_only) {
+    dmd_run *slope = new_slope_run(), *none = new_slope_run(), *difference = new_run(XD_DMD_FASTGEN, 3, true);
+    none->desc.gan.r1_weight = 0.0;
+    CHECK_EQ_INT(dmd_execute(slope, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(none, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(difference, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(slope->judge_penalties, 3 * DMD_LEAVES);
+    CHECK(none->judge_penalties == 0 && difference->judge_penalties == 0);
+    CHECK(slope->hash != none->hash && slope->hash != difference->hash);
+    CHECK(none->values[0].r1 == 0.0 && slope->values[0].r1 > 0.0);
+    free(slope);
+    free(none);
+    free(difference);
+}
+
+/* In the references replicas begin apart, and stay apart. */
+XD_TEST(replicas_of_a_discriminator_are_equal_from_the_first_step_to_the_last) {
+    dmd_run *one = new_run(XD_DMD_FASTGEN, 1, true), *four = new_run(XD_DMD_FASTGEN, 1, true);
+    CHECK_EQ_INT(dmd_execute(one, 1, XD_REDUCTION_INVARIANT), XD_OK);
+    CHECK_EQ_INT(dmd_execute(four, 4, XD_REDUCTION_INVARIANT), XD_OK);
+    for (int last = 0; last < 2; last++)
+        for (int rank = 0; rank < 4; rank++) CHECK(four->judges[last][rank] == one->judges[last][0]);
+    CHECK(one->judges[0][0] != one->judges[1][0] && one->judges[0][0] != 0);
+    CHECK_EQ_INT(dmd_execute(four, 3, XD_REDUCTION_DETERMINISTIC), XD_OK); /* leaves unevenly dealt */
+    for (int rank = 0; rank < 3; rank++) {
+        CHECK(four->judges[0][rank] == one->judges[0][0]);
+        CHECK(four->judges[1][rank] == four->judges[1][0]);
+    }
+    free(one);
+    free(four);
+}
+
+/* In the references it steps in every micro-batch, with a part of the loss. Eight of a step on one rank see one discriminator here. */
+XD_TEST(a_discriminator_steps_once_after_all_micro_batches_of_a_step) {
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        dmd_run *run = new_run(XD_DMD_FASTGEN, 1, true);
+        CHECK_EQ_INT(dmd_execute(run, ranks, XD_REDUCTION_INVARIANT), XD_OK);
+        CHECK_EQ_INT(run->record.updates[XD_DMD_DISCRIMINATOR], 3); /* of steps 0, 2 and 4 */
+        CHECK_EQ_INT(run->judge_changes, 4);                        /* the first, and after each of them */
+        CHECK_EQ_INT(run->judge_steps, 3);
+        free(run);
+    }
+}
+
 XD_TEST(roll_outs_with_either_noise_keep_the_bits) {
     dmd_run *run = new_run(XD_DMD_MODELOPT, 3, false);
     run->desc.rungs.roll_out = true;
@@ -184,8 +270,8 @@ XD_TEST(a_lead_moves_all_turns) {
 }
 
 XD_TEST(a_step_allocates_nothing) {
-    for (int recipe = 0; recipe < 3; recipe++) {
-        dmd_run *run = new_run((xd_dmd_recipe)recipe, 3, true);
+    for (int recipe = 0; recipe < 4; recipe++) {
+        dmd_run *run = recipe == 3 ? new_slope_run() : new_run((xd_dmd_recipe)recipe, 3, true);
         run->fsdp = true;
         run->warm_ups = 2;
         run->desc.regression.substeps = 2;
@@ -254,6 +340,7 @@ XD_TEST(a_run_with_warm_up_and_lead_goes_on_from_its_records_to_the_same_bits) {
 XD_TEST(what_is_not_finite_keeps_every_role_from_stepping_on_every_rank) {
     for (int ranks = 1; ranks <= 3; ranks++) {
         dmd_run *run = new_run(XD_DMD_ORIGINAL, 3, true);
+        if (ranks == 3) run->desc.gan.penalty = XD_DMD_PENALTY_SLOPE;
         run->poisoned = 2;
         CHECK_EQ_INT(dmd_execute(run, ranks, XD_REDUCTION_INVARIANT), XD_OK);
         for (int step = 0; step < run->steps; step++) CHECK_EQ_INT(run->values[step].skipped, step == 2);
@@ -296,7 +383,7 @@ static xd_dmd_desc whole_desc(dmd_net *nets) {
 
 XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     static const double rising[] = { 0.5, 0.7, 0.3, 0.0 };
-    static const int64_t huge = INT64_MAX;
+    static const int64_t huge = INT64_MAX, six = 6;
     dmd_net nets[XD_DMD_ROLES];
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
@@ -331,6 +418,17 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.gan.weight = 0.0, "weight 0");
     REFUSES(XD_ERROR_ARGUMENT, d.gan.r1_weight = -1.0, "r1_weight -1");
     REFUSES(XD_ERROR_ARGUMENT, (d.gan.r1_weight = 2.0, d.gan.r1_alpha = 0.0), "r1_alpha 0");
+    REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].feature_count = 2,
+            "the discriminator reads 2 features, the teacher gives 1");
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.networks[XD_DMD_DISCRIMINATOR].feature_count = 1,
+             d.networks[XD_DMD_DISCRIMINATOR].feature_elements = &six),
+            "the discriminator reads 6 elements of feature 0, the teacher gives 5");
+    REFUSES(XD_ERROR_ARGUMENT, d.gan.penalty = (xd_dmd_penalty)2, "penalty 2 is unknown");
+    REFUSES(XD_ERROR_ARGUMENT,
+            (d.gan.r1_weight = 2.0, d.gan.penalty = XD_DMD_PENALTY_SLOPE,
+             d.networks[XD_DMD_DISCRIMINATOR].penalty = NULL),
+            "r1_weight 2 of the slope, and a discriminator without a penalty");
     REFUSES(XD_ERROR_ARGUMENT, (d.networks[XD_DMD_DISCRIMINATOR].forward = NULL, d.gan.r1_weight = 2.0),
             "without a discriminator");
     REFUSES(XD_ERROR_ARGUMENT, (d.guided = true, d.guidance_scale = NAN), "guidance by nan");

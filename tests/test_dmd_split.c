@@ -366,7 +366,7 @@ static xd_result nothing(void *user, const xd_network_call *call) {
     return XD_OK;
 }
 
-enum { DIFFERENCES = 34 };
+enum { DIFFERENCES = 35 };
 
 static void differ(xd_dmd_desc *d, int number) {
     static const double other[] = { 0.999, 0.6, 0.3, 0.0 };
@@ -405,6 +405,7 @@ static void differ(xd_dmd_desc *d, int number) {
     case 31: d->networks[XD_DMD_FAKE_SCORE].guidance.on = true; break;
     case 32: d->networks[XD_DMD_FAKE_SCORE].guidance.scale = 1.5; break;
     case 33: d->guided = true, d->networks[XD_DMD_TEACHER].guidance.rescale = 0.5; break;
+    case 34: d->gan.penalty = XD_DMD_PENALTY_SLOPE; break;
     default: break;
     }
 }

@@ -13,6 +13,8 @@
 #include "../examples/images/frechet.c"
 #include "../examples/images/grid.c"
 #include "../examples/images/png.c"
+#define IMAGES_REAL_SPLIT "sample" /* the training set is not committed */
+#include "../examples/images/real_pictures.c"
 #include "../examples/images/tensors.c"
 
 /* ---- help ---- */
@@ -853,6 +855,44 @@ XD_TEST(the_committed_classifier_knows_the_committed_pictures) {
     CHECK(right < 20);
     dataset_free(ctx, &set);
     classifier_free(ctx, &c);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(real_pictures_are_drawn_from_their_class) {
+    xd_ctx *ctx = new_ctx();
+    real_pictures real;
+    int drawn[100] = { 0 }, different = 0;
+    CHECK_EQ_INT(real_pictures_load(ctx, "data/images", &real), XD_OK);
+    for (int64_t i = 0; i < 100; i++) { /* ten of each, in the order of the file */
+        CHECK_EQ_INT(real.order[i], i % 10 * 10 + i / 10);
+        CHECK_EQ_INT(real.set.labels[real.order[i]], i / 10);
+    }
+    for (int i = 0; i <= IMAGE_CLASSES; i++) CHECK_EQ_INT(real.begin[i], 10 * i);
+    for (int i = 0; i < 2000; i++) {
+        const xd_philox random = { 9, XD_STREAM_USER, 0, (uint32_t)i, 4 };
+        const int64_t at = (real_pictures_draw(&real, i % 10, &random) - real.set.images) / IMAGE_PIXELS;
+        CHECK_EQ_INT(real.set.labels[at], i % 10);
+        drawn[at]++;
+    }
+    for (int i = 0; i < 100; i++) different += drawn[i] > 5 && drawn[i] < 45; /* 20 on average */
+    CHECK_EQ_INT(different, 100);
+    real_pictures_free(ctx, &real);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(real_pictures_that_are_not_there_are_asked_for) {
+    xd_ctx *ctx = new_ctx();
+    real_pictures real;
+    CHECK_EQ_INT(real_pictures_load(ctx, "/tmp/there/is/no/such", &real), XD_ERROR_IO);
+    CHECK(says(ctx, "tools/fetch_images.sh puts them into build/images"));
+    CHECK(says(ctx, "/tmp/there/is/no/such/sample-images-idx3-ubyte"));
+    CHECK(real.order == NULL && real.set.images == NULL);
+    memset(&real, 0, sizeof real);
+    make_files();
+    CHECK_EQ_INT(load_written(ctx, FILE_ITEMS, &real.set), XD_OK);
+    CHECK_EQ_INT(real_pictures_sort(ctx, "some folder", &real), XD_ERROR_FORMAT);
+    CHECK(says(ctx, "3 real pictures in some folder, but none of class 1"));
+    real_pictures_free(ctx, &real);
     xd_ctx_destroy(ctx);
 }
 

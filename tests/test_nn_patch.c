@@ -21,6 +21,7 @@ enum {
     SAMPLES = 5,
     LABELS = 3,
     FEATURE = 16 * 16,
+    FEATURES = 2, /* behind each layer */
     MOST = 4096,
     ALL_WEIGHTS = 6788
 };
@@ -47,6 +48,7 @@ typedef struct alone {
 } alone;
 
 static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots) {
+    static const int both[FEATURES] = { 0, 1 };
     float more[MOST];
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
@@ -60,7 +62,10 @@ static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots
     }
     XD_TRY(xd_parallel_publish(a->parallel));
     XD_TRY(nn_patch_create(a->ctx, &tiny, a->model, samples, slots, &a->passes));
+    XD_TRY(nn_patch_capture(a->passes, both, FEATURES));
     a->network = nn_patch_network(a->passes);
+    CHECK_EQ_INT(a->network.feature_count, FEATURES);
+    for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], FEATURE);
     return XD_OK;
 }
 
@@ -73,9 +78,9 @@ static void alone_end(alone *a) {
 /* A batch with everything that a call of the network needs. */
 typedef struct batch {
     float x[SAMPLES * PIXELS], raw[SAMPLES * PIXELS], d_raw[SAMPLES * PIXELS], d_x[SAMPLES * PIXELS];
-    float feature[SAMPLES * FEATURE], d_feature[SAMPLES * FEATURE];
-    float *features[1];
-    const float *d_features[1];
+    float feature[FEATURES][SAMPLES * FEATURE], d_feature[FEATURES][SAMPLES * FEATURE];
+    float *features[FEATURES];
+    const float *d_features[FEATURES];
     double times[SAMPLES];
     int32_t labels[SAMPLES];
     xd_network_call call;
@@ -84,9 +89,11 @@ typedef struct batch {
 static void batch_make(batch *b, uint64_t seed) {
     noise(seed, SAMPLES * PIXELS, b->x);
     noise(seed + 1, SAMPLES * PIXELS, b->d_raw);
-    noise(seed + 2, SAMPLES * FEATURE, b->d_feature);
-    b->features[0] = b->feature;
-    b->d_features[0] = b->d_feature;
+    for (int k = 0; k < FEATURES; k++) {
+        noise(seed + 2 + (uint64_t)k, SAMPLES * FEATURE, b->d_feature[k]);
+        b->features[k] = b->feature[k];
+        b->d_features[k] = b->d_feature[k];
+    }
     for (int i = 0; i < SAMPLES; i++) {
         b->times[i] = fmod(0.37 * (double)(seed + (uint64_t)i), 1.0);
         b->labels[i] = (int32_t)((seed + (uint64_t)i) % LABELS);
@@ -228,7 +235,7 @@ static void reference_condition(const reference *r, double time, int32_t label, 
 
 /* What a batch gives. */
 typedef struct outcome {
-    double raw[SAMPLES * PIXELS], feature[SAMPLES * FEATURE];
+    double raw[SAMPLES * PIXELS], feature[FEATURES][SAMPLES * FEATURE];
 } outcome;
 
 static void reference_sample(const reference *r, const batch *b, int s, const double *image, outcome *out) {
@@ -242,9 +249,10 @@ static void reference_sample(const reference *r, const batch *b, int s, const do
         linear(weight(r, "", "embed.weight"), weight(r, "", "embed.bias"), WIDTH, PATCH * PATCH, patch, x[t]);
         for (int i = 0; i < WIDTH; i++) x[t][i] += weight(r, "", "position")[t * WIDTH + i];
     }
-    reference_layer(r, "blocks.0.", common, x);
-    memcpy(out->feature + s * FEATURE, x, sizeof x);
-    reference_layer(r, "blocks.1.", common, x);
+    for (int k = 0; k < FEATURES; k++) {
+        reference_layer(r, k ? "blocks.1." : "blocks.0.", common, x);
+        for (int i = 0; i < FEATURE; i++) out->feature[k][s * FEATURE + i] = x[i % TOKENS][i / TOKENS];
+    }
     for (int t = 0; t < TOKENS; t++) {
         modulated(x[t], last, last + WIDTH, h);
         linear(weight(r, "", "out.weight"), weight(r, "", "out.bias"), PATCH * PATCH, WIDTH, h, patch);
@@ -258,7 +266,8 @@ static double reference_loss(const reference *r, const batch *b, const double *x
     double loss = 0.0;
     for (int s = 0; s < SAMPLES; s++) reference_sample(r, b, s, x + s * PIXELS, out);
     for (int i = 0; i < SAMPLES * PIXELS; i++) loss += out->raw[i] * (double)b->d_raw[i];
-    for (int i = 0; i < SAMPLES * FEATURE; i++) loss += out->feature[i] * (double)b->d_feature[i];
+    for (int k = 0; k < FEATURES; k++)
+        for (int i = 0; i < SAMPLES * FEATURE; i++) loss += out->feature[k][i] * (double)b->d_feature[k][i];
     return loss;
 }
 
@@ -301,8 +310,9 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     (void)reference_loss(&r, &b, x, &out);
     for (int i = 0; i < SAMPLES * PIXELS; i++)
         CHECK_NEAR((double)b.raw[i], out.raw[i], 2e-5 * (1.0 + fabs(out.raw[i])));
-    for (int i = 0; i < SAMPLES * FEATURE; i++)
-        CHECK_NEAR((double)b.feature[i], out.feature[i], 2e-5 * (1.0 + fabs(out.feature[i])));
+    for (int k = 0; k < FEATURES; k++)
+        for (int i = 0; i < SAMPLES * FEATURE; i++)
+            CHECK_NEAR((double)b.feature[k][i], out.feature[k][i], 2e-5 * (1.0 + fabs(out.feature[k][i])));
     for (int64_t i = 0; i < a.count; i++)
         check_place(&r, &b, x, r.weights[i], (const float *)a.params[i].gradient, a.params[i].count);
     check_place(&r, &b, x, x, b.d_x, SAMPLES * PIXELS);
@@ -401,6 +411,39 @@ static xd_result between_rank(xd_comm *world, void *argument) {
 
 XD_TEST(input_gradients_and_inferences_leave_a_leaf_as_it_was) {
     run_alone(between_rank);
+}
+
+/* Gradients by one of the features alone, against those with zeros for all else. */
+static xd_result captured_rank(xd_comm *world, void *argument) {
+    static batch b, bare;
+    alone a;
+    (void)argument;
+    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    for (int which = 0; which < FEATURES; which++) {
+        batch_make(&b, 8);
+        batch_make(&bare, 8);
+        memset(b.d_raw, 0, sizeof b.d_raw);
+        memset(b.d_feature[1 - which], 0, sizeof b.d_feature[0]);
+        b.call.weights = bare.call.weights = false;
+        XD_TRY(forward(&a, &b));
+        XD_TRY(backward(&a, &b));
+        XD_TRY(nn_patch_capture(a.passes, &which, 1));
+        a.network = nn_patch_network(a.passes);
+        CHECK_EQ_INT(a.network.feature_count, 1);
+        bare.d_features[0] = bare.d_feature[which];
+        bare.call.raw_gradient = NULL;
+        XD_TRY(forward(&a, &bare));
+        XD_TRY(backward(&a, &bare));
+        CHECK(same(bare.feature[0], b.feature[which], SAMPLES * FEATURE));
+        for (int i = 0; i < SAMPLES * PIXELS; i++) CHECK(bare.d_x[i] == b.d_x[i] && bare.d_x[i] != 0.0f);
+        XD_TRY(nn_patch_capture(a.passes, (const int[]){ 0, 1 }, FEATURES));
+    }
+    alone_end(&a);
+    return XD_OK;
+}
+
+XD_TEST(a_feature_alone_goes_backward_as_one_of_several) {
+    run_alone(captured_rank);
 }
 
 /* 70 samples are more than two chunks of 32. */
@@ -557,6 +600,8 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_model_init_weights(model));
     XD_TRY(nn_patch_create(ctx, &usual, model, 2, 0, &passes));
     const xd_network n = nn_patch_network(passes);
+    CHECK_EQ_INT(n.feature_count, 1);
+    CHECK_EQ_INT(n.feature_elements[0], 96 * 16);
     noise(4, 2 * IMAGE, x);
     memset(raw, 0xff, sizeof raw);
     XD_TRY(n.forward(n.user, &(xd_network_call){ .samples = 2, .hidden = x, .times = times, .raw = raw }));
@@ -623,6 +668,11 @@ static xd_result refusals_rank(xd_comm *world, void *argument) {
     c.patch = 4;
     check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
                   "side 8 and patch 4 give 4 tokens, not a multiple of 8");
+    check_refused(&a, nn_patch_capture(a.passes, (const int[]){ 0, 2 }, 2), XD_ERROR_ARGUMENT,
+                  "a feature behind layer 2 of 2");
+    check_refused(&a, nn_patch_capture(a.passes, (const int[]){ 1, 1 }, 2), XD_ERROR_ARGUMENT,
+                  "a feature behind layer 1 after that behind layer 1");
+    CHECK_EQ_INT(nn_patch_network(a.passes).feature_count, FEATURES);
     c = tiny, c.heads = 4;
     check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
                   "width 16 is not a multiple of 8 for each of 4 heads");

@@ -7,7 +7,8 @@
  * The teacher (data/images/teacher) turns noise into clothes in 50 steps of rectified flow, and has been trained on
  * Fashion-MNIST. Two students begin with its weights and learn to do the same in 4 steps and in 1, by distribution matching
  * (DMD2): a fake score, a copy of the teacher, follows what the student draws, and the difference of what both say of a noised
- * picture is the student's gradient. No picture of the training set is needed for that.
+ * picture is the student's gradient. No picture of the training set is needed for that. With --gan there is a discriminator as well,
+ * which tells real pictures from the student's by what the teacher makes of both inside, and the student's gradient by it is added.
  *
  * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
  * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and sums run
@@ -33,7 +34,8 @@
 /* Everything main owns. */
 typedef struct images_world {
     const images_options *options;
-    dataset set; /* with train_teacher */
+    dataset set;        /* with train_teacher */
+    real_pictures real; /* with gan */
     images_recipe recipes[IMAGES_STUDENTS];
     images_row rows[IMAGES_ROWS];
 } images_world;
@@ -146,12 +148,17 @@ static xd_result images_with(images_world *w, xd_ctx *ctx, const xd_ctx_desc *de
     const images_options *o = w->options;
     xd_result result = XD_OK;
     if (o->train_teacher) result = dataset_load(ctx, o->train_teacher, "train", &w->set);
+    if (!o->train_teacher && o->gan > 0.0) {
+        result = real_pictures_load(ctx, o->real, &w->real);
+        for (int i = 0; i < IMAGES_STUDENTS; i++) w->recipes[i].real = &w->real;
+    }
     if (result == XD_OK) result = images_recall(ctx, o, &w->rows[IMAGES_TEACHER_50]);
     if (result != XD_OK)
         *error = *xd_last_error(ctx);
     else
         result = images_run_ranks(w, ctx, desc, error);
     dataset_free(ctx, &w->set);
+    real_pictures_free(ctx, &w->real);
     return result;
 }
 

@@ -3,6 +3,7 @@
 #define IMAGES_H
 
 #include "images_role.h"
+#include "real_pictures.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,6 +28,9 @@ typedef struct images_options {
     const char *data, *out;
     const char *train_teacher; /* the full set's folder: nothing else is done then. NULL -> no */
     int teacher_steps;
+    double gan;       /* weight of the adversarial term; 0 -> there is none */
+    double gan_r1;    /* of the penalty on the discriminator's slope; 0 -> none */
+    const char *real; /* folder of the real pictures for it */
 
     char problem[256]; /* what is wrong when images_parse says false */
 } images_options;
@@ -49,7 +53,9 @@ typedef struct images_recipe {
     int steps;   /* of the student */
     int critics; /* of the fake score after each of the student's */
     int batch;
-    images_trainer warming, student, fake;
+    images_trainer warming, student, fake, judge;
+    double gan, gan_r1;        /* weights of the adversarial term and its penalty; 0 -> there is none */
+    const real_pictures *real; /* for it */
 } images_recipe;
 
 /* Of 4 steps and of 1. */

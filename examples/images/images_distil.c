@@ -6,9 +6,24 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DRAWN_CLASS = XD_STREAM_USER + 16 };
+enum { DRAWN_CLASS = XD_STREAM_USER + 16, DRAWN_REAL };
 
 /* ---- batches ---- */
+
+/* Real pictures of the classes drawn, others in each step. */
+static void images_draw_real(images_run *run, xd_dmd_batch *batch) {
+    xd_philox random;
+    memset(&random, 0, sizeof random);
+    random.seed = run->options->seed;
+    random.stream = DRAWN_REAL;
+    random.step = (uint32_t)run->step;
+    for (int64_t i = 0; i < batch->samples; i++) {
+        random.sample = (uint32_t)(batch->first + i);
+        memcpy(run->real + i * IMAGE_PIXELS, real_pictures_draw(run->recipe->real, run->classes[i], &random),
+               IMAGE_PIXELS * sizeof(float));
+    }
+    batch->real = run->real;
+}
 
 /* Pictures of drawn classes. The fake score learns from what the student drew in its last step, so the classes are that step's. */
 static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
@@ -27,6 +42,7 @@ static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
         random.sample = (uint32_t)(batch->first + i);
         run->classes[i] = (int32_t)xd_draw_index(&random, 0, IMAGE_CLASSES);
     }
+    if (run->recipe->real && !run->warming) images_draw_real(run, batch);
     return XD_OK;
 }
 
@@ -64,6 +80,7 @@ static void images_fill_desc(images_run *run) {
     images_give(run, XD_DMD_STUDENT);
     images_give(run, XD_DMD_FAKE_SCORE);
     images_give(run, XD_DMD_TEACHER);
+    if (recipe->real) images_give(run, XD_DMD_DISCRIMINATOR);
     d->data = run->world;
     d->sizes.samples = recipe->batch / IMAGES_LEAVES;
     d->sizes.step_samples = recipe->batch;
@@ -80,6 +97,10 @@ static void images_fill_desc(images_run *run) {
     d->frequency = recipe->critics + 1;
     d->lead = recipe->lead;
     d->own_samples = true;
+    d->gan.weight = recipe->gan;
+    d->gan.same_noise = true;
+    d->gan.r1_weight = recipe->gan_r1;
+    d->gan.penalty = XD_DMD_PENALTY_SLOPE;
     d->seed = run->options->seed;
 }
 
@@ -146,6 +167,7 @@ static xd_result images_match_step(images_run *run, int step) {
     const int total = recipe->lead + recipe->steps * (recipe->critics + 1);
     const double rate = images_rate_at(&recipe->student.rate, student_step, recipe->steps);
     xd_dmd_values values;
+    run->step = step;
     run->drawn_at = images_turn(recipe, step);
     if (step >= recipe->lead)
         XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
@@ -166,6 +188,7 @@ static xd_result images_match(images_run *run) {
     run->began = -1.0;
     XD_TRY(images_role_train(&run->roles[XD_DMD_STUDENT], &recipe->student));
     XD_TRY(images_role_train(&run->roles[XD_DMD_FAKE_SCORE], &recipe->fake));
+    if (recipe->real) XD_TRY(images_role_train(&run->roles[XD_DMD_DISCRIMINATOR], &recipe->judge));
     XD_TRY(images_begin(run));
     if (run->resumes) XD_TRY(images_load(run, &step));
     while (step < total) {
@@ -177,7 +200,8 @@ static xd_result images_match(images_run *run) {
 
 /* ---- all of it ---- */
 
-/* Teacher, student and fake score begin as the same weights. */
+/* Teacher, student and fake score begin as the same weights. The teacher goes backward for a discriminator, which has real and
+ * generated pictures open at once. */
 static xd_result images_open(images_run *run) {
     images_shape shape;
     char teacher[480];
@@ -188,11 +212,14 @@ static xd_result images_open(images_run *run) {
     snprintf(teacher, sizeof teacher, "%s/teacher", run->options->data);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (role == XD_DMD_DISCRIMINATOR) continue;
-        shape.slots = role == XD_DMD_TEACHER ? 0 : 1;
+        shape.slots = role == XD_DMD_TEACHER && !run->recipe->real ? 0 : 1;
         XD_TRY(images_role_open(run->world, &shape, run->options->seed, &run->roles[role]));
         XD_TRY(images_role_load(&run->roles[role], teacher));
     }
-    return XD_OK;
+    shape.slots = 2;
+    return run->recipe->real ? images_role_open_judge(run->world, &shape, run->options->seed,
+                                                      &run->roles[XD_DMD_DISCRIMINATOR])
+                             : XD_OK;
 }
 
 static xd_result images_make(images_run *run) {

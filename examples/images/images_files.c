@@ -19,9 +19,13 @@ static void images_path(const images_run *run, const char *name, char out[480]) 
 /* What decides about the bits of a run. */
 static void images_describe(const images_run *run, char out[256]) {
     const images_recipe *recipe = run->recipe;
-    snprintf(out, 256, "seed %llu, warm-up %d, lead %d, steps %d with %d critics, batch %d\n",
+    char gan[96] = "";
+    if (recipe->real)
+        snprintf(gan, sizeof gan, ", GAN %.17g, R1 %.17g, %lld real pictures", recipe->gan, recipe->gan_r1,
+                 (long long)recipe->real->set.count);
+    snprintf(out, 256, "seed %llu, warm-up %d, lead %d, steps %d with %d critics, batch %d%s\n",
              (unsigned long long)run->options->seed, recipe->warm_up, recipe->lead, recipe->steps,
-             recipe->critics, recipe->batch);
+             recipe->critics, recipe->batch, gan);
 }
 
 /* An older run's settings, "" without one. */
@@ -100,37 +104,44 @@ xd_result images_prepare(images_run *run) {
 
 /* ---- checkpoints ---- */
 
-/* Student and fake score, each with optimizer and average. */
-static void images_networks(images_run *run, xd_checkpoint_network networks[2],
-                            xd_checkpoint_average averages[2]) {
-    static const xd_dmd_role roles[] = { XD_DMD_STUDENT, XD_DMD_FAKE_SCORE };
-    memset(networks, 0, 2 * sizeof *networks);
-    for (int i = 0; i < 2; i++) {
-        const images_role *role = &run->roles[roles[i]];
+/* Student, fake score and discriminator, each with optimizer and average, if it has one. */
+typedef struct images_trained {
+    int count;
+    xd_checkpoint_network networks[XD_DMD_TEACHER];
+    xd_checkpoint_average averages[XD_DMD_TEACHER];
+} images_trained;
+
+static void images_networks(images_run *run, images_trained *out) {
+    static const char *const names[] = { NULL, "fake", "discriminator" };
+    xd_checkpoint_network *networks = out->networks;
+    xd_checkpoint_average *averages = out->averages;
+    memset(out, 0, sizeof *out);
+    out->count = run->recipe->real ? 3 : 2;
+    for (int i = 0; i < out->count; i++) { /* in the order of their roles */
+        const images_role *role = &run->roles[i];
         averages[i].name = "average";
         averages[i].ema = role->average;
-        networks[i].name = i == 0 ? NULL : "fake";
+        networks[i].name = names[i];
         networks[i].parts = role->parts;
         networks[i].part_count = role->count;
         networks[i].optimizer = role->optimizer;
         networks[i].averages = &averages[i];
-        networks[i].average_count = 1;
+        networks[i].average_count = role->average ? 1 : 0;
     }
 }
 
 xd_result images_save(images_run *run, int step) {
-    xd_checkpoint_network networks[2];
-    xd_checkpoint_average averages[2];
+    images_trained trained;
     xd_checkpoint_save_desc save;
     char root[480], *state = NULL;
-    images_networks(run, networks, averages);
+    images_networks(run, &trained);
     images_path(run, "checkpoints", root);
     XD_TRY(xd_dmd_state_save(run->dmd, &state));
     memset(&save, 0, sizeof save);
     save.root = root;
     save.step = step;
-    save.networks = networks;
-    save.network_count = 2;
+    save.networks = trained.networks;
+    save.network_count = trained.count;
     save.state = state;
     save.keep = 2;
     save.overwrite = true;
@@ -153,24 +164,23 @@ static xd_result images_cut_metrics(const images_run *run, int lines) {
 }
 
 xd_result images_load(images_run *run, int *step) {
-    xd_checkpoint_network networks[2];
-    xd_checkpoint_average averages[2];
+    images_trained trained;
     xd_checkpoint_load_desc load;
     xd_checkpoint_report report;
     char root[480], *state = NULL;
-    images_networks(run, networks, averages);
+    images_networks(run, &trained);
     images_path(run, "checkpoints", root);
     memset(&load, 0, sizeof load);
     load.root = root;
     load.step = XD_CHECKPOINT_NEWEST;
-    load.networks = networks;
-    load.network_count = 2;
+    load.networks = trained.networks;
+    load.network_count = trained.count;
     XD_TRY(xd_checkpoint_load(run->world, &load, &report, &state));
     xd_result result = xd_dmd_state_load(run->dmd, state, NULL);
     xd_release(xd_comm_ctx(run->world), state);
     *step = (int)report.step;
-    for (int i = 0; i < 2 && result == XD_OK; i++)
-        result = xd_parallel_publish(run->roles[i == 0 ? XD_DMD_STUDENT : XD_DMD_FAKE_SCORE].parallel);
+    for (int i = 0; i < trained.count && result == XD_OK; i++)
+        result = xd_parallel_publish(run->roles[i].parallel);
     if (result == XD_OK && xd_comm_rank(run->world) == 0)
         result = images_cut_metrics(run, run->recipe->warm_up + *step);
     return images_agree_on(run, result);
@@ -180,7 +190,12 @@ xd_result images_load(images_run *run, int *step) {
 
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
-    char path[480];
+    char path[480], judged[200] = "";
+    if (run->recipe->real)
+        snprintf(
+            judged, sizeof judged,
+            "\"generator\": %.17g, \"discriminator\": %.17g, \"r1\": %.17g, \"discriminator_norm\": %.17g, ",
+            values->generator, values->discriminator, values->r1, values->norms[XD_DMD_DISCRIMINATOR]);
     images_path(run, "metrics.jsonl", path);
     FILE *file = fopen(path, "ab");
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);
@@ -191,9 +206,9 @@ xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
         fprintf(file,
                 "{\"step\": %d, \"vsd\": %.17g, \"distance\": %.17g, \"fake_score\": %.17g, "
                 "\"student_norm\": %.17g, "
-                "\"fake_score_norm\": %.17g, \"skipped\": %s}\n",
+                "\"fake_score_norm\": %.17g, %s\"skipped\": %s}\n",
                 step, values->vsd, values->distance, values->fake_score, values->norms[XD_DMD_STUDENT],
-                values->norms[XD_DMD_FAKE_SCORE], values->skipped ? "true" : "false");
+                values->norms[XD_DMD_FAKE_SCORE], judged, values->skipped ? "true" : "false");
     const bool failed = ferror(file) != 0;
     XD_REQUIRE(ctx, fclose(file) == 0 && !failed, XD_ERROR_IO, "cannot write %s", path);
     return XD_OK;

@@ -22,6 +22,20 @@ static bool images_parse_mesh(const char *text, void *options) {
     return o->fsdp || (length == 2 && strncmp(text, "dp", 2) == 0);
 }
 
+static bool images_parse_weight(const char *text, double *out) {
+    char *end = NULL;
+    *out = strtod(text, &end);
+    return end != text && !*end && *out > 0.0 && *out <= 10.0;
+}
+
+static bool images_parse_gan(const char *text, void *options) {
+    return images_parse_weight(text, &((images_options *)options)->gan);
+}
+
+static bool images_parse_gan_r1(const char *text, void *options) {
+    return images_parse_weight(text, &((images_options *)options)->gan_r1);
+}
+
 #define FIELD(name) offsetof(images_options, name)
 
 static const option images_table[] = {
@@ -41,6 +55,14 @@ static const option images_table[] = {
     { "--teacher-50", "", OPTION_FLAG, FIELD(teacher_50), 0, 0,
       "measure the teacher at 50 steps too, instead of telling the figure that came with it", NULL, NULL },
     { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000, "of training (1)", NULL, NULL },
+    { "--gan", "W", OPTION_PARSED, 0, 0, 0,
+      "add an adversarial term of this weight, with a discriminator that sees real pictures too",
+      "a number above 0, at most 10", images_parse_gan },
+    { "--gan-r1", "W", OPTION_PARSED, 0, 0, 0,
+      "with --gan: penalty of this weight on the discriminator's slope at real pictures",
+      "a number above 0, at most 10", images_parse_gan_r1 },
+    { "--real", "DIR", OPTION_PATH, FIELD(real), 0, 0, "with --gan: the full set (build/images)", NULL,
+      NULL },
     { "--save-every", "N", OPTION_INT, FIELD(save_every), 1, 1000000,
       "student's steps between checkpoints (10)", NULL, NULL },
     { "--resume", "", OPTION_FLAG, FIELD(resume), 0, 0, "go on from the last checkpoints, with the same bits",
@@ -76,6 +98,12 @@ static bool images_count_ranks(int processes, images_options *o) {
     return false;
 }
 
+static bool images_check_gan(images_options *o) {
+    if (o->gan > 0.0 || o->gan_r1 == 0.0) return true;
+    snprintf(o->problem, sizeof o->problem, "--gan-r1 %g is of a discriminator, which --gan adds", o->gan_r1);
+    return false;
+}
+
 bool images_parse(int argc, char **argv, int processes, images_options *o) {
     memset(o, 0, sizeof *o);
     o->warm_up = 80;
@@ -88,7 +116,8 @@ bool images_parse(int argc, char **argv, int processes, images_options *o) {
     o->teacher_steps = 1720;
     o->data = "data/images";
     o->out = "out/images";
-    return options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem) &&
+    o->real = "build/images";
+    return options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem) && images_check_gan(o) &&
            images_count_ranks(processes, o);
 }
 
@@ -104,6 +133,7 @@ void images_recipes(const images_options *options, images_recipe out[IMAGES_STUD
         .warming = { { 2e-4, 0, 0.0, 0.0 }, 0.9, 0.99, 0.0, XD_EMA_RAMP, 0.98 },
         .student = { { 2e-5, 20, 0.0, 0.05 }, 0.0, 0.999, 0.0, XD_EMA_RAMP, 0.99 },
         .fake = { { 2e-4, 0, 1.0, 1.0 }, 0.9, 0.999, 0.0, XD_EMA_RAMP, 0.99 },
+        .judge = { { 2e-4, 0, 1.0, 1.0 }, 0.0, 0.99, 0.01, XD_EMA_RAMP, 0.0 },
     };
     static const images_recipe one = {
         .name = "steps-1",
@@ -113,10 +143,15 @@ void images_recipes(const images_options *options, images_recipe out[IMAGES_STUD
         .batch = 64,
         .student = { { 2e-4, 0, 0.5, 0.05 }, 0.0, 0.99, 0.0, XD_EMA_RAMP, 0.99 },
         .fake = { { 8e-4, 0, 1.0, 1.0 }, 0.0, 0.99, 0.0, XD_EMA_RAMP, 0.99 },
+        .judge = { { 2e-4, 0, 1.0, 1.0 }, 0.0, 0.99, 0.01, XD_EMA_RAMP, 0.0 },
     };
     out[IMAGES_FOUR] = four;
     out[IMAGES_FOUR].warm_up = options->warm_up;
     out[IMAGES_FOUR].steps = options->steps;
     out[IMAGES_ONE] = one;
     out[IMAGES_ONE].steps = options->one_steps;
+    for (int i = 0; i < IMAGES_STUDENTS; i++) {
+        out[i].gan = options->gan;
+        out[i].gan_r1 = options->gan_r1;
+    }
 }

@@ -58,6 +58,8 @@ static xd_result images_print_table(xd_ctx *ctx, const images_options *o, const 
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);
     images_line(file, "Frechet distance to 10,000 test images; %d generated, %d generations", o->count,
                 o->generations);
+    if (o->gan > 0.0)
+        images_line(file, "with GAN: weight %g, R1 %g, real pictures of %s", o->gan, o->gan_r1, o->real);
     for (int i = 0; i < count; i++)
         images_line(file, "%-20s %6.3f +- %.3f   right class %4.1f %%%s", rows[i].title,
                     images_mean(o, &rows[i]), images_spread(o, &rows[i]), 100.0 * rows[i].accuracy,

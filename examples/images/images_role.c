@@ -7,15 +7,15 @@
 /* ---- making ---- */
 
 static xd_result images_wrap(images_role *role, const images_shape *shape) {
-    static const char *const units[] = { "layer" };
+    static const char *const units[] = { "layer", "head" };
     xd_ddp_desc ddp;
     xd_fsdp_desc fsdp;
     memset(&ddp, 0, sizeof ddp);
     memset(&fsdp, 0, sizeof fsdp);
     ddp.leaves = fsdp.leaves = shape->leaves;
     fsdp.unit_types = units;
-    fsdp.unit_type_count = 1;
-    fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf */
+    fsdp.unit_type_count = 2;
+    fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */
     return shape->fsdp ? xd_fsdp_create(role->model, role->world, &fsdp, &role->parallel)
                        : xd_ddp_create(role->model, role->world, &ddp, &role->parallel);
 }
@@ -44,6 +44,21 @@ xd_result images_role_open(xd_comm *world, const images_shape *shape, uint64_t s
     return XD_OK;
 }
 
+/* One head, over the stream in the middle of the other networks. */
+xd_result images_role_open_judge(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out) {
+    const nn_patch_config of = nn_patch_defaults();
+    const nn_disc_config config = { 1, { { of.width, of.side / of.patch, of.side / of.patch } } };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    memset(out, 0, sizeof *out);
+    out->world = world;
+    XD_TRY(nn_disc_describe(ctx, &config, seed, &out->model));
+    XD_TRY(images_wrap(out, shape));
+    XD_TRY(images_list(out));
+    XD_TRY(nn_disc_create(ctx, &config, out->model, shape->samples, shape->slots, &out->judge));
+    out->network = nn_disc_network(out->judge);
+    return XD_OK;
+}
+
 static void images_role_rest(images_role *role) {
     xd_ema_destroy(role->average);
     xd_optimizer_destroy(role->optimizer);
@@ -56,6 +71,7 @@ void images_role_close(images_role *role) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
     images_role_rest(role);
     nn_patch_destroy(role->passes);
+    nn_disc_destroy(role->judge);
     if (role->params) xd_release(ctx, role->params);
     if (role->parts) xd_release(ctx, role->parts);
     xd_parallel_destroy(role->parallel);
@@ -85,6 +101,7 @@ xd_result images_role_train(images_role *role, const images_trainer *trainer) {
     average.init_from_current = true;
     images_role_rest(role);
     XD_TRY(xd_optimizer_create(ctx, &adamw, &role->optimizer));
+    if (trainer->average == 0.0) return XD_OK;
     return xd_ema_create(ctx, role->params, role->count, &average, &role->average);
 }
 

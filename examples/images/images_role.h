@@ -2,6 +2,7 @@
 #ifndef IMAGES_ROLE_H
 #define IMAGES_ROLE_H
 
+#include "../nn/nn_disc.h"
 #include "../nn/nn_patch.h"
 #include "dataset.h"
 
@@ -23,7 +24,8 @@ typedef struct images_role {
     xd_comm *world;
     xd_model *model;
     xd_parallel *parallel;
-    nn_patch *passes;
+    nn_patch *passes; /* NULL for a discriminator */
+    nn_disc *judge;   /* NULL for the others */
     xd_network network;
     int64_t count;
     xd_param *params;
@@ -36,6 +38,9 @@ typedef struct images_role {
  * before. Collective. */
 xd_result images_role_open(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out);
 void images_role_close(images_role *role);
+
+/* The same for a discriminator of what the other networks give as features. */
+xd_result images_role_open_judge(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out);
 
 /* The learning rate over a run: rises over the first steps, stays, and falls along a cosine to a part of itself. */
 typedef struct images_rate {
@@ -52,7 +57,7 @@ typedef struct images_trainer {
     images_rate rate;
     double beta1, beta2, decay;
     xd_ema_schedule schedule;
-    double average; /* decay of the average */
+    double average; /* decay of the average; 0 -> there is none */
 } images_trainer;
 
 /* An optimizer and an average from here on, instead of older ones. Local. */

@@ -20,8 +20,10 @@ typedef struct images_run {
     xd_dmd *dmd;
     bool warming, warmed; /* warm-up is under way; was finished by an earlier run */
     bool resumes;         /* there is a checkpoint to go on from */
+    int step;             /* that is being made */
     int drawn_at;         /* step whose classes are drawn */
     int32_t classes[IMAGES_MOST_LEAF];
+    float real[IMAGES_MOST_LEAF * IMAGE_PIXELS];
     char directory[400], warm_directory[440];
     /* Of rank 0. */
     progress line;

@@ -176,7 +176,9 @@ static bool nn_patch_allocate(nn_patch *p) {
     p->slots = (nn_patch_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
     p->traces = (nn_patch_trace *)xd_allocate(p->ctx, (slots * layers + 1) * sizeof *p->traces);
     p->blocks = (xd_block **)xd_allocate(p->ctx, (layers + 1) * sizeof *p->blocks);
-    if (!p->slots || !p->traces || !p->blocks) return false;
+    p->captured = (int *)xd_allocate(p->ctx, layers * sizeof *p->captured);
+    p->feature_elements = (int64_t *)xd_allocate(p->ctx, layers * sizeof *p->feature_elements);
+    if (!p->slots || !p->traces || !p->blocks || !p->captured || !p->feature_elements) return false;
     for (size_t i = 0; i < slots; i++) {
         p->slots[i].keeps = i + 1 < slots;
         p->slots[i].samples = -1;
@@ -205,6 +207,24 @@ static xd_result nn_patch_find_blocks(nn_patch *p, xd_model *model) {
     return XD_OK;
 }
 
+static void nn_patch_number_features(nn_patch *p, const int *layers, int count) {
+    for (int i = 0; i < p->config.layers; i++) p->captured[i] = -1;
+    for (int i = 0; i < count; i++) p->captured[layers[i]] = i;
+    p->feature_count = count;
+}
+
+xd_result nn_patch_capture(nn_patch *p, const int *layers, int count) {
+    XD_REQUIRE(p->ctx, count >= 0, XD_ERROR_ARGUMENT, "%d features", count);
+    for (int i = 0; i < count; i++) {
+        XD_REQUIRE(p->ctx, layers[i] >= 0 && layers[i] < p->config.layers, XD_ERROR_ARGUMENT,
+                   "a feature behind layer %d of %d", layers[i], p->config.layers);
+        XD_REQUIRE(p->ctx, i == 0 || layers[i] > layers[i - 1], XD_ERROR_ARGUMENT,
+                   "a feature behind layer %d after that behind layer %d", layers[i], layers[i - 1]);
+    }
+    nn_patch_number_features(p, layers, count);
+    return XD_OK;
+}
+
 xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *model, int64_t samples,
                           int slots, nn_patch **out) {
     XD_TRY(nn_patch_check(ctx, config));
@@ -213,7 +233,7 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
                slots);
     nn_patch *p = (nn_patch *)xd_allocate(ctx, sizeof *p);
     if (!p) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a patch transformer's passes");
-    const int across = config->side / config->patch;
+    const int across = config->side / config->patch, middle = (config->layers - 1) / 2;
     p->ctx = ctx;
     p->config = *config;
     p->samples = samples;
@@ -221,7 +241,6 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     p->pixels = (int64_t)config->patch * config->patch;
     p->grid.tokens = (int64_t)across * across;
     p->grid.width = config->width;
-    p->feature_elements = p->grid.tokens * p->grid.width;
     p->chunk = p->grid.tokens < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->grid.tokens : 1;
     if (p->chunk > samples) p->chunk = samples;
     xd_result result = nn_patch_allocate(p)
@@ -235,6 +254,8 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     for (int i = 0; i < config->frequencies / 2; i++)
         p->frequency[i] =
             config->frequencies == 2 ? 1.0 : pow(1000.0, (double)i / (config->frequencies / 2 - 1));
+    for (int i = 0; i < config->layers; i++) p->feature_elements[i] = p->grid.tokens * p->grid.width;
+    nn_patch_number_features(p, &middle, 1);
     *out = p;
     return XD_OK;
 }
@@ -244,6 +265,8 @@ void nn_patch_destroy(nn_patch *p) {
     xd_ctx *ctx = p->ctx;
     xd_release(ctx, p->memory);
     xd_release(ctx, (void *)p->blocks);
+    xd_release(ctx, p->captured);
+    xd_release(ctx, p->feature_elements);
     xd_release(ctx, p->traces);
     xd_release(ctx, p->slots);
     xd_release(ctx, p);

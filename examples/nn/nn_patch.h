@@ -45,14 +45,18 @@ typedef struct nn_patch nn_patch;
 xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *model, int64_t samples,
                           int slots, nn_patch **out);
 
+/* Chooses what is a feature: the streams behind these layers, ascending, [width, side / patch, side / patch] of a sample each, for
+ * nn_patch_network calls from here on. Without it that is the stream behind the middle one, (layers - 1) / 2. Local. Errors,
+ * nothing changed: ARGUMENT (a layer that there is not, or that does not follow the one before it, with both numbers). */
+xd_result nn_patch_capture(nn_patch *passes, const int *layers, int count);
+
 /* Its functions: flow is predicted, images are rows of side * side pixels, the condition is int32_t labels [samples], NULL for
- * samples without a class. Times are in [0, 1]. There is one feature: the tokens [tokens, width] behind the first half of the
- * layers.
+ * samples without a class. Times are in [0, 1]. Features are those of nn_patch_capture.
  *
- * A pass allocates nothing. A sample's prediction and the gradient by it have the same bits whichever samples are computed
- * with it, and with `keep` as without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT
- * (samples, slot or a label out of range, with both numbers), STATE (a backward of a slot with another number of samples);
- * then those of the blocks. */
+ * A pass allocates nothing. A backward by features alone and without weights opens no layer behind the last of them. A
+ * sample's prediction and the gradient by it have the same bits whichever samples are computed with it, and with `keep` as
+ * without. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT (samples, slot or a label out of
+ * range, with both numbers), STATE (a backward of a slot with another number of samples); then those of the blocks. */
 xd_network nn_patch_network(nn_patch *passes);
 
 /* NULL is fine. Local. */

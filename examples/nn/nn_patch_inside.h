@@ -43,11 +43,13 @@ typedef struct nn_patch_slot {
 struct nn_patch {
     xd_ctx *ctx;
     nn_patch_config config;
-    int64_t samples;          /* most of a call */
-    int64_t chunk;            /* samples computed together */
-    nn_grid grid;             /* of a chunk */
-    int64_t pixels;           /* of a patch */
-    int64_t feature_elements; /* of a sample: its stream */
+    int64_t samples; /* most of a call */
+    int64_t chunk;   /* samples computed together */
+    nn_grid grid;    /* of a chunk */
+    int64_t pixels;  /* of a patch */
+    int feature_count;
+    int *captured;             /* [layers] number of the feature that is the stream behind it; -1: none */
+    int64_t *feature_elements; /* [layers] the same for all: of a sample's stream */
     int slot_count;
     nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_patch_trace *traces;

@@ -239,17 +239,34 @@ static xd_result nn_patch_layer_pass(const nn_patch *p, const nn_patch_slot *slo
     return xd_block_end(p->blocks[layer]);
 }
 
-/* The feature is what layer number layers / 2 reads. */
+/* The stream behind a layer as [width, tokens] of each sample, when that is a feature. */
 static void nn_patch_give_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                   float *const *features) {
-    if (!features || layer != p->config.layers / 2) return;
-    memcpy(features[0], p->x, (size_t)(slot->samples * p->feature_elements) * sizeof *p->x);
+    const int64_t tokens = p->grid.tokens, width = p->grid.width;
+    if (!features || p->captured[layer] < 0) return;
+    float *out = features[p->captured[layer]];
+    for (int64_t r = 0; r < slot->samples * tokens; r++)
+        for (int64_t c = 0; c < width; c++)
+            out[(r / tokens * width + c) * tokens + r % tokens] = p->x[r * width + c];
 }
 
 static void nn_patch_take_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                   const float *const *gradients) {
-    if (!gradients || layer != p->config.layers / 2) return;
-    nn_add_all(slot->samples * p->feature_elements, gradients[0], p->d_x);
+    const int64_t tokens = p->grid.tokens, width = p->grid.width;
+    if (!gradients || p->captured[layer] < 0) return;
+    const float *d = gradients[p->captured[layer]];
+    for (int64_t r = 0; r < slot->samples * tokens; r++)
+        for (int64_t c = 0; c < width; c++)
+            p->d_x[r * width + c] += d[(r / tokens * width + c) * tokens + r % tokens];
+}
+
+/* How many layers a backward goes through: without a gradient by what is predicted, and none of weights, those before the last
+ * feature. */
+static int nn_patch_layers_behind(const nn_patch *p, const xd_network_call *call) {
+    int layers = p->config.layers;
+    if (call->raw_gradient || call->weights) return layers;
+    while (layers > 0 && (!call->feature_gradients || p->captured[layers - 1] < 0)) layers--;
+    return layers;
 }
 
 static void nn_patch_root_weights(const xd_block_view *view, const float **w, float **g) {
@@ -277,8 +294,8 @@ static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
         nn_patch_embed(p, w, slot, (const float *)call->hidden);
     }
     for (int i = 0; i < layers; i++) {
-        nn_patch_give_feature(p, slot, i, call->features);
         XD_TRY(nn_patch_layer_pass(p, slot, i, pass, false));
+        nn_patch_give_feature(p, slot, i, call->features);
     }
     nn_patch_head(p, w, slot, (float *)call->raw);
     return xd_block_end(p->blocks[layers]);
@@ -302,9 +319,9 @@ static xd_result nn_patch_backward(void *user, const xd_network_call *call) {
     nn_patch_root_weights(&root, w, g);
     memset(p->d_common, 0, (size_t)(slot->samples * 6 * p->grid.width) * sizeof *p->d_common);
     nn_patch_head_backward(p, w, g, slot, call->raw_gradient);
-    for (int i = layers - 1; i >= 0; i--) {
-        XD_TRY(nn_patch_layer_pass(p, slot, i, pass, true));
+    for (int i = nn_patch_layers_behind(p, call) - 1; i >= 0; i--) {
         nn_patch_take_feature(p, slot, i, call->feature_gradients);
+        XD_TRY(nn_patch_layer_pass(p, slot, i, pass, true));
     }
     nn_patch_embed_backward(p, w, g, slot, call->hidden_gradient);
     if (slot->samples > 0 && call->weights) nn_patch_condition_backward(p, w, g, slot);
@@ -316,8 +333,8 @@ xd_network nn_patch_network(nn_patch *p) {
     memset(&n, 0, sizeof n);
     n.user = p;
     n.predicts = XD_PREDICT_FLOW;
-    n.feature_count = 1;
-    n.feature_elements = &p->feature_elements;
+    n.feature_count = p->feature_count;
+    n.feature_elements = p->feature_elements;
     n.forward = nn_patch_forward;
     n.backward = nn_patch_backward;
     return n;

@@ -163,9 +163,50 @@ static xd_result xdi_dmd_penalise(xd_dmd *d, int64_t samples, double *value) {
     return xdi_dmd_mix(d, slopes, penalty, slopes);
 }
 
+/* u, the gradient of a feature by which each real sample's logits are summed, becomes the gradient of the penalty by it:
+ * weight / 2 mean |u|^2 is that of a denoising loss whose target is 0. */
+static xd_result xdi_dmd_square(xd_dmd *d, int feature, int64_t samples, double *value) {
+    const int64_t elements = d->desc.networks[XD_DMD_TEACHER].feature_elements[feature];
+    const double weight = d->desc.gan.r1_weight;
+    double weighted = 0.0;
+    xd_denoise_desc desc = xd_denoise_defaults();
+    desc.prediction = xd_rows_of(d->feature_slopes[feature], XD_DTYPE_F32, samples, elements);
+    desc.clean = desc.noise = desc.gradient = desc.prediction;
+    desc.terms = d->terms;
+    desc.common = xdi_dmd_common(d, 1);
+    desc.common.weight = 0.5 * weight;
+    XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
+    XD_TRY(xdi_dmd_add_value(d, value ? &weighted : NULL));
+    if (value) *value += weighted / weight;
+    return XD_OK;
+}
+
+/* The penalty on the slope at real samples: the slope itself, then what moves the weights along it. */
+static xd_result xdi_dmd_flatten(xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch, double *value) {
+    const int64_t n = batch->samples, heads = d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
+    xd_network_call call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_REAL);
+    XD_TRY(xdi_dmd_send(d, d->penalty, d->ones, (size_t)(n * heads) * sizeof *d->ones));
+    call.raw_gradient = d->penalty;
+    call.input_gradients = d->feature_slopes;
+    XD_TRY(xdi_dmd_backward(d, XD_DMD_DISCRIMINATOR, &call));
+    for (int64_t i = 0; i < n; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)n * sizeof *d->terms));
+    for (int i = 0; i < d->desc.networks[XD_DMD_TEACHER].feature_count; i++)
+        XD_TRY(xdi_dmd_square(d, i, n, value));
+    call = xdi_dmd_judging(d, batch, XDI_DMD_SLOT_REAL);
+    call.raw_gradient = NULL;
+    call.directions = (const float *const *)d->feature_slopes;
+    call.weights = call.more = true;
+    call.leaf = leaf;
+    return xdi_dmd_bend(d, &call);
+}
+
 static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_values *values) {
     const xdi_dmd_features *real = &d->features[XDI_DMD_SLOT_REAL], *fake = &d->features[XDI_DMD_SLOT_FAKE];
-    const bool penalty = d->desc.gan.r1_weight > 0.0;
+    const bool penalty = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
     xd_gan_desc desc = xd_gan_defaults();
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_REAL, true));
     XD_TRY(xdi_dmd_judge(d, batch, XDI_DMD_SLOT_FAKE, true));
@@ -181,7 +222,7 @@ static xd_result xdi_dmd_judge_all(xd_dmd *d, const xd_dmd_batch *batch, xd_dmd_
 
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values) {
-    const bool penalty = dmd->desc.gan.r1_weight > 0.0;
+    const bool penalty = xdi_dmd_penalised(&dmd->desc, XD_DMD_PENALTY_DIFFERENCE);
     const int last = penalty ? XDI_DMD_SLOT_PERTURBED : XDI_DMD_SLOT_REAL;
     XD_REQUIRE(dmd->ctx, xdi_dmd_adversarial(&dmd->desc), XD_ERROR_STATE,
                "there is no discriminator to train");
@@ -201,6 +242,8 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
         XD_TRY(xdi_dmd_look(dmd, batch, XDI_DMD_SLOT_PERTURBED, XDI_DMD_REAL, &dmd->real));
     }
     XD_TRY(xdi_dmd_judge_all(dmd, batch, values));
+    if (xdi_dmd_penalised(&dmd->desc, XD_DMD_PENALTY_SLOPE))
+        XD_TRY(xdi_dmd_flatten(dmd, leaf, batch, values ? &values->r1 : NULL));
     for (int slot = XDI_DMD_SLOT_FAKE; slot <= last; slot++) {
         xd_network_call call = xdi_dmd_judging(dmd, batch, slot);
         call.weights = true;

@@ -11,6 +11,10 @@ XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
     return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
 }
 
+XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty) {
+    return xdi_dmd_adversarial(desc) && desc->gan.r1_weight > 0.0 && desc->gan.penalty == penalty;
+}
+
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
     return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
 }
@@ -86,6 +90,19 @@ static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     return XD_OK;
 }
 
+/* What a discriminator says that it reads is what there is. */
+static xd_result xdi_dmd_check_features(xd_ctx *ctx, const xd_network *teacher, const xd_network *judge) {
+    if (judge->feature_count == 0) return XD_OK;
+    XD_REQUIRE(ctx, judge->feature_count == teacher->feature_count && judge->feature_elements,
+               XD_ERROR_ARGUMENT, "the discriminator reads %d features, the teacher gives %d",
+               judge->feature_count, teacher->feature_count);
+    for (int i = 0; i < judge->feature_count; i++)
+        XD_REQUIRE(ctx, judge->feature_elements[i] == teacher->feature_elements[i], XD_ERROR_ARGUMENT,
+                   "the discriminator reads %lld elements of feature %d, the teacher gives %lld",
+                   (long long)judge->feature_elements[i], i, (long long)teacher->feature_elements[i]);
+    return XD_OK;
+}
+
 static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     const xd_network *teacher = &desc->networks[XD_DMD_TEACHER], *fake = &desc->networks[XD_DMD_FAKE_SCORE];
     const bool adversarial = xdi_dmd_adversarial(desc);
@@ -115,7 +132,7 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
     for (int i = 0; i < teacher->feature_count; i++)
         XD_REQUIRE(ctx, xdi_dmd_fits(desc->sizes.samples, teacher->feature_elements[i]), XD_ERROR_ARGUMENT,
                    "feature %d has %lld elements", i, (long long)teacher->feature_elements[i]);
-    return XD_OK;
+    return xdi_dmd_check_features(ctx, teacher, &desc->networks[XD_DMD_DISCRIMINATOR]);
 }
 
 static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
@@ -129,8 +146,16 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
     if (!xdi_dmd_adversarial(desc)) return XD_OK;
     XD_REQUIRE(ctx, gan->weight > 0.0 && isfinite(gan->weight), XD_ERROR_ARGUMENT,
                "a discriminator with weight %g", gan->weight);
-    XD_REQUIRE(ctx, isfinite(gan->r1_alpha) && (gan->r1_alpha > 0.0 || gan->r1_weight == 0.0),
+    XD_REQUIRE(ctx, gan->penalty >= XD_DMD_PENALTY_DIFFERENCE && gan->penalty <= XD_DMD_PENALTY_SLOPE,
+               XD_ERROR_ARGUMENT, "penalty %d is unknown", (int)gan->penalty);
+    XD_REQUIRE(ctx,
+               isfinite(gan->r1_alpha) &&
+                   (gan->r1_alpha > 0.0 || !xdi_dmd_penalised(desc, XD_DMD_PENALTY_DIFFERENCE)),
                XD_ERROR_ARGUMENT, "r1_alpha %g", gan->r1_alpha);
+    XD_REQUIRE(ctx,
+               !xdi_dmd_penalised(desc, XD_DMD_PENALTY_SLOPE) || desc->networks[XD_DMD_DISCRIMINATOR].penalty,
+               XD_ERROR_ARGUMENT, "r1_weight %g of the slope, and a discriminator without a penalty",
+               gan->r1_weight);
     return XD_OK;
 }
 
@@ -296,7 +321,8 @@ static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
                                (double)f->bins,
                                f->rate,
                                f->min_t,
-                               f->max_t };
+                               f->max_t,
+                               (double)gan->penalty };
     return xd_hash(hash, numbers, sizeof numbers);
 }
 
@@ -358,7 +384,15 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
     most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
-    return xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
+    for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
+        denoise.prediction = xd_rows_of(d, XD_DTYPE_F32, n, teacher->feature_elements[i]);
+        denoise.clean = denoise.noise = denoise.prediction;
+        denoise.common.split = NULL;
+        most = xdi_dmd_most(most, xd_denoise_workspace_bytes(d->ctx, &denoise));
+    }
+    return most;
 }
 
 static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
@@ -369,7 +403,8 @@ static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
 static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device) {
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     const int64_t n = d->desc.sizes.samples, logits = n * d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
-    const int slots = d->desc.gan.r1_weight > 0.0 ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
+    const bool perturbed = xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_DIFFERENCE);
+    const int slots = perturbed ? XDI_DMD_SLOTS : XDI_DMD_SLOT_PERTURBED;
     const size_t pointers = (size_t)teacher->feature_count * sizeof(float *);
     float **slopes = (float **)xd_arena_take_pointer(host, pointers);
     for (int slot = 0; slot < slots; slot++) {
@@ -383,6 +418,7 @@ static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device
         }
     }
     d->penalty = xdi_dmd_floats(device, logits);
+    if (xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE)) d->ones = xdi_dmd_floats(host, logits);
     d->feature_slopes = slopes;
     for (int i = 0; i < teacher->feature_count; i++) {
         float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
@@ -491,6 +527,8 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     *d = plan;
     d->memory = memory;
     for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    const int64_t logits = desc->sizes.samples * desc->networks[XD_DMD_DISCRIMINATOR].heads;
+    for (int64_t i = 0; d->ones && i < logits; i++) d->ones[i] = 1.0f;
     *out = d;
     return XD_OK;
 }

@@ -86,6 +86,16 @@ typedef struct xd_dmd_fdistill {
     double min_t, max_t; /* what the bins divide; both 0 -> those of xd_dmd_desc.student_times */
 } xd_dmd_fdistill;
 
+/* What keeps the discriminator smooth where real samples are, with r1_weight before it. */
+typedef enum xd_dmd_penalty {
+    XD_DMD_PENALTY_DIFFERENCE =
+        0, /* the mean, over real samples and heads, of the squared change of a logit under a small perturbation of the sample (the
+            * references: one more pass of teacher and discriminator) */
+    XD_DMD_PENALTY_SLOPE /* half the mean, over real samples, of |d (sum of the logits) / d features|^2: the zero-centred gradient
+                          * penalty R1 (Mescheder et al., "Which Training Methods for GANs do actually Converge?", 2018) on the
+                          * features that the discriminator reads; needs xd_network.penalty */
+} xd_dmd_penalty;
+
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
@@ -93,10 +103,11 @@ typedef struct xd_dmd_gan {
     bool
         same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
     double r1_weight; /* 0 -> no penalty */
-    double r1_alpha;  /* size of its perturbation */
+    double r1_alpha;  /* size of its perturbation; of DIFFERENCE */
     bool
-        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references) */
+        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references); of DIFFERENCE */
     xd_dmd_fdistill fdistill;
+    xd_dmd_penalty penalty; /* what r1_weight weighs */
 } xd_dmd_gan;
 
 /* What is drawn, in the order in which xd_dmd asks. */
@@ -214,7 +225,8 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
  *                   through the teacher too; backward of the student
  *   fake_score      the student's samples as an inference (or its own, own_samples); time, noise; forward, loss, backward
  *   discriminator   the same samples, those of the fake score's term with their noise when that was the last call for this leaf;
- *                   teacher on them and on noised real ones; logits, loss, backward
+ *                   teacher on them and on noised real ones; logits, loss, backward; before that, with a penalty on the slope,
+ *                   a backward by features alone and xd_network.penalty
  *
  *   leaf     this rank's leaf of the step, for networks and own_samples
  *   values   its fields are added to; NULL -> not read back from a device

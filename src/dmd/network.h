@@ -36,13 +36,16 @@ typedef struct xd_network_call {
                      * inference, so that nothing counts as a leaf's backward */
     int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
     bool more;    /* another backward of this leaf follows, as in xd_pass */
+    const float *const
+        *directions; /* of `penalty`: v, [feature_count] arrays of the sizes of a discriminator's input */
 } xd_network_call;
 
 /* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
 typedef struct xd_network {
     void *user;
     xd_prediction predicts; /* what raw is */
-    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator */
+    int feature_count; /* arrays of features that a forward can give; those of the teacher feed the discriminator. Of a
+                        * discriminator: those that it reads, compared with the teacher's; 0 -> not compared */
     const int64_t *feature_elements; /* [feature_count] elements of a sample in each */
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
@@ -50,6 +53,13 @@ typedef struct xd_network {
     xd_guidance
         guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
                            * Others have none: the references guide the teacher only */
+    /* Of a discriminator: adds the gradient by weights of
+     *
+     *   sum over samples of <v, d (sum of a sample's logits) / d its features>,      v = directions, which are constants
+     *
+     * at the features of an open slot, as a backward of the leaf (`weights` is true). That is of the second order: the derivative
+     * along v is the one by the features again. NULL -> not offered; only XD_DMD_PENALTY_SLOPE asks for it. */
+    xd_result (*penalty)(void *user, const xd_network_call *call);
 } xd_network;
 
 #endif

@@ -81,7 +81,8 @@ struct xd_dmd {
     float *raw_slope;       /* by a network's prediction */
     float *normals;         /* drawn numbers on their way to another dtype */
     float **feature_slopes; /* [feature_count] */
-    float *penalty;         /* [samples, heads] R1's gradient by the logits of real samples */
+    float
+        *penalty; /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a slope */
     xd_mix *mixes;
     xd_denoise_term *terms;
     xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
@@ -94,6 +95,7 @@ struct xd_dmd {
     xdi_dmd_ratios ratios;
     /* On the host. */
     float *host_normals; /* NULL where the device is the host */
+    float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
     double *draws;   /* also numbers on their way from the device */
@@ -188,6 +190,12 @@ XD_PRIVATE xd_result xdi_dmd_noise(xd_dmd *d, xd_dmd_role phase, const xd_dmd_ba
 /* walk.c: a forward or backward of a role's network; nothing beyond this rank's leaves, unless others wait for it. */
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call);
+
+/* walk.c: a discriminator's penalty, where xdi_dmd_backward would be called. */
+XD_PRIVATE xd_result xdi_dmd_bend(xd_dmd *d, const xd_network_call *call);
+
+/* dmd.c: whether there is a penalty, of this kind. */
+XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty);
 
 /* adversary.c: the generator's term: logits of the teacher's features in slot FAKE, and its gradient by x, added to `slope`. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);

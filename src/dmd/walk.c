@@ -22,6 +22,11 @@ XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_netw
     return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_dmd_bend(xd_dmd *d, const xd_network_call *call) {
+    const xd_network *network = &d->desc.networks[XD_DMD_DISCRIMINATOR];
+    return xdi_dmd_takes_part(d, XD_DMD_DISCRIMINATOR) ? network->penalty(network->user, call) : XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,
                                        xd_rows out) {
     for (int64_t i = 0; i < clean.rows; i++)

@@ -4,7 +4,7 @@
 #
 #   sh tests/demo/test_demo_images.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
 #
-# It trains for few steps and draws 100 images, so its students are poor.
+# It trains for few steps and draws 100 images, so its students are poor. Real pictures are the 100 in data/images.
 set -u
 include=${1:-.}
 . tests/demo/common.sh
@@ -26,15 +26,15 @@ refused() {
     grep -q -e "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
 }
 
-# same NAME: all that a run leaves has the bytes of that on one rank
+# same NAME [LIKE]: all that a run leaves has the bytes of that on one rank
 same() {
     for file in grid.png table.txt steps-4/metrics.jsonl steps-1/metrics.jsonl steps-4/warm-up/model.safetensors \
         steps-4/student/model.safetensors steps-4/student-ema/model.safetensors steps-1/student-ema/model.safetensors; do
-        cmp "$work/one/$file" "$work/$1/$file" || return 1
+        cmp "$work/${2:-one}/$file" "$work/$1/$file" || return 1
     done
 }
 
-demo_sources "$include" && ${CC:-cc} -DIMAGES_LEAD=1 $images_sources -o "$work/images"
+demo_sources "$include" && ${CC:-cc} -DIMAGES_LEAD=1 -DIMAGES_REAL_SPLIT='"sample"' $images_sources -o "$work/images"
 verdict $? 'it builds'
 
 start one --mesh dp=1 && [ "$(grep -c 'right class' "$work/one/table.txt")" -eq 7 ] &&
@@ -54,7 +54,32 @@ end $run
 verdict $? 'a run was killed after its first checkpoint' "$work/killed.log"
 start killed --mesh fsdp=2 --resume && same killed
 verdict $? 'it goes on under another wrapper with the bytes of one rank' "$work/killed.log"
+
+# judged FOLDER: its newest checkpoint holds a discriminator
+judged() {
+    [ -s "$1/checkpoints/$(cat "$1/checkpoints/latest")/extra-discriminator.safetensors" ]
+}
+gan="--gan .03 --gan-r1 .1 --real data/images"
+start gan --mesh dp=1 $gan && grep -q '^with GAN: weight 0.03, R1 0.1, real pictures of data/images$' "$work/gan/table.txt" &&
+! grep -q GAN "$work/one/table.txt" && [ "$(grep -c discriminator_norm "$work/gan/steps-4/metrics.jsonl")" -eq 11 ] &&
+! grep -qi 'nan\|inf' "$work/gan/table.txt" "$work/gan"/steps-*/metrics.jsonl && judged "$work/gan/steps-1" &&
+! cmp -s "$work/one/steps-1/student/model.safetensors" "$work/gan/steps-1/student/model.safetensors"
+verdict $? '--gan trains other students, and tells of it' "$work/gan.log"
+start gan2 --mesh dp=2 $gan && same gan2 gan
+verdict $? '--gan has the bytes of one rank on two' "$work/gan2.log"
+"$work/images" $short --out "$work/cut" --mesh dp=2 $gan >"$work/cut.log" 2>&1 &
+run=$!
+appears "$work/cut/steps-4/checkpoints/latest"
+end $run
+[ ! -s "$work/cut/table.txt" ] && start cut --mesh fsdp=2 --resume $gan && same cut gan &&
+cmp "$work/cut/steps-1/checkpoints/step-8/extra-discriminator.safetensors" \
+    "$work/gan/steps-1/checkpoints/step-8/extra-discriminator.safetensors" &&
+cmp "$work/cut/steps-1/checkpoints/step-8/optim-discriminator.safetensors" \
+    "$work/gan/steps-1/checkpoints/step-8/optim-discriminator.safetensors"
+verdict $? 'killed, it goes on in parts with the bytes of one rank, those of the discriminator too' "$work/cut.log"
 cp "$work/one/table.txt" "$work/table.before"
+refused 'was begun with .* not with .* GAN' --out "$work/one" --resume $gan
+verdict $? 'a run does not go on with an adversarial term that it began without'
 refused 'holds a finished student' --out "$work/one"
 verdict $? 'a finished student is not replaced unasked'
 refused 'was begun with seed 1' --out "$work/one" --resume --seed 2
@@ -63,12 +88,13 @@ cmp -s "$work/one/table.txt" "$work/table.before"
 verdict $? 'nothing was changed by what was refused'
 
 for bad in '--mesh tp=2:--mesh takes dp=N or fsdp=N' '--mesh dp=9:--mesh takes' '--count 99:--count takes a number from 100' \
-    '--steps 0:--steps takes a number from 1' '--data /nowhere:/nowhere' '--epochs 3:no option --epochs'; do
+    '--steps 0:--steps takes a number from 1' '--gan 0:--gan takes a number above 0' '--gan-r1 .1:which --gan adds' \
+    '--gan .03 --real /nowhere:tools/fetch_images.sh' '--data /nowhere:/nowhere' '--epochs 3:no option --epochs'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/images" --help >"$work/help.log"
-for option in mesh warm-up steps one-steps count generations seed save-every resume data out overwrite train-teacher help; do
+for option in mesh warm-up steps one-steps count generations seed gan gan-r1 real save-every resume data out overwrite train-teacher help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ]

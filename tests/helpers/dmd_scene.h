@@ -31,7 +31,9 @@ typedef struct dmd_net {
     xd_param params[2];
     xd_tensor_part parts[2];
     int64_t count;
-    int forwards, backwards;
+    int forwards, backwards, penalties;
+    uint64_t seen; /* of a discriminator: hash of the weights that its last forward had */
+    int changes;   /* how often a forward had others than the one before, the first too */
 } dmd_net;
 
 /* What a run is given, and what it leaves. */
@@ -44,6 +46,11 @@ typedef struct dmd_run {
     bool like_teacher;            /* the student begins with the teacher's weights */
     int poisoned;                 /* a step whose batch holds a NaN, -1: none */
     uint64_t hash;                /* of weights, moments and averages of all roles */
+    uint64_t judges[2][8];        /* of the discriminator's parameters on each rank, first and last */
+    int judge_changes;            /* dmd_net.changes of rank 0 */
+    int judge_penalties;          /* dmd_net.penalties of rank 0 */
+    float judge_first[DMD_HEADS * DMD_WIDTH]; /* its weights before the first step, under DDP */
+    int64_t judge_steps;                      /* of its optimizer */
     xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
     double bins[DMD_BINS_MAX]; /* of f-distill, in the end */
@@ -143,6 +150,9 @@ static xd_result dmd_judge_forward(void *user, const xd_network_call *call) {
     net->forwards++;
     XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, false), &view));
     const float *v = (const float *)view.values[0];
+    const uint64_t seen = xd_hash(1, v, sizeof(float) * DMD_HEADS * DMD_WIDTH);
+    net->changes += seen != net->seen;
+    net->seen = seen;
     for (int64_t k = 0; k < call->samples * DMD_HEADS; k++) {
         const float *h = call->features[0] + k / DMD_HEADS * DMD_WIDTH;
         logits[k] = 0.0f;
@@ -168,6 +178,19 @@ static xd_result dmd_judge_backward(void *user, const xd_network_call *call) {
         }
         if (call->input_gradients) call->input_gradients[0][k] = sum;
     }
+    return xd_block_end(net->block[0]);
+}
+
+/* Logits are linear in the features, so that the derivative along v is too: head k has v_b h_k of every sample b. */
+static xd_result dmd_judge_penalty(void *user, const xd_network_call *call) {
+    dmd_net *net = (dmd_net *)user;
+    xd_block_view view;
+    net->penalties++;
+    XD_TRY(xd_block_begin(net->block[0], dmd_pass(call, true), &view));
+    float *d_v = (float *)view.gradients[0];
+    for (int64_t k = 0; k < call->samples * DMD_WIDTH; k++)
+        for (int head = 0; head < DMD_HEADS; head++)
+            d_v[head * DMD_WIDTH + k % DMD_WIDTH] += call->directions[0][k];
     return xd_block_end(net->block[0]);
 }
 
@@ -230,6 +253,7 @@ static xd_network dmd_network(dmd_net *net, xd_dmd_role role) {
         n = (xd_network){
             .user = net, .heads = DMD_HEADS, .forward = dmd_judge_forward, .backward = dmd_judge_backward
         };
+    if (role == XD_DMD_DISCRIMINATOR) n.penalty = dmd_judge_penalty;
     return n;
 }
 
@@ -292,6 +316,20 @@ static xd_result dmd_hash_all(xd_comm *world, dmd_net *nets, dmd_run *run) {
     return XD_OK;
 }
 
+/* What this rank has of the discriminator. */
+static void dmd_note_judge(xd_comm *world, const dmd_net *net, dmd_run *run, int last) {
+    uint64_t *hash = &run->judges[last][xd_comm_rank(world)];
+    *hash = 0;
+    for (int64_t i = 0; i < net->count; i++)
+        *hash = xd_hash(*hash, net->params[i].value, (size_t)net->params[i].count * sizeof(float));
+    if (xd_comm_rank(world) != 0) return;
+    if (!last && !run->fsdp) memcpy(run->judge_first, net->params[0].value, sizeof run->judge_first);
+    if (!last) return;
+    run->judge_penalties = net->penalties;
+    run->judge_changes = net->changes;
+    run->judge_steps = *xd_optimizer_state_at(net->optimizer, 0).step;
+}
+
 static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, bool forget_bins, xd_dmd **dmd) {
     const xd_dmd_record record = xd_dmd_describe(*dmd);
     const bool on = desc->gan.fdistill.on && !forget_bins;
@@ -348,7 +386,9 @@ static xd_result dmd_run_rank(xd_comm *world, void *argument) {
         desc.trainers[role] =
             (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
     }
+    if (run->gan) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 0);
     if (result == XD_OK) result = dmd_steps(world, &rank, &desc);
+    if (run->gan && result == XD_OK) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 1);
     if (result == XD_OK) result = dmd_hash_all(world, nets, run);
     for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
     xd_queue_destroy(sums);

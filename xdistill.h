@@ -18906,8 +18906,8 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
  * kernel/dmd_loss.h. n is at most XD_SAMPLE_TILE.
  *   difference  out = a - b
  *   residual    out = xd_denoise_residual
- *   lanes       lanes[i % XD_SAMPLE_LANES] += |x_i|, or its square
- *   scaled      out = factor x, in double */
+ *   lanes       lanes[l] = the sum of |x_i|, or of its square, over i % XD_SAMPLE_LANES = l in ascending order; all of them are set
+ *   scaled      out = factor x, in double; out may be x */
 typedef struct xdi_sample_loops {
     void (*difference)(const float *a, const float *b, float *out, int64_t n);
     void (*residual)(const xd_denoise_term *term, const float *const *in, float *out, int64_t n);
@@ -18949,6 +18949,7 @@ static void xdi_plain_sample_residual(const xd_denoise_term *term, const float *
 }
 
 static void xdi_plain_sample_lanes(const float *x, int64_t n, bool square, double *lanes) {
+    memset(lanes, 0, XD_SAMPLE_LANES * sizeof *lanes);
     for (int64_t i = 0; i < n; i++) {
         const double one = fabs((double)x[i]);
         lanes[i % XD_SAMPLE_LANES] += square ? xd_mul_exact(one, one) : one;
@@ -19023,7 +19024,6 @@ static double xdi_sample_tree(double *lanes, int64_t used) {
 static double xdi_sample_tile_sum(const xdi_sample_loops *loops, const float *x, int64_t n, bool square) {
     double lanes[XD_SAMPLE_LANES];
     const int64_t used = xdi_sample_least(n, XD_SAMPLE_LANES);
-    memset(lanes, 0, sizeof lanes);
     loops->lanes(x, n, square, lanes);
     return xdi_sample_tree(lanes, used);
 }
@@ -19172,9 +19172,11 @@ XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args 
 static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level *level,
                              const xd_rows *gradient, int64_t b, int64_t at, int64_t n, float *term) {
     const double factor = xd_mul(base->sample[b].factor, *base->factor);
+    const bool narrow = gradient->dtype != XD_DTYPE_F32;
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
     xdi_sample_keep(base, b, at, n, term);
-    level->loops->scaled(term, factor, term, n);
-    xdi_sample_narrow(level->spans, term, gradient, b, at, n);
+    level->loops->scaled(term, factor, narrow ? term : (float *)gradient->data + to, n);
+    if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
@@ -19726,6 +19728,11 @@ enum { XDI_SIMD_LINE = 64 };
 #define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static XDI_TARGET_256
 #define XDI_SIMD_512 XDI_SIMD_AS_WRITTEN static XDI_TARGET_512
 
+/* Vectors of the compiler's own, of any width: each level makes of them what it has. */
+typedef float __attribute__((vector_size(32))) xdi_f8;
+typedef int32_t __attribute__((vector_size(32))) xdi_i8;
+typedef double __attribute__((vector_size(64))) xdi_d8;
+
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
     void *data;
@@ -20005,9 +20012,6 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     array.bf16 = false;
     return array;
 }
-
-typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef float __attribute__((vector_size(32))) xdi_f8;
 
 /* Prefetches what follows a block: the next call for the same row comes after those for all other rows. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
@@ -70133,16 +70137,19 @@ static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V
 /* >>kernel/simd/dmd_loss.inc */
 
 /* Loops of losses over samples. Included with XDI_SAMPLE(name), a name of the level, and XDI_SAMPLE_LOOP, the attributes of its
- * functions. They are plain loops over lengths that compilers know, which make vectors of them; what is left of a tile is
- * computed one by one. */
-
-enum { XDI_SAMPLE(block) = 64 };
+ * functions. Vectors are the compiler's own, so that no optimisation has to find them; what is left of a tile is computed one by
+ * one. */
 
 XDI_SAMPLE_LOOP void XDI_SAMPLE(difference)(const float *a, const float *b, float *out, int64_t n) {
-    int64_t at = 0;
-    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
-        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = a[at + i] - b[at + i];
-    for (; at < n; at++) out[at] = a[at] - b[at];
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        xdi_f8 x, y;
+        memcpy(&x, a + i, sizeof x);
+        memcpy(&y, b + i, sizeof y);
+        x -= y;
+        memcpy(out + i, &x, sizeof x);
+    }
+    for (; i < n; i++) out[i] = a[i] - b[i];
 }
 
 XDI_SAMPLE_LOOP void XDI_SAMPLE(residual)(const xd_denoise_term *term, const float *const *in, float *out,
@@ -70150,33 +70157,52 @@ XDI_SAMPLE_LOOP void XDI_SAMPLE(residual)(const xd_denoise_term *term, const flo
     const double a = (double)(float)term->prediction, b = (double)(float)term->clean,
                  c = (double)(float)term->noise;
     const float *p = in[0], *x = in[1], *e = in[2];
-    int64_t at = 0;
-    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
-        for (int i = 0; i < XDI_SAMPLE(block); i++)
-            out[at + i] = (float)(a * (double)p[at + i] + b * (double)x[at + i] + c * (double)e[at + i]);
-    for (; at < n; at++) out[at] = xd_denoise_residual(term, p[at], x[at], e[at]);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        xdi_f8 narrow[3];
+        memcpy(&narrow[0], p + i, sizeof narrow[0]);
+        memcpy(&narrow[1], x + i, sizeof narrow[1]);
+        memcpy(&narrow[2], e + i, sizeof narrow[2]);
+        const xdi_d8 sum = a * __builtin_convertvector(narrow[0], xdi_d8) +
+                           b * __builtin_convertvector(narrow[1], xdi_d8) +
+                           c * __builtin_convertvector(narrow[2], xdi_d8);
+        narrow[0] = __builtin_convertvector(sum, xdi_f8);
+        memcpy(out + i, &narrow[0], sizeof narrow[0]);
+    }
+    for (; i < n; i++) out[i] = xd_denoise_residual(term, p[i], x[i], e[i]);
+}
+
+/* Eight lanes of whole rounds: they stay in registers. */
+XDI_SAMPLE_LOOP void XDI_SAMPLE(eight)(const float *x, int64_t rounds, bool square, double *lanes) {
+    xdi_d8 sum = { 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0 };
+    for (int64_t k = 0; k < rounds; k++, x += XD_SAMPLE_LANES) {
+        xdi_i8 bits;
+        memcpy(&bits, x, sizeof bits);
+        const xdi_d8 one = __builtin_convertvector((xdi_f8)(bits & 0x7fffffff), xdi_d8);
+        sum += square ? one * one : one;
+    }
+    memcpy(lanes, &sum, sizeof sum);
 }
 
 XDI_SAMPLE_LOOP void XDI_SAMPLE(lanes)(const float *x, int64_t n, bool square, double *lanes) {
-    int64_t at = 0;
-    for (; at + XD_SAMPLE_LANES <= n && square; at += XD_SAMPLE_LANES)
-        for (int i = 0; i < XD_SAMPLE_LANES; i++) {
-            const double one = (double)x[at + i];
-            lanes[i] += one * one;
-        }
-    for (; at + XD_SAMPLE_LANES <= n && !square; at += XD_SAMPLE_LANES)
-        for (int i = 0; i < XD_SAMPLE_LANES; i++) lanes[i] += fabs((double)x[at + i]);
-    for (int64_t i = at; i < n; i++) {
+    const int64_t rounds = n / XD_SAMPLE_LANES, left = rounds * XD_SAMPLE_LANES;
+    for (int lane = 0; lane < XD_SAMPLE_LANES; lane += 8)
+        XDI_SAMPLE(eight)(x + lane, rounds, square, lanes + lane);
+    for (int64_t i = left; i < n; i++) {
         const double one = fabs((double)x[i]);
-        lanes[i - at] += square ? one * one : one;
+        lanes[i - left] += square ? one * one : one;
     }
 }
 
 XDI_SAMPLE_LOOP void XDI_SAMPLE(scaled)(const float *x, double factor, float *out, int64_t n) {
-    int64_t at = 0;
-    for (; at + XDI_SAMPLE(block) <= n; at += XDI_SAMPLE(block))
-        for (int i = 0; i < XDI_SAMPLE(block); i++) out[at + i] = (float)(factor * (double)x[at + i]);
-    for (; at < n; at++) out[at] = (float)(factor * (double)x[at]);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        xdi_f8 narrow;
+        memcpy(&narrow, x + i, sizeof narrow);
+        narrow = __builtin_convertvector(factor * __builtin_convertvector(narrow, xdi_d8), xdi_f8);
+        memcpy(out + i, &narrow, sizeof narrow);
+    }
+    for (; i < n; i++) out[i] = (float)(factor * (double)x[i]);
 }
 
 static const xdi_sample_loops XDI_SAMPLE(loops) = {
@@ -70209,4 +70235,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0c750e4beb0757de181711241838ae4f8afd4f1f83297e1a9bc7943dd4b2ff84 */
+/* xdistill sha256 6245976cecbd212927bc7b713a47cc6e05d5314c3a9b16233ec1575053422b15 */

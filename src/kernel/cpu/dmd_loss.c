@@ -17,6 +17,7 @@ static void xdi_plain_sample_residual(const xd_denoise_term *term, const float *
 }
 
 static void xdi_plain_sample_lanes(const float *x, int64_t n, bool square, double *lanes) {
+    memset(lanes, 0, XD_SAMPLE_LANES * sizeof *lanes);
     for (int64_t i = 0; i < n; i++) {
         const double one = fabs((double)x[i]);
         lanes[i % XD_SAMPLE_LANES] += square ? xd_mul_exact(one, one) : one;
@@ -91,7 +92,6 @@ static double xdi_sample_tree(double *lanes, int64_t used) {
 static double xdi_sample_tile_sum(const xdi_sample_loops *loops, const float *x, int64_t n, bool square) {
     double lanes[XD_SAMPLE_LANES];
     const int64_t used = xdi_sample_least(n, XD_SAMPLE_LANES);
-    memset(lanes, 0, sizeof lanes);
     loops->lanes(x, n, square, lanes);
     return xdi_sample_tree(lanes, used);
 }
@@ -240,9 +240,11 @@ XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args 
 static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level *level,
                              const xd_rows *gradient, int64_t b, int64_t at, int64_t n, float *term) {
     const double factor = xd_mul(base->sample[b].factor, *base->factor);
+    const bool narrow = gradient->dtype != XD_DTYPE_F32;
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
     xdi_sample_keep(base, b, at, n, term);
-    level->loops->scaled(term, factor, term, n);
-    xdi_sample_narrow(level->spans, term, gradient, b, at, n);
+    level->loops->scaled(term, factor, narrow ? term : (float *)gradient->data + to, n);
+    if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,

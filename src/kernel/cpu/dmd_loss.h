@@ -10,8 +10,8 @@
  * kernel/dmd_loss.h. n is at most XD_SAMPLE_TILE.
  *   difference  out = a - b
  *   residual    out = xd_denoise_residual
- *   lanes       lanes[i % XD_SAMPLE_LANES] += |x_i|, or its square
- *   scaled      out = factor x, in double */
+ *   lanes       lanes[l] = the sum of |x_i|, or of its square, over i % XD_SAMPLE_LANES = l in ascending order; all of them are set
+ *   scaled      out = factor x, in double; out may be x */
 typedef struct xdi_sample_loops {
     void (*difference)(const float *a, const float *b, float *out, int64_t n);
     void (*residual)(const xd_denoise_term *term, const float *const *in, float *out, int64_t n);

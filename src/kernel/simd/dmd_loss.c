@@ -2,6 +2,7 @@
 
 #include "kernel/cpu/dmd_loss.h"
 #include "kernel/simd/internal.h"
+#include "kernel/simd/simd.h"
 
 #include <math.h>
 

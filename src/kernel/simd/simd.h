@@ -44,6 +44,11 @@ enum { XDI_SIMD_LINE = 64 };
 #define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static XDI_TARGET_256
 #define XDI_SIMD_512 XDI_SIMD_AS_WRITTEN static XDI_TARGET_512
 
+/* Vectors of the compiler's own, of any width: each level makes of them what it has. */
+typedef float __attribute__((vector_size(32))) xdi_f8;
+typedef int32_t __attribute__((vector_size(32))) xdi_i8;
+typedef double __attribute__((vector_size(64))) xdi_d8;
+
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
     void *data;

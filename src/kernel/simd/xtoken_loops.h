@@ -66,9 +66,6 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     return array;
 }
 
-typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef float __attribute__((vector_size(32))) xdi_f8;
-
 /* Prefetches what follows a block: the next call for the same row comes after those for all other rows. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);

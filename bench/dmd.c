@@ -10,8 +10,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
-#include "bench.h"
-#include "team.h"
+#include "stage.h"
 
 #include "../examples/toys/toy_net.h"
 
@@ -31,7 +30,6 @@ static const arm arms[] = {
     { "dmd-invariant-outside", TEAM_INVARIANT, LEAVES_MOST, true },
 };
 enum { ARMS = sizeof arms / sizeof arms[0] };
-enum { ORDER_OPEN, ORDER_STEP, ORDER_CLOSE };
 
 /* A network, and the seconds that it took. */
 typedef struct actor {
@@ -53,11 +51,6 @@ typedef struct scene {
     xd_dmd *dmd;
     double seconds, outside; /* of the last turn */
 } scene;
-
-typedef struct stage {
-    team_rank *me;
-    scene scenes[ARMS];
-} stage;
 
 static const double rungs[] = { 0.999, 0.0 };
 
@@ -116,7 +109,7 @@ static void fill_role(scene *s, xd_dmd_desc *d, xd_dmd_role role) {
 /* ---- orders ---- */
 
 static void open_scene(stage *st, int which) {
-    scene *s = &st->scenes[which];
+    scene *s = (scene *)stage_scene(st, which);
     xd_dmd_desc d = xd_dmd_defaults(XD_DMD_FASTGEN);
     s->arm = &arms[which];
     s->ctx = st->me->ctx[s->arm->mode];
@@ -150,7 +143,8 @@ static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
     return XD_OK;
 }
 
-static void step_scene(scene *s) {
+static void step_scene(stage *st, int which) {
+    scene *s = (scene *)stage_scene(st, which);
     xd_dmd_values values;
     for (int role = 0; role < XD_DMD_ROLES; role++) s->actors[role].seconds = 0.0;
     team_require(s->ctx, xd_barrier(s->comm));
@@ -164,7 +158,8 @@ static void step_scene(scene *s) {
     for (int role = 0; role < XD_DMD_ROLES; role++) s->outside -= s->actors[role].seconds;
 }
 
-static void close_scene(scene *s) {
+static void close_scene(stage *st, int which) {
+    scene *s = (scene *)stage_scene(st, which);
     xd_dmd_destroy(s->dmd);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         actor *a = &s->actors[role];
@@ -177,117 +172,50 @@ static void close_scene(scene *s) {
     memset(s, 0, sizeof *s);
 }
 
-static void carry_out(stage *st, team_order order) {
-    scene *s = &st->scenes[order.which];
-    if (order.what == ORDER_OPEN)
-        open_scene(st, order.which);
-    else if (order.what == ORDER_STEP)
-        step_scene(s);
-    else
-        close_scene(s);
+static const char *name_of(int which) {
+    return arms[which].name;
 }
 
-static scene *lead(stage *st, int what, int which) {
-    const team_order order = { what, which };
-    team_tell(st->me, order);
-    carry_out(st, order);
-    return &st->scenes[which];
-}
-
-static int find_arm(const char *name) {
-    for (int i = 0; i < ARMS; i++)
-        if (!strcmp(arms[i].name, name)) return i;
-    fprintf(stderr, "there is no arm \"%s\"\n", name);
-    exit(2);
-}
-
-/* Orders from standard input, until it ends. */
-static void serve(stage *st) {
-    char line[64], word[16], name[32];
-    for (int i = 0; i < ARMS; i++) printf("%s%s", arms[i].name, i + 1 < ARMS ? " " : "\n");
-    fflush(stdout);
-    while (fgets(line, sizeof line, stdin)) {
-        if (sscanf(line, "%15s %31s", word, name) != 2) exit(2);
-        const int what = !strcmp(word, "open")   ? ORDER_OPEN
-                         : !strcmp(word, "step") ? ORDER_STEP
-                                                 : ORDER_CLOSE;
-        const scene *s = lead(st, what, find_arm(name));
-        printf("%.9f %.9f\n", s->seconds, s->outside);
-        fflush(stdout);
-    }
+static void answer(const stage *st, int which) {
+    const scene *s = (const scene *)stage_scene(st, which);
+    printf("%.9f %.9f\n", s->seconds, s->outside);
 }
 
 /* ---- rows ---- */
 
-typedef struct arm_state {
-    stage *stage;
-    int which;
-} arm_state;
-
 static double measure_arm(void *state) {
-    const arm_state *a = (const arm_state *)state;
-    const scene *s = lead(a->stage, ORDER_STEP, a->which);
+    const stage_arm *a = (const stage_arm *)state;
+    const scene *s = (const scene *)stage_lead(a->stage, STAGE_STEP, a->which);
     return s->arm->outside ? s->outside : s->seconds;
 }
 
 /* Two arms in turn; the second is the reference. */
 static bool compare(stage *st, FILE *json, const bench_machine *m, const char *ours, const char *other) {
-    arm_state a = { st, find_arm(ours) }, b = { st, find_arm(other) };
+    stage_arm a = { st, stage_find(st, ours) }, b = { st, stage_find(st, other) };
     char variant[64];
     snprintf(variant, sizeof variant, "%s, %s", team_transport, ours);
-    lead(st, ORDER_OPEN, a.which);
-    lead(st, ORDER_OPEN, b.which);
+    stage_open_both(&a, &b);
     const bench_arm one = { ours, &a, NULL, measure_arm }, two = { other, &b, NULL, measure_arm };
     const bench_row row = {
         "dmd_turn", variant, "\"n\":2,\"B\":256,\"steps\":5", "f32", 0.0, 0.0, "", 0.0, 0.0, 0.0, 0.0
     };
     const bool good = bench_run(json, m, &row, &one, &two);
-    lead(st, ORDER_CLOSE, a.which);
-    lead(st, ORDER_CLOSE, b.which);
+    stage_close_both(&a, &b);
     return good;
 }
 
-static void run_rows(stage *st, FILE *json) {
+static int run_rows(stage *st, FILE *json) {
     const bench_machine machine = bench_measure_machine((size_t)64 << 20);
     int wrong = 0;
     bench_header(&machine, "distillation by distribution matching, two ranks");
     wrong += !compare(st, json, &machine, "dmd-outside", "dmd");
     wrong += !compare(st, json, &machine, "dmd-invariant", "dmd");
     wrong += !compare(st, json, &machine, "dmd-invariant-outside", "dmd-invariant");
-    printf("# wrong results: %d\n", wrong);
-    if (wrong) exit(1);
-}
-
-/* ---- the program ---- */
-
-typedef struct options {
-    FILE *json;
-    bool serve;
-} options;
-
-static void work(void *rank, void *argument) {
-    const options *o = (const options *)argument;
-    stage st;
-    memset(&st, 0, sizeof st);
-    st.me = (team_rank *)rank;
-    if (st.me->rank > 0) {
-        for (team_order order = team_listen(st.me); order.what != TEAM_LEAVE; order = team_listen(st.me))
-            carry_out(&st, order);
-        return;
-    }
-    if (o->serve)
-        serve(&st);
-    else
-        run_rows(&st, o->json);
-    const team_order leave = { TEAM_LEAVE, 0 };
-    team_tell(st.me, leave);
+    return wrong;
 }
 
 int main(int argc, char **argv) {
-    options o;
-    o.serve = argc == 2 && !strcmp(argv[1], "serve");
-    o.json = o.serve ? NULL : bench_open_json(argc, argv);
-    team_run(work, &o);
-    if (o.json) fclose(o.json);
-    return 0;
+    static const stage_program program = { name_of,     ARMS,   open_scene, step_scene,
+                                           close_scene, answer, run_rows,   sizeof(scene) };
+    return stage_main(&program, argc, argv);
 }

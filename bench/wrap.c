@@ -12,8 +12,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
-#include "bench.h"
-#include "team.h"
+#include "stage.h"
 
 #include "wrap_toy.h"
 
@@ -47,7 +46,6 @@ static const arm arms[] = {
     { "toy-fsdp-invariant", TOY, true, TEAM_INVARIANT, 16 },
 };
 enum { ARMS = sizeof arms / sizeof arms[0] };
-enum { ORDER_OPEN, ORDER_STEP, ORDER_CLOSE };
 
 /* What an open arm has on this rank. */
 typedef struct scene {
@@ -64,11 +62,6 @@ typedef struct scene {
     toy *toy;
     double seconds, bytes; /* of the last step: between barriers; sent by this rank */
 } scene;
-
-typedef struct stage {
-    team_rank *me;
-    scene scenes[ARMS];
-} stage;
 
 /* ---- a step of communication ---- */
 
@@ -218,7 +211,7 @@ static double sweep(scene *s) {
 /* ---- orders ---- */
 
 static void open_scene(stage *st, int which) {
-    scene *s = &st->scenes[which];
+    scene *s = (scene *)stage_scene(st, which);
     s->arm = &arms[which];
     s->ctx = st->me->ctx[s->arm->mode];
     s->comm = st->me->comm[s->arm->mode];
@@ -234,7 +227,8 @@ static void open_scene(stage *st, int which) {
     }
 }
 
-static void step_scene(scene *s) {
+static void step_scene(stage *st, int which) {
+    scene *s = (scene *)stage_scene(st, which);
     team_require(s->ctx, xd_barrier(s->comm));
     const uint64_t sent = xd_comm_traffic(s->comm).bytes_sent;
     const double start = bench_now();
@@ -252,7 +246,8 @@ static void step_scene(scene *s) {
     s->seconds = own > 0.0 ? own : bench_now() - start;
 }
 
-static void close_scene(scene *s) {
+static void close_scene(stage *st, int which) {
+    scene *s = (scene *)stage_scene(st, which);
     xd_ema_destroy(s->average);
     xd_optimizer_destroy(s->optimizer);
     xd_parallel_destroy(s->parallel);
@@ -262,52 +257,31 @@ static void close_scene(scene *s) {
     memset(s, 0, sizeof *s);
 }
 
-static void carry_out(stage *st, team_order order) {
-    scene *s = &st->scenes[order.which];
-    if (order.what == ORDER_OPEN)
-        open_scene(st, order.which);
-    else if (order.what == ORDER_STEP)
-        step_scene(s);
-    else
-        close_scene(s);
+static const char *name_of(int which) {
+    return arms[which].name;
 }
 
-static scene *lead(stage *st, int what, int which) {
-    const team_order order = { what, which };
-    team_tell(st->me, order);
-    carry_out(st, order);
-    return &st->scenes[which];
-}
-
-static int find_arm(const char *name) {
-    for (int i = 0; i < ARMS; i++)
-        if (!strcmp(arms[i].name, name)) return i;
-    fprintf(stderr, "there is no arm \"%s\"\n", name);
-    exit(2);
+static void answer(const stage *st, int which) {
+    const scene *s = (const scene *)stage_scene(st, which);
+    printf("%.9f %.0f\n", s->seconds, s->bytes);
 }
 
 /* ---- rows ---- */
 
-typedef struct arm_state {
-    stage *stage;
-    int which;
-} arm_state;
-
 static double measure_arm(void *state) {
-    const arm_state *a = (const arm_state *)state;
-    return lead(a->stage, ORDER_STEP, a->which)->seconds;
+    const stage_arm *a = (const stage_arm *)state;
+    return ((const scene *)stage_lead(a->stage, STAGE_STEP, a->which))->seconds;
 }
 
 /* Times two arms in turn; the second is the reference. Bytes, and for the toy what calls of the library took, are of a step
  * before. */
 static bool compare(stage *st, FILE *json, const bench_machine *m, const char *ours, const char *other) {
-    arm_state a = { st, find_arm(ours) }, b = { st, find_arm(other) };
+    stage_arm a = { st, stage_find(st, ours) }, b = { st, stage_find(st, other) };
     char shape[256], variant[64];
     const bool optimizer = arms[a.which].kind == OPTIMIZER;
-    lead(st, ORDER_OPEN, a.which);
-    lead(st, ORDER_OPEN, b.which);
-    lead(st, ORDER_STEP, a.which);
-    const scene *s = lead(st, ORDER_STEP, a.which);
+    stage_open_both(&a, &b);
+    (void)stage_lead(st, STAGE_STEP, a.which);
+    const scene *s = (const scene *)stage_lead(st, STAGE_STEP, a.which);
     int length = snprintf(shape, sizeof shape, "\"n\":%d,\"leaves\":%lld,\"bytes_sent\":%.0f", TEAM_RANKS,
                           (long long)arms[a.which].leaves, s->bytes);
     if (s->toy) {
@@ -336,8 +310,7 @@ static bool compare(stage *st, FILE *json, const bench_machine *m, const char *o
                             0.0,
                             0.0 };
     const bool good = bench_run(json, m, &row, &one, &two);
-    lead(st, ORDER_CLOSE, a.which);
-    lead(st, ORDER_CLOSE, b.which);
+    stage_close_both(&a, &b);
     return good;
 }
 
@@ -406,30 +379,7 @@ static bool compare_plans(FILE *json, const bench_machine *m) {
     return bench_run(json, m, &row, &ours, &other);
 }
 
-/* ---- the program ---- */
-
-typedef struct options {
-    FILE *json;
-    bool serve;
-} options;
-
-/* Orders from standard input, until it ends. */
-static void serve(stage *st) {
-    char line[64], word[16], name[32];
-    for (int i = 0; i < ARMS; i++) printf("%s%s", arms[i].name, i + 1 < ARMS ? " " : "\n");
-    fflush(stdout);
-    while (fgets(line, sizeof line, stdin)) {
-        if (sscanf(line, "%15s %31s", word, name) != 2) exit(2);
-        const int what = !strcmp(word, "open")   ? ORDER_OPEN
-                         : !strcmp(word, "step") ? ORDER_STEP
-                                                 : ORDER_CLOSE;
-        const scene *s = lead(st, what, find_arm(name));
-        printf("%.9f %.0f\n", s->seconds, s->bytes);
-        fflush(stdout);
-    }
-}
-
-static void run_rows(stage *st, FILE *json) {
+static int run_rows(stage *st, FILE *json) {
     const bench_machine machine = bench_measure_machine((size_t)128 << 20);
     int wrong = 0;
     bench_header(&machine, "wrapped models, two ranks");
@@ -443,33 +393,11 @@ static void run_rows(stage *st, FILE *json) {
 #if !defined(BENCH_MPI)
     wrong += !compare_plans(json, &machine);
 #endif
-    printf("# wrong results: %d\n", wrong);
-    if (wrong) exit(1);
-}
-
-static void work(void *rank, void *argument) {
-    const options *o = (const options *)argument;
-    stage st;
-    memset(&st, 0, sizeof st);
-    st.me = (team_rank *)rank;
-    if (st.me->rank > 0) {
-        for (team_order order = team_listen(st.me); order.what != TEAM_LEAVE; order = team_listen(st.me))
-            carry_out(&st, order);
-        return;
-    }
-    if (o->serve)
-        serve(&st);
-    else
-        run_rows(&st, o->json);
-    const team_order leave = { TEAM_LEAVE, 0 };
-    team_tell(st.me, leave);
+    return wrong;
 }
 
 int main(int argc, char **argv) {
-    options o;
-    o.serve = argc == 2 && !strcmp(argv[1], "serve");
-    o.json = o.serve ? NULL : bench_open_json(argc, argv);
-    team_run(work, &o);
-    if (o.json) fclose(o.json);
-    return 0;
+    static const stage_program program = { name_of,     ARMS,   open_scene, step_scene,
+                                           close_scene, answer, run_rows,   sizeof(scene) };
+    return stage_main(&program, argc, argv);
 }

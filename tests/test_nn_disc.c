@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../examples/nn/nn_call.c"
 #include "../examples/nn/nn_disc.c"
 #include "../examples/nn/nn_disc_head.c"
 #include "../examples/nn/nn_disc_pass.c"

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../examples/nn/nn_call.c"
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"

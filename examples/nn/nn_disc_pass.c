@@ -1,24 +1,8 @@
 /* nn_disc_pass.c - forward and backward of the discriminator through the blocks of its model. */
+#include "nn_call.h"
 #include "nn_disc_inside.h"
 
 #include <string.h>
-
-static xd_pass nn_disc_pass_of(const xd_network_call *call, bool backward) {
-    xd_pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.kind = XD_PASS_INFERENCE;
-    if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->leaf, pass.more = call->more;
-    return pass;
-}
-
-static xd_result nn_disc_check_call(const nn_disc *d, const xd_network_call *call, bool slot) {
-    XD_REQUIRE(d->ctx, call->samples >= 0 && call->samples <= d->samples, XD_ERROR_ARGUMENT,
-               "%lld samples where there is room for %lld", (long long)call->samples, (long long)d->samples);
-    XD_REQUIRE(d->ctx, !slot || (call->slot >= 0 && call->slot < d->slot_count), XD_ERROR_ARGUMENT,
-               "slot %d of %d", call->slot, d->slot_count);
-    return XD_OK;
-}
 
 /* An open head. */
 typedef struct nn_disc_open {
@@ -58,12 +42,12 @@ static xd_result nn_disc_forward(void *user, const xd_network_call *call) {
     nn_disc *d = (nn_disc *)user;
     const int heads = d->config.heads;
     float *logits = (float *)call->raw;
-    XD_TRY(nn_disc_check_call(d, call, call->keep));
+    XD_TRY(nn_call_check(d->ctx, call, d->samples, d->slot_count, call->keep));
     nn_disc_slot *slot = &d->slots[call->keep ? call->slot : d->slot_count];
     slot->samples = call->samples;
     for (int k = 0; k < heads; k++) {
         nn_disc_open open;
-        XD_TRY(nn_disc_open_head(d, k, nn_disc_pass_of(call, false), &open));
+        XD_TRY(nn_disc_open_head(d, k, nn_pass_of(call, false), &open));
         for (int64_t first = 0; first < call->samples; first += d->chunk[k]) {
             const nn_disc_part part = nn_disc_part_at(d, slot, k, first, call->features[k]);
             nn_disc_head_forward(&part, open.weights, logits + first * heads + k, heads);
@@ -74,7 +58,7 @@ static xd_result nn_disc_forward(void *user, const xd_network_call *call) {
 }
 
 static xd_result nn_disc_check_slot(const nn_disc *d, const xd_network_call *call) {
-    XD_TRY(nn_disc_check_call(d, call, true));
+    XD_TRY(nn_call_check(d->ctx, call, d->samples, d->slot_count, true));
     const nn_disc_slot *slot = &d->slots[call->slot];
     XD_REQUIRE(d->ctx, slot->samples >= 0, XD_ERROR_STATE,
                "backward of %lld samples where slot %d holds none", (long long)call->samples, call->slot);
@@ -91,7 +75,7 @@ static xd_result nn_disc_backward(void *user, const xd_network_call *call) {
     for (int k = heads - 1; k >= 0; k--) {
         float *inputs = call->input_gradients ? call->input_gradients[k] : NULL;
         nn_disc_open open;
-        XD_TRY(nn_disc_open_head(d, k, nn_disc_pass_of(call, true), &open));
+        XD_TRY(nn_disc_open_head(d, k, nn_pass_of(call, true), &open));
         for (int64_t first = 0; first < call->samples; first += d->chunk[k]) {
             const nn_disc_part part = nn_disc_part_at(d, &d->slots[call->slot], k, first, call->features[k]);
             nn_disc_head_backward(&part, open.weights, open.gradients, call->raw_gradient + first * heads + k,
@@ -107,7 +91,7 @@ static xd_result nn_disc_penalty(void *user, const xd_network_call *call) {
     XD_TRY(nn_disc_check_slot(d, call));
     for (int k = d->config.heads - 1; k >= 0; k--) {
         nn_disc_open open;
-        XD_TRY(nn_disc_open_head(d, k, nn_disc_pass_of(call, true), &open));
+        XD_TRY(nn_disc_open_head(d, k, nn_pass_of(call, true), &open));
         for (int64_t first = 0; first < call->samples; first += d->chunk[k]) {
             const nn_disc_part part = nn_disc_part_at(d, &d->slots[call->slot], k, first, call->features[k]);
             nn_disc_head_penalty(&part, open.weights, open.gradients,

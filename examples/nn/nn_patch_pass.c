@@ -1,4 +1,5 @@
 /* nn_patch_pass.c - forward and backward of the patch transformer through the blocks of its model. */
+#include "nn_call.h"
 #include "nn_exp.h"
 #include "nn_matmul.h"
 #include "nn_patch_inside.h"
@@ -192,23 +193,6 @@ static nn_patch_part nn_patch_part_at(const nn_patch *p, const nn_patch_slot *sl
     return part;
 }
 
-static xd_pass nn_patch_pass(const xd_network_call *call, bool backward) {
-    xd_pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.kind = XD_PASS_INFERENCE;
-    if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->leaf, pass.more = call->more;
-    return pass;
-}
-
-static xd_result nn_patch_call_check(const nn_patch *p, const xd_network_call *call, bool slot) {
-    XD_REQUIRE(p->ctx, call->samples >= 0 && call->samples <= p->samples, XD_ERROR_ARGUMENT,
-               "%lld samples where there is room for %lld", (long long)call->samples, (long long)p->samples);
-    XD_REQUIRE(p->ctx, !slot || (call->slot >= 0 && call->slot < p->slot_count), XD_ERROR_ARGUMENT,
-               "slot %d of %d", call->slot, p->slot_count);
-    return XD_OK;
-}
-
 static xd_result nn_patch_labels_check(const nn_patch *p, const xd_network_call *call) {
     for (int64_t s = 0; call->condition && s < call->samples; s++) {
         const int32_t label = ((const int32_t *)call->condition)[s];
@@ -279,11 +263,11 @@ static void nn_patch_root_weights(const xd_block_view *view, const float **w, fl
 static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
     nn_patch *p = (nn_patch *)user;
     const int layers = p->config.layers;
-    const xd_pass pass = nn_patch_pass(call, false);
+    const xd_pass pass = nn_pass_of(call, false);
     xd_block_view root;
     const float *w[NN_PATCH_ROOT_WEIGHTS];
     float *g[NN_PATCH_ROOT_WEIGHTS];
-    XD_TRY(nn_patch_call_check(p, call, call->keep));
+    XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, call->keep));
     XD_TRY(nn_patch_labels_check(p, call));
     nn_patch_slot *slot = &p->slots[call->keep ? call->slot : p->slot_count];
     XD_TRY(xd_block_begin(p->blocks[layers], pass, &root));
@@ -304,11 +288,11 @@ static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
 static xd_result nn_patch_backward(void *user, const xd_network_call *call) {
     nn_patch *p = (nn_patch *)user;
     const int layers = p->config.layers;
-    const xd_pass pass = nn_patch_pass(call, true);
+    const xd_pass pass = nn_pass_of(call, true);
     xd_block_view root;
     const float *w[NN_PATCH_ROOT_WEIGHTS];
     float *g[NN_PATCH_ROOT_WEIGHTS];
-    XD_TRY(nn_patch_call_check(p, call, true));
+    XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, true));
     const nn_patch_slot *slot = &p->slots[call->slot];
     XD_REQUIRE(p->ctx, slot->samples >= 0, XD_ERROR_STATE,
                "backward of %lld samples where slot %d holds none", (long long)call->samples, call->slot);

@@ -9901,6 +9901,10 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
     /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
+    /* measure, weigh and slope of one sample after the other, while it is in a cache: where nobody else has parts of samples and *factor
+     * is known before. Not of the COMPAT form. The same bits. NULL: not offered */
+    xd_result (*vsd_by_sample)(const xd_launch *launch, const xd_vsd_args *args);
+    xd_result (*denoise_by_sample)(const xd_launch *launch, const xd_denoise_args *args);
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -10237,6 +10241,18 @@ XD_SCALAR void xd_sample_report(xd_status *status, int64_t count, int64_t first,
     status->not_finite += count;
 }
 
+/* N, when so many elements count. */
+XD_SCALAR double xd_sample_denominator(const xd_sample_args *a, int64_t counted) {
+    const double n = a->denominator ? a->denominator->value : a->denominator_value;
+    return !a->denominator && n == 0.0 ? (double)counted : n;
+}
+
+/* weight scale / N; 0 where that has no value. */
+XD_SCALAR double xd_sample_factor(const xd_sample_args *a, double n) {
+    const double scale = a->scale ? *a->scale : 1.0;
+    return n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
+}
+
 /* The finish entry. */
 XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
     const int words = xd_sample_record_words(a->fixed), sum_words = xd_sum_words(a->fixed);
@@ -10251,12 +10267,9 @@ XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
         for (int k = 0; k < 2; k++)
             xd_sum_join(sums + k * sum_words, a->fixed, record + XD_SAMPLE_RECORD_SUMS + k * sum_words);
     }
-    double n = a->denominator ? a->denominator->value : a->denominator_value;
-    if (!a->denominator && n == 0.0) n = (double)counted;
-    const double scale = a->scale ? *a->scale : 1.0;
-    if (!isfinite(scale)) xd_sample_report(status, 1, 0, scale);
+    const double n = xd_sample_denominator(a, counted), factor = xd_sample_factor(a, n);
+    if (a->scale && !isfinite(*a->scale)) xd_sample_report(status, 1, 0, *a->scale);
     if (!(n > 0.0)) status->nothing_counted++;
-    const double factor = n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
     *a->factor = factor;
     a->values->loss =
         xd_mul(factor, xd_sub(xd_sum_read(sums, a->fixed), xd_sum_read(sums + sum_words, a->fixed)));
@@ -18925,6 +18938,9 @@ typedef struct xdi_sample_level {
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level);
+XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
+                                           xdi_sample_level level);
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level);
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
@@ -19079,6 +19095,7 @@ typedef struct xdi_sample_job {
     xdi_sample_level level;
     xdi_sample_terms terms;
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
+    void (*weigh)(const void *args, int64_t b);
 } xdi_sample_job;
 
 static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
@@ -19111,16 +19128,31 @@ static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, 
         xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
 }
 
+static void xdi_sample_write_chunk(const xdi_sample_job *job, int64_t item) {
+    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
+    const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
+    for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
+        job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
+}
+
 static void xdi_sample_write_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
-    const xdi_sample_job *job = (const xdi_sample_job *)args;
-    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
     (void)launch, (void)slot;
-    for (int64_t item = begin; item < end; item++) {
-        const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
-        const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
-        for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
-            job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
+    for (int64_t item = begin; item < end; item++) xdi_sample_write_chunk((const xdi_sample_job *)args, item);
+}
+
+/* All of a sample after all of the one before; the sums have just read what the gradient is made of. */
+static void xdi_sample_whole_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_sample_job *job = (const xdi_sample_job *)args;
+    const int64_t chunks = xd_sample_chunks(job->base->elements);
+    (void)launch, (void)slot;
+    for (int64_t b = begin; b < end; b++) {
+        for (int64_t k = 0; k < chunks; k++) xdi_sample_measure_chunk(job, b * chunks + k);
+        if (chunks != 1) xd_sample_join_chunks(job->base, b);
+        job->weigh(job->args, b);
+        for (int64_t k = 0; k < chunks && job->write; k++) xdi_sample_write_chunk(job, b * chunks + k);
     }
 }
 
@@ -19130,6 +19162,12 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
     const int64_t row = xdi_sample_least(elements, XD_SAMPLE_CHUNK);
     if (elements == 0) return XD_OK;
     return xdi_spread_items(launch, job->base->samples * xd_sample_chunks(elements), grain / row, body, job);
+}
+
+static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
+    const int64_t row = job->base->elements > 0 ? job->base->elements : 1,
+                  grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
 }
 
 /* ---- the student's term ---- */
@@ -19146,7 +19184,7 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19164,7 +19202,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19203,8 +19241,20 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write };
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+static void xdi_vsd_weigh(const void *args, int64_t b) {
+    xd_vsd_weigh_sample((const xd_vsd_args *)args, b);
+}
+
+XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
+                                       xdi_sample_level level) {
+    const xdi_sample_job job = {
+        &a->base, a, level, xdi_vsd_terms, a->gradient.data ? xdi_vsd_write : NULL, xdi_vsd_weigh
+    };
+    return xdi_sample_spread_whole(launch, &job);
 }
 
 /* ---- the denoising term ---- */
@@ -19223,7 +19273,7 @@ static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, in
 
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19242,8 +19292,20 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write };
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+static void xdi_denoise_weigh(const void *args, int64_t b) {
+    xd_denoise_weigh_sample((const xd_denoise_args *)args, b);
+}
+
+XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
+                                           xdi_sample_level level) {
+    const xdi_sample_job job = {
+        &a->base, a, level, xdi_denoise_terms, a->gradient.data ? xdi_denoise_write : NULL, xdi_denoise_weigh
+    };
+    return xdi_sample_spread_whole(launch, &job);
 }
 
 /* ---- the table ---- */
@@ -19266,6 +19328,14 @@ static xd_result xdi_cpu_denoise_measure(const xd_launch *launch, const xd_denoi
 
 static xd_result xdi_cpu_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
     return xdi_denoise_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_by_sample(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_by_sample(launch, args, xdi_plain_sample_level());
 }
 
 static xd_result xdi_cpu_vsd_weigh(const xd_launch *launch, const xd_vsd_args *args) {
@@ -19334,10 +19404,11 @@ static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdis
 
 XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
     static const xd_dmd_loss_kernels kernels = {
-        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,       xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
-        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure, xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
-        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,       xdi_cpu_sample_join,   xdi_cpu_sample_total,
-        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios, xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,         xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
+        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
+        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
+        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample,
     };
     return &kernels;
 }
@@ -25195,6 +25266,14 @@ static xd_result xdi_simd_denoise_slope(const xd_launch *launch, const xd_denois
     return xdi_denoise_slope(launch, args, xdi_simd_sample_level(launch));
 }
 
+static xd_result xdi_simd_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_by_sample(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_by_sample(launch, args, xdi_simd_sample_level(launch));
+}
+
 /* The entries that read elements; what runs once per sample stays plain. */
 XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_measure = xdi_simd_vsd_measure;
@@ -25202,6 +25281,8 @@ XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_slope = xdi_simd_vsd_slope;
     kernels->denoise_measure = xdi_simd_denoise_measure;
     kernels->denoise_slope = xdi_simd_denoise_slope;
+    kernels->vsd_by_sample = xdi_simd_vsd_by_sample;
+    kernels->denoise_by_sample = xdi_simd_denoise_by_sample;
 }
 
 /* >>kernel/kernels.c */
@@ -63512,9 +63593,13 @@ XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
 /* samples.c: parts -> all_sums. Collective over split. */
 XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
 
+/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for a cache, enough for all
+ * threads, and the factor of their gradients is known, which is set then. */
+XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call);
+
 /* Writes the gradients, when the factor is known. */
 typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args);
-/* samples.c: from samples to the value, then the gradients, then what status says. Collective over comm. */
+/* samples.c: from samples to the value, then the gradients, unless `slope` is NULL, then what status says. Collective over comm. */
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
                                        xd_sample_values *out);
 XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);
@@ -63673,6 +63758,21 @@ XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_cal
                                      a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
 }
 
+/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
+enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
+
+XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
+    const xd_sample_args *a = call->args;
+    const int64_t threads = xd_ctx_settings(call->ctx)->threads;
+    const bool known = !a->mask || a->denominator || a->denominator_value != 0.0;
+    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample ||
+        xd_ctx_kernels(call->ctx)->device != XD_DEVICE_CPU || a->shards != 1 || a->ranks != 1 || !known)
+        return false;
+    if (a->elements > (int64_t)XDI_SAMPLE_CACHED || (threads > 1 && a->samples < 4 * threads)) return false;
+    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
+    return true;
+}
+
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
                                        xd_sample_values *out) {
     xd_sample_args *a = call->args;
@@ -63688,7 +63788,7 @@ XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope s
         XD_TRY(xdi_comm_all_gather_equal(call->common->comm, a->record, (int64_t *)a->records,
                                          xd_sample_record_words(a->fixed), XD_DTYPE_I64));
     XD_TRY(call->kernels->finish(&launch, a));
-    XD_TRY(slope(&launch, user));
+    if (slope) XD_TRY(slope(&launch, user));
     if (!call->common->status) XD_TRY(xd_status_check(call->ctx, &found));
     if (host) *out = values;
     return XD_OK;
@@ -63770,8 +63870,10 @@ XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_val
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
     xd_result result = xdi_sample_open(&call, xdi_vsd_validate(ctx, desc));
-    if (result == XD_OK) result = xdi_vsd_samples(&launch, &call, &a);
-    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_vsd_gradient, &a, out);
+    const bool alone = result == XD_OK && a.form != XD_VSD_COMPAT && xdi_sample_goes_alone(&call);
+    if (result == XD_OK)
+        result = alone ? call.kernels->vsd_by_sample(&launch, &a) : xdi_vsd_samples(&launch, &call, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, alone ? NULL : xdi_vsd_gradient, &a, out);
     xdi_sample_close(&call);
     return result;
 }
@@ -63889,6 +63991,13 @@ XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *des
     return xdi_sample_bytes(&call);
 }
 
+static xd_result xdi_denoise_samples(const xd_launch *launch, xdi_sample_call *call,
+                                     const xd_denoise_args *a) {
+    XD_TRY(call->kernels->denoise_measure(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    return call->kernels->denoise_weigh(launch, a);
+}
+
 static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args) {
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.denoise_slope(launch, a) : XD_OK;
@@ -63899,10 +64008,11 @@ XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sa
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
-    if (result == XD_OK) result = call.kernels->denoise_measure(&launch, &a);
-    if (result == XD_OK) result = xdi_sample_exchange(&launch, &call);
-    if (result == XD_OK) result = call.kernels->denoise_weigh(&launch, &a);
-    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_denoise_gradient, &a, out);
+    const bool alone = result == XD_OK && xdi_sample_goes_alone(&call);
+    if (result == XD_OK)
+        result =
+            alone ? call.kernels->denoise_by_sample(&launch, &a) : xdi_denoise_samples(&launch, &call, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, alone ? NULL : xdi_denoise_gradient, &a, out);
     xdi_sample_close(&call);
     return result;
 }
@@ -70235,4 +70345,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6245976cecbd212927bc7b713a47cc6e05d5314c3a9b16233ec1575053422b15 */
+/* xdistill sha256 baf8297b10fc4d452e5aacb276f2479b1a0624f70cbaa48c9b83cff71c36ab44 */

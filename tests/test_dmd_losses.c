@@ -432,6 +432,22 @@ XD_TEST(every_level_and_number_of_threads_has_the_same_bits) {
     }
 }
 
+/* A mask makes N unknown until all samples were measured, so gradients come after all sums. */
+XD_TEST(one_sample_after_the_other_has_the_bits_of_all_sums_before_all_gradients) {
+    static const int64_t lengths[] = { 1, 300, 16391, 40000 };
+    for (int k = 0; k < 16; k++) {
+        xd_ctx *ctx = context(k % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        fill(k < 8 ? VSD : DENOISE, lengths[k % 8 / 2], k % 4 < 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16, false);
+        call_alone(ctx, &first);
+        p.masked = true;
+        memset(p.mask, 1, sizeof p.mask);
+        call_alone(ctx, &second);
+        CHECK_EQ_INT(first.result, XD_OK);
+        same_bits(&first, &second);
+        xd_ctx_destroy(ctx);
+    }
+}
+
 XD_TEST(invariant_mode_has_the_same_bits_for_every_split_of_samples_and_batch) {
     static const int grids[][2] = { { 1, 1 }, { 1, 2 }, { 1, 3 }, { 1, 4 },
                                     { 2, 1 }, { 4, 1 }, { 2, 2 }, { 3, 2 } };

@@ -64,7 +64,8 @@ TARGETS = {
     "norm_f32": (2.5, 0.90, 0.93, COPY), "norm_bf16": (10, 0.90, 0.93, COPY),
     "vsd_f32": (3, 0.80, 0.88, COPY), "vsd_bf16": (3, 0.80, 0.88, COPY), "denoise_f32": (3, 0.80, 0.88, COPY),
     "denoise_bf16": (3, 0.80, 0.88, COPY), "convert_f32": (3, 0.80, 0.88, COPY), "convert_bf16": (3, 0.80, 0.88, COPY),
-    "gan": (3, 0.01, 0.88, COPY),
+    "vsd_long_f32": (3, 0.80, 0.88, COPY),
+    "denoise_long_f32": (3, 0.80, 0.88, COPY), "gan": (3, 0.01, 0.88, COPY),
     "select": (14, 1.0, 0.75, COPY), "head": (0, 0.60, 0.92, PRODUCTS),
 }
 FAR = 1.45  # cores are far apart from this many times one core's rate, in place, on

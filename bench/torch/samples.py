@@ -11,9 +11,10 @@ from arms import ARGS, ON_GPU, Row, Shim, compiled, distance, dtype_of
 class Samples(Row):
     """Three tensors in, one of the same type out; a loss's value besides."""
 
-    ceiling, samples = "in place", 8
+    ceiling = "in place"
 
-    def __init__(self, op, dtype, elements):
+    def __init__(self, op, dtype, samples, elements):
+        self.samples = samples
         self.op, self.dtype, self.shape = op, str(dtype).split(".")[1], {"B": self.samples, "D": elements}
         self.limit = 1e-6 if dtype == torch.float32 else 4e-3
         size = torch.empty(0, dtype=dtype).element_size()
@@ -154,16 +155,19 @@ def rows():
     """Large samples, and the batch of a small model, which stays in the cache."""
     if ON_GPU: return []  # gpu_shim.cu has none of them
     bf16, f32 = torch.bfloat16, torch.float32
-    n = lambda count: max(1 << 12, int(count * ARGS.size) // 4096 * 4096)
+    n = lambda count: max(8, int(count * ARGS.size))
+    latent, film = 16 * 64 * 64, 6 << 20  # elements of a picture of 512 x 512 pixels as latents, and of many
     return [
-        ("vsd_f32", lambda: Vsd("vsd", f32, n(6 << 20))),
-        ("vsd_bf16", lambda: Vsd("vsd", bf16, n(12 << 20))),
-        ("denoise_f32", lambda: Denoise("denoise", f32, n(6 << 20))),
-        ("denoise_bf16", lambda: Denoise("denoise", bf16, n(12 << 20))),
-        ("convert_f32", lambda: Convert("convert", f32, n(8 << 20))),
-        ("convert_bf16", lambda: Convert("convert", bf16, n(16 << 20))),
+        ("vsd_f32", lambda: Vsd("vsd", f32, n(768), latent)),
+        ("vsd_bf16", lambda: Vsd("vsd", bf16, n(1536), latent)),
+        ("vsd_long_f32", lambda: Vsd("vsd", f32, n(8), film)),
+        ("denoise_f32", lambda: Denoise("denoise", f32, n(768), latent)),
+        ("denoise_bf16", lambda: Denoise("denoise", bf16, n(1536), latent)),
+        ("denoise_long_f32", lambda: Denoise("denoise", f32, n(8), film)),
+        ("convert_f32", lambda: Convert("convert", f32, n(1024), latent)),
+        ("convert_bf16", lambda: Convert("convert", bf16, n(2048), latent)),
         ("gan", lambda: Gan(64, 4)),
-        ("hot_vsd_f32", lambda: Vsd("vsd", f32, 1 << 16)),
-        ("hot_denoise_f32", lambda: Denoise("denoise", f32, 1 << 16)),
-        ("hot_convert_f32", lambda: Convert("convert", f32, 1 << 16)),
+        ("hot_vsd_f32", lambda: Vsd("vsd", f32, 8, latent)),
+        ("hot_denoise_f32", lambda: Denoise("denoise", f32, 8, latent)),
+        ("hot_convert_f32", lambda: Convert("convert", f32, 8, latent)),
     ]

@@ -112,6 +112,13 @@ XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *des
     return xdi_sample_bytes(&call);
 }
 
+static xd_result xdi_denoise_samples(const xd_launch *launch, xdi_sample_call *call,
+                                     const xd_denoise_args *a) {
+    XD_TRY(call->kernels->denoise_measure(launch, a));
+    XD_TRY(xdi_sample_exchange(launch, call));
+    return call->kernels->denoise_weigh(launch, a);
+}
+
 static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args) {
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     return a->gradient.data ? xd_ctx_kernels(launch->ctx)->dmd_loss.denoise_slope(launch, a) : XD_OK;
@@ -122,10 +129,11 @@ XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sa
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
-    if (result == XD_OK) result = call.kernels->denoise_measure(&launch, &a);
-    if (result == XD_OK) result = xdi_sample_exchange(&launch, &call);
-    if (result == XD_OK) result = call.kernels->denoise_weigh(&launch, &a);
-    if (result == XD_OK) result = xdi_sample_finish(&call, xdi_denoise_gradient, &a, out);
+    const bool alone = result == XD_OK && xdi_sample_goes_alone(&call);
+    if (result == XD_OK)
+        result =
+            alone ? call.kernels->denoise_by_sample(&launch, &a) : xdi_denoise_samples(&launch, &call, &a);
+    if (result == XD_OK) result = xdi_sample_finish(&call, alone ? NULL : xdi_denoise_gradient, &a, out);
     xdi_sample_close(&call);
     return result;
 }

@@ -37,9 +37,13 @@ XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
 /* samples.c: parts -> all_sums. Collective over split. */
 XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
 
+/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for a cache, enough for all
+ * threads, and the factor of their gradients is known, which is set then. */
+XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call);
+
 /* Writes the gradients, when the factor is known. */
 typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args);
-/* samples.c: from samples to the value, then the gradients, then what status says. Collective over comm. */
+/* samples.c: from samples to the value, then the gradients, unless `slope` is NULL, then what status says. Collective over comm. */
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
                                        xd_sample_values *out);
 XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);

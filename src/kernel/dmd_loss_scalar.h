@@ -333,6 +333,18 @@ XD_SCALAR void xd_sample_report(xd_status *status, int64_t count, int64_t first,
     status->not_finite += count;
 }
 
+/* N, when so many elements count. */
+XD_SCALAR double xd_sample_denominator(const xd_sample_args *a, int64_t counted) {
+    const double n = a->denominator ? a->denominator->value : a->denominator_value;
+    return !a->denominator && n == 0.0 ? (double)counted : n;
+}
+
+/* weight scale / N; 0 where that has no value. */
+XD_SCALAR double xd_sample_factor(const xd_sample_args *a, double n) {
+    const double scale = a->scale ? *a->scale : 1.0;
+    return n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
+}
+
 /* The finish entry. */
 XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
     const int words = xd_sample_record_words(a->fixed), sum_words = xd_sum_words(a->fixed);
@@ -347,12 +359,9 @@ XD_SCALAR void xd_sample_finish(const xd_sample_args *a, xd_status *status) {
         for (int k = 0; k < 2; k++)
             xd_sum_join(sums + k * sum_words, a->fixed, record + XD_SAMPLE_RECORD_SUMS + k * sum_words);
     }
-    double n = a->denominator ? a->denominator->value : a->denominator_value;
-    if (!a->denominator && n == 0.0) n = (double)counted;
-    const double scale = a->scale ? *a->scale : 1.0;
-    if (!isfinite(scale)) xd_sample_report(status, 1, 0, scale);
+    const double n = xd_sample_denominator(a, counted), factor = xd_sample_factor(a, n);
+    if (a->scale && !isfinite(*a->scale)) xd_sample_report(status, 1, 0, *a->scale);
     if (!(n > 0.0)) status->nothing_counted++;
-    const double factor = n > 0.0 && isfinite(scale) ? xd_mul(a->weight, scale) / n : 0.0;
     *a->factor = factor;
     a->values->loss =
         xd_mul(factor, xd_sub(xd_sum_read(sums, a->fixed), xd_sum_read(sums + sum_words, a->fixed)));

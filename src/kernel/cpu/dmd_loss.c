@@ -147,6 +147,7 @@ typedef struct xdi_sample_job {
     xdi_sample_level level;
     xdi_sample_terms terms;
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
+    void (*weigh)(const void *args, int64_t b);
 } xdi_sample_job;
 
 static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
@@ -179,16 +180,31 @@ static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, 
         xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
 }
 
+static void xdi_sample_write_chunk(const xdi_sample_job *job, int64_t item) {
+    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
+    const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
+    const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
+    for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
+        job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
+}
+
 static void xdi_sample_write_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
-    const xdi_sample_job *job = (const xdi_sample_job *)args;
-    const int64_t elements = job->base->elements, chunks = xd_sample_chunks(elements);
     (void)launch, (void)slot;
-    for (int64_t item = begin; item < end; item++) {
-        const int64_t b = item / chunks, from = (item - b * chunks) * XD_SAMPLE_CHUNK;
-        const int64_t to = from + XD_SAMPLE_CHUNK < elements ? from + XD_SAMPLE_CHUNK : elements;
-        for (int64_t at = from; at < to; at += XD_SAMPLE_TILE)
-            job->write(job->args, &job->level, b, at, xdi_sample_least(to - at, XD_SAMPLE_TILE));
+    for (int64_t item = begin; item < end; item++) xdi_sample_write_chunk((const xdi_sample_job *)args, item);
+}
+
+/* All of a sample after all of the one before; the sums have just read what the gradient is made of. */
+static void xdi_sample_whole_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                                   int slot) {
+    const xdi_sample_job *job = (const xdi_sample_job *)args;
+    const int64_t chunks = xd_sample_chunks(job->base->elements);
+    (void)launch, (void)slot;
+    for (int64_t b = begin; b < end; b++) {
+        for (int64_t k = 0; k < chunks; k++) xdi_sample_measure_chunk(job, b * chunks + k);
+        if (chunks != 1) xd_sample_join_chunks(job->base, b);
+        job->weigh(job->args, b);
+        for (int64_t k = 0; k < chunks && job->write; k++) xdi_sample_write_chunk(job, b * chunks + k);
     }
 }
 
@@ -198,6 +214,12 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
     const int64_t row = xdi_sample_least(elements, XD_SAMPLE_CHUNK);
     if (elements == 0) return XD_OK;
     return xdi_spread_items(launch, job->base->samples * xd_sample_chunks(elements), grain / row, body, job);
+}
+
+static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
+    const int64_t row = job->base->elements > 0 ? job->base->elements : 1,
+                  grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
 }
 
 /* ---- the student's term ---- */
@@ -214,7 +236,7 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -232,7 +254,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -271,8 +293,20 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write };
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+static void xdi_vsd_weigh(const void *args, int64_t b) {
+    xd_vsd_weigh_sample((const xd_vsd_args *)args, b);
+}
+
+XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
+                                       xdi_sample_level level) {
+    const xdi_sample_job job = {
+        &a->base, a, level, xdi_vsd_terms, a->gradient.data ? xdi_vsd_write : NULL, xdi_vsd_weigh
+    };
+    return xdi_sample_spread_whole(launch, &job);
 }
 
 /* ---- the denoising term ---- */
@@ -291,7 +325,7 @@ static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, in
 
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -310,8 +344,20 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write };
+    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
+}
+
+static void xdi_denoise_weigh(const void *args, int64_t b) {
+    xd_denoise_weigh_sample((const xd_denoise_args *)args, b);
+}
+
+XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
+                                           xdi_sample_level level) {
+    const xdi_sample_job job = {
+        &a->base, a, level, xdi_denoise_terms, a->gradient.data ? xdi_denoise_write : NULL, xdi_denoise_weigh
+    };
+    return xdi_sample_spread_whole(launch, &job);
 }
 
 /* ---- the table ---- */
@@ -334,6 +380,14 @@ static xd_result xdi_cpu_denoise_measure(const xd_launch *launch, const xd_denoi
 
 static xd_result xdi_cpu_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
     return xdi_denoise_slope(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_by_sample(launch, args, xdi_plain_sample_level());
+}
+
+static xd_result xdi_cpu_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_by_sample(launch, args, xdi_plain_sample_level());
 }
 
 static xd_result xdi_cpu_vsd_weigh(const xd_launch *launch, const xd_vsd_args *args) {
@@ -402,10 +456,11 @@ static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdis
 
 XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
     static const xd_dmd_loss_kernels kernels = {
-        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,       xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
-        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure, xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
-        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,       xdi_cpu_sample_join,   xdi_cpu_sample_total,
-        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios, xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+        xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,         xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
+        xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
+        xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
+        xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample,
     };
     return &kernels;
 }

@@ -61,6 +61,14 @@ static xd_result xdi_simd_denoise_slope(const xd_launch *launch, const xd_denois
     return xdi_denoise_slope(launch, args, xdi_simd_sample_level(launch));
 }
 
+static xd_result xdi_simd_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_vsd_by_sample(launch, args, xdi_simd_sample_level(launch));
+}
+
+static xd_result xdi_simd_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_denoise_by_sample(launch, args, xdi_simd_sample_level(launch));
+}
+
 /* The entries that read elements; what runs once per sample stays plain. */
 XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_measure = xdi_simd_vsd_measure;
@@ -68,4 +76,6 @@ XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_slope = xdi_simd_vsd_slope;
     kernels->denoise_measure = xdi_simd_denoise_measure;
     kernels->denoise_slope = xdi_simd_denoise_slope;
+    kernels->vsd_by_sample = xdi_simd_vsd_by_sample;
+    kernels->denoise_by_sample = xdi_simd_denoise_by_sample;
 }

@@ -28,6 +28,7 @@ static void images_draw_real(images_run *run, xd_dmd_batch *batch) {
 /* Pictures of drawn classes. The fake score learns from what the student drew in its last step, so the classes are that step's. */
 static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
     images_run *run = (images_run *)user;
+    run->leaf = leaf;
     xd_philox random;
     memset(&random, 0, sizeof random);
     random.seed = run->options->seed;
@@ -109,6 +110,7 @@ static xd_result images_begin(images_run *run) {
     xd_dmd_destroy(run->dmd);
     run->dmd = NULL;
     images_fill_desc(run);
+    if (!run->warming) images_watch(run);
     return xd_dmd_create(xd_comm_ctx(run->world), &run->desc, &run->dmd);
 }
 
@@ -171,7 +173,9 @@ static xd_result images_match_step(images_run *run, int step) {
     run->drawn_at = images_turn(recipe, step);
     if (step >= recipe->lead)
         XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
+    images_watch_clear(run);
     XD_TRY(xd_dmd_step(run->dmd, images_batch, run, &values));
+    if (xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step)) XD_TRY(images_watch_read(run));
     return images_agree_on(run, images_tell(run, step + 1, total, &values));
 }
 

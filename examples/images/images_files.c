@@ -190,12 +190,16 @@ xd_result images_load(images_run *run, int *step) {
 
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
-    char path[480], judged[200] = "";
+    char path[480], judged[200] = "", drawn[160] = "";
+    const images_spread *s = &run->spread;
     if (run->recipe->real)
         snprintf(
             judged, sizeof judged,
             "\"generator\": %.17g, \"discriminator\": %.17g, \"r1\": %.17g, \"discriminator_norm\": %.17g, ",
             values->generator, values->discriminator, values->r1, values->norms[XD_DMD_DISCRIMINATOR]);
+    if (!run->warming && xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step - 1))
+        snprintf(drawn, sizeof drawn, "\"mean\": %.17g, \"deviation\": %.17g, \"stuck\": %.17g, ", s->mean,
+                 s->deviation, s->stuck);
     images_path(run, "metrics.jsonl", path);
     FILE *file = fopen(path, "ab");
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);
@@ -206,9 +210,9 @@ xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
         fprintf(file,
                 "{\"step\": %d, \"vsd\": %.17g, \"distance\": %.17g, \"fake_score\": %.17g, "
                 "\"student_norm\": %.17g, "
-                "\"fake_score_norm\": %.17g, %s\"skipped\": %s}\n",
+                "\"fake_score_norm\": %.17g, %s%s\"skipped\": %s}\n",
                 step, values->vsd, values->distance, values->fake_score, values->norms[XD_DMD_STUDENT],
-                values->norms[XD_DMD_FAKE_SCORE], judged, values->skipped ? "true" : "false");
+                values->norms[XD_DMD_FAKE_SCORE], judged, drawn, values->skipped ? "true" : "false");
     const bool failed = ferror(file) != 0;
     XD_REQUIRE(ctx, fclose(file) == 0 && !failed, XD_ERROR_IO, "cannot write %s", path);
     return XD_OK;

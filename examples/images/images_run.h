@@ -11,6 +11,14 @@ extern "C" {
 
 enum { IMAGES_MOST_LEAF = 32 };
 
+/* What the student drew in a step. */
+typedef struct images_spread {
+    double sums[IMAGES_LEAVES][2]; /* of a leaf's pixels, and of their squares */
+    int64_t unmoved;               /* of this rank's elements of the average */
+    double mean, deviation;        /* of all pixels */
+    double stuck;                  /* share of the average that is not its weights and did not move */
+} images_spread;
+
 typedef struct images_run {
     xd_comm *world;
     const images_options *options;
@@ -21,7 +29,9 @@ typedef struct images_run {
     bool warming, warmed; /* warm-up is under way; was finished by an earlier run */
     bool resumes;         /* there is a checkpoint to go on from */
     int step;             /* that is being made */
-    int drawn_at;         /* step whose classes are drawn */
+    int64_t leaf;         /* whose batch was asked for last */
+    images_spread spread;
+    int drawn_at; /* step whose classes are drawn */
     int32_t classes[IMAGES_MOST_LEAF];
     float real[IMAGES_MOST_LEAF * IMAGE_PIXELS];
     char directory[400], warm_directory[440];
@@ -39,6 +49,11 @@ xd_result images_prepare(images_run *run);
 /* Everything that a step of matching changes. Collective. */
 xd_result images_save(images_run *run, int step);
 xd_result images_load(images_run *run, int *step);
+
+/* images_watch.c: run->desc has a student whose pictures are looked at; before a step of the student; and after it. The last is collective. */
+void images_watch(images_run *run);
+void images_watch_clear(images_run *run);
+xd_result images_watch_read(images_run *run);
 
 /* Adds a line to metrics.jsonl. Rank 0's. */
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values);

@@ -41,6 +41,9 @@ start one --mesh dp=1 && [ "$(grep -c 'right class' "$work/one/table.txt")" -eq 
 ! grep -qi 'nan\|inf' "$work/one/table.txt" "$work/one"/steps-*/metrics.jsonl &&
 [ "$(wc -l <"$work/one/steps-4/metrics.jsonl")" -eq 12 ] && [ "$(head -c 4 "$work/one/grid.png" | tail -c 3)" = PNG ]
 verdict $? 'a short run on one rank leaves a table, a picture and metrics' "$work/one.log"
+awk -F '"deviation": ' 'NF == 2 { n++; d = $2 + 0; bad += !(d > 0.2 && d < 1) || !/"mean": -/ || !/"stuck": 0/ } END { exit bad || n != 2 }' \
+    "$work/one/steps-1/metrics.jsonl"
+verdict $? 'metrics say how bright and how different the pictures of each of its steps are' "$work/one/steps-1/metrics.jsonl"
 for mesh in dp=3 fsdp=2; do
     start $mesh --mesh $mesh && same $mesh
     verdict $? "--mesh $mesh has the bytes of one rank" "$work/$mesh.log"

@@ -6649,6 +6649,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
  * Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
+#ifndef XDISTILL_NO_CHECKPOINT
 /* >>dmd/fake_score */
 
 /* A fake score begins as its teacher: the same blocks, weights, ties and buffers with the same values, but trained. It is made in one
@@ -6813,6 +6814,7 @@ typedef struct xd_fake_score_report {
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out);
 
+#endif
 #endif
 #endif
 
@@ -10808,13 +10810,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_kind XDISTILL_NO_DMD_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_DMD_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_DMD_leaves_out_xd_sampler
-#    define xd_fake_score_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_desc
-#    define xd_fake_score_from XDISTILL_NO_DMD_leaves_out_xd_fake_score_from
-#    define xd_fake_score_reader XDISTILL_NO_DMD_leaves_out_xd_fake_score_reader
-#    define xd_fake_score_source XDISTILL_NO_DMD_leaves_out_xd_fake_score_source
-#    define xd_fake_score_compute XDISTILL_NO_DMD_leaves_out_xd_fake_score_compute
-#    define xd_fake_score_meta_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_meta_desc
-#    define xd_fake_score_report XDISTILL_NO_DMD_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_DMD_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_DMD_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_DMD_leaves_out_xd_dmd_bytes)
@@ -10842,9 +10837,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_DMD_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_DMD_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_DMD_leaves_out_xd_sampler_noise)
-#    define xd_fake_score_describe (XDISTILL_NO_DMD_leaves_out_xd_fake_score_describe)
-#    define xd_fake_score_create (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create)
-#    define xd_fake_score_create_meta (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create_meta)
 #elif defined(XDISTILL_NO_MODELS)
 #    define xd_network_call XDISTILL_NO_MODELS_leaves_out_xd_network_call
 #    define xd_network XDISTILL_NO_MODELS_leaves_out_xd_network
@@ -10869,13 +10861,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_kind XDISTILL_NO_MODELS_leaves_out_xd_sampler_kind
 #    define xd_sampler_desc XDISTILL_NO_MODELS_leaves_out_xd_sampler_desc
 #    define xd_sampler XDISTILL_NO_MODELS_leaves_out_xd_sampler
-#    define xd_fake_score_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_desc
-#    define xd_fake_score_from XDISTILL_NO_MODELS_leaves_out_xd_fake_score_from
-#    define xd_fake_score_reader XDISTILL_NO_MODELS_leaves_out_xd_fake_score_reader
-#    define xd_fake_score_source XDISTILL_NO_MODELS_leaves_out_xd_fake_score_source
-#    define xd_fake_score_compute XDISTILL_NO_MODELS_leaves_out_xd_fake_score_compute
-#    define xd_fake_score_meta_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_meta_desc
-#    define xd_fake_score_report XDISTILL_NO_MODELS_leaves_out_xd_fake_score_report
 #    define xd_dmd_defaults (XDISTILL_NO_MODELS_leaves_out_xd_dmd_defaults)
 #    define xd_dmd_create (XDISTILL_NO_MODELS_leaves_out_xd_dmd_create)
 #    define xd_dmd_bytes (XDISTILL_NO_MODELS_leaves_out_xd_dmd_bytes)
@@ -10903,9 +10888,40 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_sampler_destroy (XDISTILL_NO_MODELS_leaves_out_xd_sampler_destroy)
 #    define xd_sampler_run (XDISTILL_NO_MODELS_leaves_out_xd_sampler_run)
 #    define xd_sampler_noise (XDISTILL_NO_MODELS_leaves_out_xd_sampler_noise)
+#endif
+#if defined(XDISTILL_NO_DMD)
+#    define xd_fake_score_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_DMD_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_DMD_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_DMD_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_DMD_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_DMD_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_DMD_leaves_out_xd_fake_score_report
+#    define xd_fake_score_describe (XDISTILL_NO_DMD_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_DMD_leaves_out_xd_fake_score_create_meta)
+#elif defined(XDISTILL_NO_MODELS)
+#    define xd_fake_score_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_MODELS_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_MODELS_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_MODELS_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_MODELS_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_MODELS_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_MODELS_leaves_out_xd_fake_score_report
 #    define xd_fake_score_describe (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_describe)
 #    define xd_fake_score_create (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create)
 #    define xd_fake_score_create_meta (XDISTILL_NO_MODELS_leaves_out_xd_fake_score_create_meta)
+#elif defined(XDISTILL_NO_CHECKPOINT)
+#    define xd_fake_score_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_desc
+#    define xd_fake_score_from XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_from
+#    define xd_fake_score_reader XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_reader
+#    define xd_fake_score_source XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_source
+#    define xd_fake_score_compute XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_compute
+#    define xd_fake_score_meta_desc XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_meta_desc
+#    define xd_fake_score_report XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_report
+#    define xd_fake_score_describe (XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_describe)
+#    define xd_fake_score_create (XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_create)
+#    define xd_fake_score_create_meta (XDISTILL_NO_CHECKPOINT_leaves_out_xd_fake_score_create_meta)
 #endif
 #if defined(XDISTILL_NO_MODELS)
 #    define xd_model XDISTILL_NO_MODELS_leaves_out_xd_model
@@ -67242,6 +67258,7 @@ XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }
 
+#ifndef XDISTILL_NO_CHECKPOINT
 /* >>dmd/fake_score_internal */
 
 /* ---- fake_score.c ---- */
@@ -68324,6 +68341,7 @@ XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_m
     return result;
 }
 
+#endif
 #endif
 #endif
 
@@ -70345,4 +70363,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 baf8297b10fc4d452e5aacb276f2479b1a0624f70cbaa48c9b83cff71c36ab44 */
+/* xdistill sha256 dbbb354bf5891624e23c2a4ff1905dd2d109977da42f4264acd88183641f8e0e */

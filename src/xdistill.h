@@ -157,7 +157,9 @@
 #include "dmd/dmd.h"
 #include "dmd/record.h"
 #include "dmd/sampler.h"
+#ifndef XDISTILL_NO_CHECKPOINT
 #include "dmd/fake_score.h"
+#endif
 #endif
 #endif
 
@@ -493,10 +495,12 @@
 #include "dmd/step.c"
 #include "dmd/record.c"
 #include "dmd/sampler.c"
+#ifndef XDISTILL_NO_CHECKPOINT
 #include "dmd/fake_score_internal.h"
 #include "dmd/fake_score.c"
 #include "dmd/fake_score_source.c"
 #include "dmd/fake_score_meta.c"
+#endif
 #endif
 #endif
 

@@ -140,6 +140,7 @@ typedef struct part {
     void *in[3], *gradient;
     uint8_t *mask;
     double distance[SAMPLES]; /* of the part's own samples */
+    bool again;               /* another rank tells of the same samples */
 } part;
 
 static void *room_for(int64_t count) {
@@ -168,8 +169,7 @@ static void part_close(part *s, outcome *out) {
         for (int64_t c = 0; c < width; c++)
             out->gradient[(s->from + r) * p.elements + s->begin + c] =
                 (float)xd_load_f64(s->gradient, p.gradient_dtype, r * width + c);
-    if (s->begin == 0)
-        memcpy(out->distance + s->from, s->distance, (size_t)(s->to - s->from) * sizeof(double));
+    if (!s->again) memcpy(out->distance + s->from, s->distance, (size_t)(s->to - s->from) * sizeof(double));
     for (int k = 0; k < 3; k++) free(s->in[k]);
     free(s->gradient);
     free(s->mask);
@@ -260,6 +260,7 @@ static xd_result grid_rank(xd_comm *world, void *argument) {
     s.begin =
         k == 1 ? p.elements / g->cut / 2 : p.elements * k / g->cut; /* uneven too; rank 0's part is short */
     s.end = k == 0 && g->cut > 1 ? p.elements / g->cut / 2 : p.elements * (k + 1) / g->cut;
+    s.again = k > 0;
     outcome *whole = g->out;
     const xd_sample_common common = common_of(&mine, &s, split, comm);
     part_open(&s);

@@ -240,8 +240,9 @@ static xd_result train(place *p, const xd_dmd_desc *d) {
     return result;
 }
 
-static void keep_weights(run *r, const xd_dmd_desc *d, net *nets) {
-    for (int k = 0; k < 2 && d->gan.fdistill.on; k++)
+/* The discriminator is whole on every rank. */
+static void keep_weights(run *r, const xd_dmd_desc *d, net *nets, int rank) {
+    for (int k = 0; k < 2 && d->gan.fdistill.on && rank == 0; k++)
         memcpy(r->weights[XD_DMD_DISCRIMINATOR] + k * HEADS, nets[XD_DMD_DISCRIMINATOR].params[k].value,
                HEADS * sizeof(float));
     for (int role = 0; role < 2; role++)
@@ -263,7 +264,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_result result = make_all(&base, nets, world, &d);
     if (result == XD_OK) result = train(&p, &d);
     r->results[p.rank] = result;
-    if (result == XD_OK && p.rank / r->split == 0) keep_weights(r, &d, nets);
+    if (result == XD_OK && p.rank / r->split == 0) keep_weights(r, &d, nets, p.rank);
     for (int role = 0; role < XD_DMD_ROLES; role++) free_net(&nets[role]);
     xd_comm_destroy(data);
     xd_comm_destroy(split);

@@ -352,16 +352,18 @@ static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *de
             XD_TRY(dmd_make_anew(world, desc, run->forget_bins, &dmd));
         const int64_t before = run->allocated;
         XD_TRY(xd_dmd_warm_up_step(dmd, dmd_batch, rank, &values));
+        if (xd_comm_rank(world) != 0) continue;
         run->taken_by_steps += run->allocated - before;
-        if (xd_comm_rank(world) == 0) run->warm[rank->step] = values;
+        run->warm[rank->step] = values;
     }
     for (rank->step = 0; rank->step < run->steps; rank->step++) {
         if (run->resume_at > 0 && rank->step == run->resume_at)
             XD_TRY(dmd_make_anew(world, desc, run->forget_bins, &dmd));
         const int64_t before = run->allocated;
         XD_TRY(xd_dmd_step(dmd, dmd_batch, rank, &values));
+        if (xd_comm_rank(world) != 0) continue;
         run->taken_by_steps += run->allocated - before;
-        if (xd_comm_rank(world) == 0) run->values[rank->step] = values;
+        run->values[rank->step] = values;
     }
     if (xd_comm_rank(world) == 0) run->record = xd_dmd_describe(dmd);
     if (xd_comm_rank(world) == 0 && desc->gan.fdistill.on) XD_TRY(xd_dmd_bins(dmd, run->bins));

@@ -5402,7 +5402,8 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
  * Tensors have the groups and names that they have in a checkpoint: NAME in "model", optim.exp_avg.NAME and the like in "optim",
- * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
+ * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a
+ * whole tensor, unless the caller of rank 0 keeps it. */
 
 /* A whole tensor of the state. */
 typedef struct xd_state_tensor {
@@ -6689,7 +6690,8 @@ typedef struct xd_fake_score_desc {
  *   teacher   sealed; with or without storage, with or without a wrapper. Not needed afterwards
  *   desc      NULL -> defaults; `shared` is not read
  *
- * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that cannot
+ * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that
+ * cannot
  * train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out);
@@ -6807,9 +6809,12 @@ typedef struct xd_fake_score_report {
  *
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
  * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
- * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function; negative
- * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no rank
- * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
+ * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function;
+ * negative
+ * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an
+ * element that no rank
+ * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values),
+ * UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
  * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out);
@@ -32552,7 +32557,10 @@ typedef struct xdi_post_hoc_room {
 
 static xd_result xdi_post_hoc_take(xd_ctx *ctx, const xdi_post_hoc_room *room, const char *name,
                                    const int64_t at[2], void *to) {
+    xd_clear_error(ctx);
     const xd_result result = room->desc->read(room->desc->user, at[0], at[1], to);
+    if (result != XD_OK && xd_last_error(ctx)->result == result)
+        return result; /* with the reader's own words */
     XD_REQUIRE(ctx, result == XD_OK, result, "%s: snapshot %lld of %lld could not be read", name,
                (long long)at[0], (long long)room->desc->snapshot_count);
     return XD_OK;
@@ -70363,4 +70371,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dbbb354bf5891624e23c2a4ff1905dd2d109977da42f4264acd88183641f8e0e */
+/* xdistill sha256 672392ff5180f9fbd4ddecdcce566048d97617c2e105a55163b80ddbf5ef8303 */

@@ -236,6 +236,7 @@ typedef struct store {
     xd_dtype dtype;
     int64_t begin, end;
     int reads, last_snapshot, fails_at;
+    xd_ctx *tells; /* of a failure in its own words; NULL -> it does not */
 } store;
 
 static const xd_dtype targets_of[TENSORS] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F64, XD_DTYPE_I64 };
@@ -243,7 +244,8 @@ static const xd_dtype targets_of[TENSORS] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DT
 static xd_result read_store(void *user, int64_t snapshot, int64_t tensor, void *to) {
     store *s = (store *)user;
     const size_t size = tensor == 3 ? 8 : xd_dtype_size(s->dtype);
-    if (++s->reads == s->fails_at) return XD_ERROR_IO;
+    if (++s->reads == s->fails_at)
+        return s->tells ? XD_FAIL(s->tells, XD_ERROR_IO, "snapshot-1.bin is short") : XD_ERROR_IO;
     s->last_snapshot = (int)snapshot;
     memcpy(to, s->data[snapshot][tensor] + (size_t)s->begin * size, (size_t)(s->end - s->begin) * size);
     return XD_OK;
@@ -324,8 +326,9 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
                                          "w: -1 elements",
                                          "w: 3 elements at",
                                          "cannot be a sum",
-                                         "w: snapshot 1 of 5 could not be read" };
-    for (int k = 0; k < 10; k++) {
+                                         "w: snapshot 1 of 5 could not be read",
+                                         "snapshot-1.bin is short" };
+    for (int k = 0; k < 11; k++) {
         xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
         store *s = new_store(XD_DTYPE_F32);
         double coefficients[SNAPSHOTS] = { 1.0, 1.0, 1.0, 1.0, 1.0 };
@@ -334,6 +337,7 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
         xd_post_hoc_sum_desc d = { coefficients, SNAPSHOTS, XD_DTYPE_NONE, read_store, s };
         s->end = 3;
         s->fails_at = 2;
+        s->tells = k == 10 ? ctx : NULL;
         if (k == 0) d.snapshot_count = 0;
         if (k == 1) d.read = NULL;
         if (k == 2) coefficients[1] = (double)NAN;
@@ -343,13 +347,13 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
         if (k == 6) target.count = -1;
         if (k == 7) target.value = NULL;
         if (k == 8) target.dtype = XD_DTYPE_I32;
-        CHECK_EQ_INT(xd_post_hoc_sum(ctx, &d, &target, 1), k == 9             ? XD_ERROR_IO
+        CHECK_EQ_INT(xd_post_hoc_sum(ctx, &d, &target, 1), k >= 9             ? XD_ERROR_IO
                                                            : k == 4 || k == 8 ? XD_ERROR_DTYPE
                                                                               : XD_ERROR_ARGUMENT);
         CHECK(k == 2 ? scene_says(ctx, "of snapshot 1 of 5 is no f32") : scene_says(ctx, words[k]) || k == 4);
         CHECK(value[0] == 5.0f && value[2] == 5.0f);
         if (k == 9) CHECK_EQ_INT(xd_post_hoc_sum(ctx, &d, &target, -1), XD_ERROR_ARGUMENT);
-        CHECK_EQ_INT(s->reads, k == 9 ? 2 : 0);
+        CHECK_EQ_INT(s->reads, k >= 9 ? 2 : 0);
         free(s);
         xd_ctx_destroy(ctx);
     }

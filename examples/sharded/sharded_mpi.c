@@ -34,7 +34,11 @@ int sharded_mpi_launch(const sharded_job *job) {
     char ranks[16], leg[16];
     const char *words[SHARDED_WORDS] = { "mpirun", "-n", ranks };
     int count = 3;
-    if (job->argument_count > SHARDED_WORDS - 6) return 2;
+    if (job->argument_count > SHARDED_WORDS - 6) {
+        fprintf(stderr, "demo-sharded: %d words on the command line; --mpi takes %d\n", job->argument_count,
+                SHARDED_WORDS - 6);
+        return 2;
+    }
     snprintf(ranks, sizeof ranks, "%d", job->leg->ranks);
     snprintf(leg, sizeof leg, "%d", job->number);
     for (int i = 0; i < job->argument_count; i++) words[count++] = job->arguments[i];

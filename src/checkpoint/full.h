@@ -5,7 +5,8 @@
 
 /* The whole state of sharded networks through one rank: to export it, to compare it, to bring it to or from another library.
  * Tensors have the groups and names that they have in a checkpoint: NAME in "model", optim.exp_avg.NAME and the like in "optim",
- * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a whole tensor, unless the caller of rank 0 keeps it. */
+ * NAME in "ema-AVERAGE", and there ema.compensation.NAME for averages that have one. No rank ever holds a whole model, or even a
+ * whole tensor, unless the caller of rank 0 keeps it. */
 
 /* A whole tensor of the state. */
 typedef struct xd_state_tensor {

@@ -252,7 +252,10 @@ typedef struct xdi_post_hoc_room {
 
 static xd_result xdi_post_hoc_take(xd_ctx *ctx, const xdi_post_hoc_room *room, const char *name,
                                    const int64_t at[2], void *to) {
+    xd_clear_error(ctx);
     const xd_result result = room->desc->read(room->desc->user, at[0], at[1], to);
+    if (result != XD_OK && xd_last_error(ctx)->result == result)
+        return result; /* with the reader's own words */
     XD_REQUIRE(ctx, result == XD_OK, result, "%s: snapshot %lld of %lld could not be read", name,
                (long long)at[0], (long long)room->desc->snapshot_count);
     return XD_OK;

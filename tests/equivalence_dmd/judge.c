@@ -1,4 +1,5 @@
 /* judge.c - the discriminator's passes. */
+#include "../../examples/nn/nn_call.h"
 #include "strip.h"
 
 #include <math.h>
@@ -23,7 +24,7 @@ static xd_result judge_forward(void *user, const xd_network_call *call) {
     const judge *d = (const judge *)user;
     float *logits = (float *)call->raw;
     xd_block_view view;
-    XD_TRY(xd_block_begin(xd_model_root(d->model), strip_pass(call, false), &view));
+    XD_TRY(xd_block_begin(xd_model_root(d->model), nn_pass_of(call, false), &view));
     const float *first = (const float *)view.values[0], *second = (const float *)view.values[1];
     for (int64_t n = 0; n < call->samples; n++) {
         float h[JUDGE_UNITS];
@@ -62,7 +63,7 @@ static void judge_sample(const judge *d, const xd_network_call *call, const xd_b
 static xd_result judge_backward(void *user, const xd_network_call *call) {
     const judge *d = (const judge *)user;
     xd_block_view view;
-    XD_TRY(xd_block_begin(xd_model_root(d->model), strip_pass(call, true), &view));
+    XD_TRY(xd_block_begin(xd_model_root(d->model), nn_pass_of(call, true), &view));
     for (int64_t n = 0; n < call->samples; n++) judge_sample(d, call, &view, n);
     return xd_block_end(xd_model_root(d->model));
 }
@@ -77,20 +78,6 @@ xd_network judge_network(judge *d) {
     return n;
 }
 
-static xd_result judge_add(judge *d, const char *name, const int64_t shape[2], int layout) {
-    xd_weight_desc w;
-    memset(&w, 0, sizeof w);
-    w.name = name;
-    w.dtype = XD_DTYPE_F32;
-    w.ndim = 2;
-    w.shape[0] = shape[0];
-    w.shape[1] = shape[1];
-    w.layout = d->layouts[layout];
-    w.init.kind = XD_INIT_NORMAL;
-    w.init.scale = 0.2f;
-    return xd_weight_add(xd_model_root(d->model), &w, NULL);
-}
-
 xd_result judge_create(xd_ctx *ctx, const strip_cut *cut, uint64_t seed, int64_t elements, judge **out) {
     const int64_t first[2] = { JUDGE_UNITS, elements }, second[2] = { JUDGE_HEADS, JUDGE_UNITS };
     judge *d = (judge *)calloc(1, sizeof *d);
@@ -103,8 +90,8 @@ xd_result judge_create(xd_ctx *ctx, const strip_cut *cut, uint64_t seed, int64_t
     XD_TRY(strip_layout(ctx, cut, first, -1, &d->layouts[0]));
     XD_TRY(strip_layout(ctx, cut, second, -1, &d->layouts[1]));
     XD_TRY(xd_model_create(ctx, &model, &d->model));
-    XD_TRY(judge_add(d, "first", first, 0));
-    XD_TRY(judge_add(d, "second", second, 1));
+    XD_TRY(strip_weight(xd_model_root(d->model), "first", first, d->layouts[0], 0.2f));
+    XD_TRY(strip_weight(xd_model_root(d->model), "second", second, d->layouts[1], 0.2f));
     return xd_model_seal(d->model);
 }
 

@@ -1,4 +1,5 @@
 /* strip.c - the strip's passes. */
+#include "../../examples/nn/nn_call.h"
 #include "strip.h"
 
 #include <math.h>
@@ -66,15 +67,6 @@ xd_result strip_layout(xd_ctx *ctx, const strip_cut *cut, const int64_t shape[2]
         desc.placement[1].offsets = offsets;
     }
     return xd_layout_create(ctx, &desc, out);
-}
-
-xd_pass strip_pass(const xd_network_call *call, bool backward) {
-    xd_pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.kind = XD_PASS_INFERENCE;
-    if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->leaf, pass.more = call->more;
-    return pass;
 }
 
 /* The sum of all ranks' leaves, on each; the stack is empty afterwards. */
@@ -267,7 +259,7 @@ static xd_result strip_forward_body(strip *s, const xd_network_call *call, xd_pa
 
 static xd_result strip_forward(void *user, const xd_network_call *call) {
     strip *s = (strip *)user;
-    const xd_pass pass = strip_pass(call, false);
+    const xd_pass pass = nn_pass_of(call, false);
     float *y = call->keep ? s->y[call->slot] : s->whole;
     xd_block_view root;
     XD_REQUIRE(s->ctx, call->samples <= s->samples && call->slot < STRIP_SLOTS, XD_ERROR_ARGUMENT,
@@ -298,7 +290,7 @@ static xd_result strip_backward_body(strip *s, const xd_network_call *call, xd_p
 
 static xd_result strip_backward(void *user, const xd_network_call *call) {
     strip *s = (strip *)user;
-    const xd_pass pass = strip_pass(call, true);
+    const xd_pass pass = nn_pass_of(call, true);
     const int64_t n = call->samples;
     xd_block_view root;
     memset(s->slopes, 0, (size_t)(s->samples * STRIP_ELEMENTS) * sizeof *s->slopes);
@@ -326,7 +318,8 @@ xd_network strip_network(strip *s) {
 
 /* ---- making ---- */
 
-static xd_result strip_add(strip *s, xd_block *block, const char *name, const int64_t shape[2], int layout) {
+xd_result strip_weight(xd_block *block, const char *name, const int64_t shape[2], const xd_layout *layout,
+                       float scale) {
     xd_weight_desc w;
     memset(&w, 0, sizeof w);
     w.name = name;
@@ -334,9 +327,9 @@ static xd_result strip_add(strip *s, xd_block *block, const char *name, const in
     w.ndim = 2;
     w.shape[0] = shape[0];
     w.shape[1] = shape[1];
-    w.layout = s->layouts[layout];
+    w.layout = layout;
     w.init.kind = XD_INIT_NORMAL;
-    w.init.scale = 0.3f;
+    w.init.scale = scale;
     return xd_weight_add(block, &w, NULL);
 }
 
@@ -357,12 +350,12 @@ static xd_result strip_describe(strip *s, uint64_t seed) {
     XD_TRY(xd_model_create(s->ctx, &model, &s->model));
     s->root = xd_model_root(s->model);
     XD_TRY(xd_block_add(s->root, &body, &s->body));
-    XD_TRY(strip_add(s, s->body, "up", up, 0));
-    XD_TRY(strip_add(s, s->body, "down", down, 1));
-    XD_TRY(strip_add(s, s->root, "mean", row, 2));
-    XD_TRY(strip_add(s, s->root, "before", row, 2));
-    XD_TRY(strip_add(s, s->root, "behind", row, 2));
-    XD_TRY(strip_add(s, s->root, "bias", row, 2));
+    XD_TRY(strip_weight(s->body, "up", up, s->layouts[0], 0.3f));
+    XD_TRY(strip_weight(s->body, "down", down, s->layouts[1], 0.3f));
+    XD_TRY(strip_weight(s->root, "mean", row, s->layouts[2], 0.3f));
+    XD_TRY(strip_weight(s->root, "before", row, s->layouts[2], 0.3f));
+    XD_TRY(strip_weight(s->root, "behind", row, s->layouts[2], 0.3f));
+    XD_TRY(strip_weight(s->root, "bias", row, s->layouts[2], 0.3f));
     return xd_model_seal(s->model);
 }
 

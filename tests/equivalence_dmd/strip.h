@@ -35,8 +35,9 @@ xd_interval strip_elements(const strip_cut *cut);
 /* How a weight lies over the ranks of the cut: the units in dimension `dim` over tp, or whole with -1. */
 xd_result strip_layout(xd_ctx *ctx, const strip_cut *cut, const int64_t shape[2], int dim, xd_layout **out);
 
-/* A pass of a model's blocks for a call. */
-xd_pass strip_pass(const xd_network_call *call, bool backward);
+/* Adds a weight [shape] of normal first values times `scale`. */
+xd_result strip_weight(xd_block *block, const char *name, const int64_t shape[2], const xd_layout *layout,
+                       float scale);
 
 typedef struct strip strip;
 

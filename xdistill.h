@@ -6691,8 +6691,7 @@ typedef struct xd_fake_score_desc {
  *   desc      NULL -> defaults; `shared` is not read
  *
  * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that
- * cannot
- * train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
+ * cannot train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out);
 
@@ -6810,11 +6809,9 @@ typedef struct xd_fake_score_report {
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
  * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
  * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function;
- * negative
- * counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an
- * element that no rank
- * speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher without values),
- * UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, and PEER on the others; MEMORY.
+ * negative counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ;
+ * an element that no rank speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher
+ * without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, PEER on the others; MEMORY.
  * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out);
@@ -70371,4 +70368,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 672392ff5180f9fbd4ddecdcce566048d97617c2e105a55163b80ddbf5ef8303 */
+/* xdistill sha256 e711965547adfc4dfd0cb3691cc38998af7c0d67dfba7c2ecfe44f08fb623d6f */

@@ -224,6 +224,13 @@ static void look(xd_ctx *ctx, const char *directory, sight *s) {
     s->last = version;
 }
 
+/* Whether it runs: one that has ended stays to be waited for. */
+static bool runs(pid_t child) {
+    siginfo_t info;
+    info.si_pid = 0;
+    return waitid(P_PID, (id_t)child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+}
+
 static void end_child(pid_t child) {
     int status;
     kill(child, SIGKILL);
@@ -236,9 +243,9 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
     press p;
     press_start(&p);
     const char *directory = new_directory();
-    sight seen = { 0, 0, 0, 1 };
+    sight seen = { 0, 0, 0, 100 };
     int left = 0;
-    CHECK_EQ_INT(save(p.ctx, directory, FOUR, 1), XD_OK);
+    CHECK_EQ_INT(save(p.ctx, directory, FOUR, 100), XD_OK);
     for (int i = 0; i < count; i++) {
         const uint32_t reads = 1 + random_below(400);
         fflush(stdout);
@@ -246,16 +253,19 @@ XD_TEST(readers_see_one_version_while_saves_are_killed_at_random) {
         const pid_t child = fork();
         if (child == 0) save_for_ever(&p, directory);
         for (uint32_t r = 0; r < reads; r++) look(p.ctx, directory, &seen);
+        /* A busy machine may not have begun the first save: every other child has time for it. */
+        while (i % 2 && seen.last == 100 && runs(child)) look(p.ctx, directory, &seen);
         end_child(child);
         look(p.ctx, directory, &seen);
         const int kind = i % 3 == 0 ? SINGLE : i % 3 == 1 ? TWO : FOUR;
         CHECK_EQ_INT(save(p.ctx, directory, kind, 100), XD_OK);
         CHECK_EQ_INT(version_of(p.ctx, directory), 100);
+        seen.last = 100;
         left += names_in(directory, false) != files_of(kind);
     }
     printf("%d kills, %d saves seen: %d mixed, %d lost, %d with leftovers\n", count, seen.changes, seen.mixed,
            seen.lost, left);
-    CHECK(seen.changes > count);
+    CHECK(seen.changes >= count / 2);
     CHECK_EQ_INT(seen.mixed, 0);
     CHECK_EQ_INT(seen.lost, 0);
     CHECK_EQ_INT(left, 0);

@@ -966,6 +966,17 @@ XD_API void xd_comm_destroy(xd_comm *comm);
  * returns an error. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
+/* The same ranks, in the same order, for another context: a group whose calls work in the memory of `ctx` and report to it. What
+ * ranks with a GPU do on the host goes over a group of a context without one: optimizers of parts that are kept there
+ * (xd_fsdp_desc.host), checkpoints of them. It shares the fate of the world and nothing else, and is destroyed before it. On MPI
+ * it is not split and not forked again.
+ *
+ *   ctx   with the allocator and the reduction mode of the group's own; outlives *out. Another one, or the same
+ *
+ * Collective over comm. Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (the
+ * transport cannot: NCCL), MEMORY, and those of xd_comm_split. */
+XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
+
 /* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
 /* Copies root's data into every rank's data; [count] elements. */
@@ -4660,6 +4671,12 @@ typedef struct xd_fsdp_desc {
     int prefetch; /* 0 -> none */
     xd_gradient_divisors divide;
     bool reserve_frozen; /* as in xd_ddp_desc */
+    /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
+     * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
+     * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
+     * xd_parallel_publish, and what is written into their views is not kept. Norms and checkpoints take this context and a group
+     * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
+    xd_ctx *host;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -4684,7 +4701,8 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
- * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
+ * of another reduction mode), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
@@ -4741,7 +4759,7 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t
@@ -4750,6 +4768,8 @@ typedef struct xd_parallel_bytes {
     size_t
         gathered; /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
+    size_t
+        host; /* parts of values and gradients in memory of xd_fsdp_desc.host, in a block of their own; not counted above */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
 
@@ -26648,6 +26668,25 @@ XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
     return XD_OK;
 }
 
+static xd_result xdi_comm_may_fork(const xd_comm *comm, xd_ctx *ctx) {
+    XD_REQUIRE(comm->ctx, ctx, XD_ERROR_ARGUMENT, "a group of %d ranks is forked for no context",
+               comm->transport->size);
+    const xd_reduction mine = xd_ctx_settings(comm->ctx)->reduction, other = xd_ctx_settings(ctx)->reduction;
+    XD_REQUIRE(comm->ctx, mine == other, XD_ERROR_ARGUMENT,
+               "a group of reduction mode %d is forked for a context of mode %d", (int)mine, (int)other);
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    xd_comm *twin = NULL;
+    XD_TRY(xd_agree(comm, xdi_comm_may_fork(comm, ctx)));
+    XD_TRY(xdi_comm_fork(comm, ctx, &twin));
+    XD_REQUIRE(comm->ctx, twin, XD_ERROR_UNSUPPORTED, "%s cannot fork a group of %d ranks",
+               comm->transport->ops->name, comm->transport->size);
+    *out = twin;
+    return XD_OK;
+}
+
 /* >>comm/self.c */
 
 /* A group of one: every collective copies this rank's block to itself. */
@@ -34804,7 +34843,7 @@ XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[X
 XD_PRIVATE xd_block *xdi_block_after(const xd_block *block);
 
 /* model_init.c: the first values of the positions `range` of a weight's region, into memory of the context's device. */
-XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to);
+XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_interval range, void *to);
 
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
@@ -34883,7 +34922,9 @@ typedef struct xdi_bucket {
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
-    float *sum;           /* [kept], once reduced */
+    float *sum;           /* [kept], once reduced; at home */
+    float
+        *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
     bool reduced;
     xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
     xdi_flight spreading; /* values that ranks have stepped in parts, to all */
@@ -34901,15 +34942,17 @@ typedef struct xdi_flat {
     bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
-    void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
-    void *sent;  /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
-    void *shown; /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
-    size_t view_slot;     /* and as they are shown, where that is another type */
-    xdi_flight arriving;  /* its gather */
-    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
-    xdi_bucket *buckets;  /* [bucket_count] */
+    void *values; /* kept: all of them or this rank's part; NULL when all weights have their own; at home */
+    void *
+        sent; /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole NULL, but
+                  * [numel] as shown where that is not at home and of another type */
+    void *shown;         /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;          /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;         /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;    /* and as they are shown, where that is another type */
+    xdi_flight arriving; /* its gather */
+    int64_t place;       /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets; /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
 } xdi_flat;
 
@@ -34995,7 +35038,9 @@ struct xd_parallel {
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
-    void *memory;
+    xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
+    bool offloaded;             /* the latter */
+    void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -35025,9 +35070,14 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weigh
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 
+/* Memory of a wrapper that is measured or given out: of the device, and of the host where parts are offloaded. */
+typedef struct xdi_room {
+    xd_arena device, home;
+} xdi_room;
+
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
-XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 /* parallel_flat.c: releases the model's own storage, once all values have been taken. */
@@ -35045,6 +35095,15 @@ XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
  * first two that do. Collective. */
 XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
 XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
+
+/* parallel_home.c: whether this rank's parts may be kept there. */
+XD_PRIVATE xd_result xdi_parallel_check_home(const xd_parallel *p);
+/* parallel_home.c: whether open units and their gradients have memory of their own: there are parts of other ranks, or the own one
+ * is not there where blocks show it. */
+XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
+/* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
+XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
+XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
@@ -35830,7 +35889,7 @@ static xd_philox xdi_weight_random(const xd_weight *weight) {
     return random;
 }
 
-XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to) {
+XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_interval range, void *to) {
     const xd_weight_desc *d = &weight->desc;
     const xd_philox random = xdi_weight_random(weight);
     int64_t inside = 1; /* rows beyond shape[0] are padding */
@@ -35844,7 +35903,7 @@ XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range,
     part.region = &weight->region;
     part.range = range;
     part.data = to;
-    return xdi_part_fill(weight->model->ctx, &part, &d->init, &random, inside);
+    return xdi_part_fill(ctx, &part, &d->init, &random, inside);
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
@@ -35853,7 +35912,7 @@ XD_API xd_result xd_model_init_weights(xd_model *model) {
         xd_weight *weight = model->weights[i];
         const xd_interval all = { 0, weight->count };
         if (weight->owner != weight || weight->ready) continue;
-        XD_TRY(xdi_weight_fill(weight, all, weight->value));
+        XD_TRY(xdi_weight_fill(model->ctx, weight, all, weight->value));
         weight->ready = true;
     }
     return XD_OK;
@@ -36554,18 +36613,24 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
     return arena->base ? arena->base + offset : NULL;
 }
 
+/* Of what this rank keeps, with those parts that may be offloaded. */
+static void *xdi_parallel_keep(xd_parallel *p, xdi_room *room, int64_t count, size_t size, size_t *bytes) {
+    return p->offloaded ? xdi_parallel_take(&room->home, count, size, &p->bytes.host)
+                        : xdi_parallel_take(&room->device, count, size, bytes);
+}
+
 /* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
 static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
         const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
-        if (!flat->whole && p->ranks > 1)
+        if (!flat->whole && xdi_parallel_assembles(p))
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += (int64_t)numel;
+        if (flat->trained && p->dealt && xdi_parallel_assembles(p)) unit->gradient_count += (int64_t)numel;
     }
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
@@ -36586,51 +36651,67 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
     return leaves;
 }
 
-/* Whether the sum takes the place of the first node: it has its size, and other nodes are added here. */
+/* Whether the sum takes the place of the first node: it has its size and is at home, and other nodes are added here. */
 static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
     const bool one = p->ranks == 1 || xd_leaves_nodes(leaves.first, leaves.count) == 1;
-    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one);
+    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one && !p->offloaded);
 }
 
-static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xd_arena *arena) {
+static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
+    const bool in_place = xdi_bucket_sums_in_place(p, flat);
+    size_t *bytes = &p->bytes.gradients;
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = xdi_bucket_leaves(p);
     d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
     d.memory_bytes = xd_leaf_stack_bytes(&d);
-    d.memory = xdi_parallel_take(arena, (int64_t)d.memory_bytes, 1, &p->bytes.gradients);
-    b->sum = (float *)d.memory;
-    if (!xdi_bucket_sums_in_place(p, flat))
-        b->sum = (float *)xdi_parallel_take(arena, b->kept, sizeof(float), &p->bytes.gradients);
-    return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
+    d.memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d.memory_bytes, 1, bytes)
+                        : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
+    b->sum =
+        in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
+    if (p->offloaded && (p->replica_count > 1 || !p->dealt))
+        b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
+    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
 }
 
 /* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
-static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
+static void xdi_flat_take_whole(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
+    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    const size_t size = xd_dtype_size(flat->view_dtype);
+    if (p->offloaded || flat->view_dtype != flat->dtype)
+        flat->shown = xdi_parallel_take(&room->device, numel, size, &p->bytes.values);
+    if (p->offloaded && flat->view_dtype != flat->dtype)
+        flat->sent = xdi_parallel_keep(p, room, numel, size, &p->bytes.values);
+}
+
+static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
     const int64_t kept = xdi_flat_kept(p, flat), numel = xd_bucket_plan_numel(flat->plan);
     const size_t sent = xd_dtype_size(flat->sent_dtype);
     if (xdi_flat_keeps(p, flat)) {
         flat->kept_bytes = (size_t)kept * xd_dtype_size(flat->dtype);
-        flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+        flat->values = xdi_parallel_keep(p, room, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
     }
-    if (flat->whole && flat->view_dtype != flat->dtype)
-        flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
-    if (flat->whole) return;
+    if (flat->whole) {
+        xdi_flat_take_whole(p, flat, room);
+        return;
+    }
     flat->sent = flat->values;
-    if (flat->sent_dtype != flat->dtype) flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (flat->sent_dtype != flat->dtype)
+        flat->sent = xdi_parallel_keep(p, room, kept, sent, &p->bytes.values);
     if (xdi_parallel_has_near(p))
-        flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
+        flat->near = xdi_parallel_take(&room->device, numel / p->reshard_ranks, sent, &p->bytes.gathered);
 }
 
 /* Lays everything out; with memory behind the arena also gives it out. */
-static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
+static xd_result xdi_parallel_lay_out(xd_parallel *p, xdi_room *room) {
+    xd_arena *arena = &room->device;
     memset(&p->bytes, 0, sizeof p->bytes);
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat *flat = &p->flats[i];
-        xdi_flat_take(p, flat, arena);
+        xdi_flat_take(p, flat, room);
         for (int64_t b = 0; b < flat->bucket_count; b++)
-            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
+            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], room));
     }
     for (int64_t i = 0; i < p->slot_count; i++)
         p->slots[i].memory =
@@ -36641,25 +36722,30 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes) {
-    xd_arena arena = xd_arena_over(NULL, 0);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
+    room->device = room->home = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
-    XD_TRY(xdi_parallel_lay_out(p, &arena));
-    *bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
-    return XD_OK;
+    return xdi_parallel_lay_out(p, room);
+}
+
+/* Zeroed memory for what was measured: what is between weights stays 0. The arena is over it then. */
+static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t bytes = arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
+    *out = memory->allocate(ctx, bytes);
+    XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
+               (unsigned long long)bytes);
+    *arena = xd_arena_over(*out, bytes);
+    return memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
-    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
-    const xd_launch launch = xd_ctx_launch(p->ctx);
-    size_t bytes = 0;
-    XD_TRY(xdi_parallel_measure(p, &bytes));
-    p->memory = memory->allocate(p->ctx, bytes);
-    XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
-               (unsigned long long)bytes);
-    XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
-    xd_arena arena = xd_arena_over(p->memory, bytes);
-    return xdi_parallel_lay_out(p, &arena);
+    xdi_room room;
+    XD_TRY(xdi_parallel_measure(p, &room));
+    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, &p->memory));
+    if (p->offloaded) XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, &p->home_memory));
+    return xdi_parallel_lay_out(p, &room);
 }
 
 /* ---- values ---- */
@@ -36684,15 +36770,12 @@ static void *xdi_flat_place(const xd_weight *weight) {
 
 /* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
 static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
     const xd_interval all = { 0, weight->count };
     const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
     const bool moves = xdi_flat_moves(p, weight);
     if (!weight->value) weight->value = xdi_flat_place(weight);
-    if (!weight->ready) XD_TRY(xdi_weight_fill(weight, all, weight->value));
-    if (!moves || bytes == 0) return XD_OK;
-    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, xdi_flat_place(weight), weight->value, bytes,
-                                               XD_COPY_ON_DEVICE);
+    if (!weight->ready) XD_TRY(xdi_weight_fill(moves ? p->ctx : p->home, weight, all, weight->value));
+    return moves ? xdi_parallel_bring_home(p, xdi_flat_place(weight), weight->value, bytes) : XD_OK;
 }
 
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
@@ -36706,15 +36789,14 @@ XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
 
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
 static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t size = xd_dtype_size(weight->desc.dtype);
     xd_bucket_piece piece;
     if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
     void *to = xdi_flat_value(weight, &piece);
-    if (!weight->value || !weight->ready) return xdi_weight_fill(weight, piece.param, to);
-    return xd_ctx_kernels(p->ctx)->memory.copy(
-        &launch, to, (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
-        (size_t)(piece.param.end - piece.param.begin) * size, XD_COPY_ON_DEVICE);
+    if (!weight->value || !weight->ready) return xdi_weight_fill(p->home, weight, piece.param, to);
+    return xdi_parallel_bring_home(p, to,
+                                   (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
+                                   (size_t)(piece.param.end - piece.param.begin) * size);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
@@ -36933,16 +37015,28 @@ XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p) {
 
 /* ---- gathering ---- */
 
-static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, void *to) {
+/* This rank's part as it is sent: where that is, or, from home, at its place in what is gathered. */
+static xd_result xdi_flat_offer(const xd_parallel *p, const xdi_flat *flat, unsigned char *to,
+                                const void **out) {
+    const size_t bytes =
+        (size_t)(xd_bucket_plan_numel(flat->plan) / p->ranks) * xd_dtype_size(flat->sent_dtype);
+    unsigned char *place = to + (size_t)p->rank * bytes;
+    *out = p->offloaded ? place : flat->sent;
+    return p->offloaded ? xdi_parallel_take_out(p, place, flat->sent, bytes) : XD_OK;
+}
+
+static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *to) {
     const int n = near ? p->reshard_ranks : p->ranks;
     xd_collective c;
     memset(&c, 0, sizeof c);
     for (int r = 0; r < n; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / n;
     c.kind = XD_COLLECTIVE_ALL_GATHER;
-    c.send = near ? flat->near : flat->sent;
+    c.send = flat->near;
     c.recv = to;
     c.recv_counts = p->counts;
     c.dtype = flat->sent_dtype;
+    if (!near) XD_TRY(xdi_flat_offer(p, flat, to, &c.send));
+    if (p->ranks == 1) return XD_OK;
     return xdi_flight_start(near ? NULL : p->gathers, near ? p->near : p->data, &c, &flat->arriving);
 }
 
@@ -36956,7 +37050,7 @@ static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, 
 }
 
 static xd_result xdi_flat_arrive(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *slot) {
-    const void *sent = p->ranks > 1 ? slot + flat->slot : (const unsigned char *)flat->sent;
+    const void *sent = xdi_parallel_assembles(p) ? slot + flat->slot : (const unsigned char *)flat->sent;
     XD_TRY(xdi_flight_land(p->gathers, &flat->arriving));
     if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
     if (flat->view_dtype == flat->sent_dtype) return XD_OK;
@@ -36971,7 +37065,7 @@ static xd_result xdi_unit_depart(xd_parallel *p, struct xdi_unit *unit, xdi_unit
     slot->opened = ++p->opened;
     unit->slot = slot;
     unit->arriving = true;
-    for (int64_t i = 0; i < unit->flat_count && p->ranks > 1; i++) {
+    for (int64_t i = 0; i < unit->flat_count && xdi_parallel_assembles(p); i++) {
         xdi_flat *flat = &unit->flats[i];
         const xd_result result =
             flat->whole ? XD_OK : xdi_flat_depart(p, flat, unit->near, slot->memory + flat->slot);
@@ -37041,7 +37135,7 @@ static void *xdi_flat_shown(const xd_parallel *p, const xdi_flat *flat) {
     unsigned char *slot = flat->unit->slot ? flat->unit->slot->memory : NULL;
     if (flat->whole) return flat->shown;
     if (flat->view_dtype != flat->sent_dtype) return slot + flat->view_slot;
-    return p->ranks > 1 ? slot + flat->slot : (unsigned char *)flat->sent;
+    return xdi_parallel_assembles(p) ? slot + flat->slot : (unsigned char *)flat->sent;
 }
 
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
@@ -37053,12 +37147,24 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) 
 
 /* ---- after values have changed ---- */
 
-/* Of weights that every rank keeps: from their storage into the type that is shown. */
-static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat) {
-    for (int64_t i = 0; i < flat->count; i++) {
-        const xd_weight *w = flat->weights[i];
-        XD_TRY(xd_cast(p->ctx, xdi_weight_shown(p, w), flat->view_dtype, w->value, flat->dtype, w->count));
+/* A weight that every rank keeps: from its storage into the type that is shown, which takes place at home. */
+static xd_result xdi_weight_show_whole(const xd_parallel *p, const xd_weight *w) {
+    const xdi_flat *flat = w->flat;
+    const size_t size = xd_dtype_size(flat->view_dtype);
+    const void *value = w->value;
+    void *shown = xdi_weight_shown(p, w);
+    if (!p->offloaded) return xd_cast(p->ctx, shown, flat->view_dtype, value, flat->dtype, w->count);
+    if (flat->sent) {
+        const xd_interval place = xd_bucket_plan_param(flat->plan, w->flat_index, NULL);
+        void *copy = (unsigned char *)flat->sent + (size_t)place.begin * size;
+        XD_TRY(xd_cast(p->home, copy, flat->view_dtype, value, flat->dtype, w->count));
+        value = copy;
     }
+    return xdi_parallel_take_out(p, shown, value, (size_t)w->count * size);
+}
+
+static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat) {
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_weight_show_whole(p, flat->weights[i]));
     return XD_OK;
 }
 
@@ -37068,7 +37174,7 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
         if (flat->shown)
             XD_TRY(xdi_flat_show_whole(p, flat));
         else if (flat->sent_dtype != flat->dtype)
-            XD_TRY(xd_cast(p->ctx, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
+            XD_TRY(xd_cast(p->home, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
                            xd_bucket_plan_numel(flat->plan) / p->ranks));
     }
     return XD_OK;
@@ -37107,8 +37213,8 @@ XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_
                                "the sum of all leaves", &p->after);
 }
 
-static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
+static xd_result xdi_gradient_scale(xd_ctx *ctx, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(ctx);
     xd_scale_args args;
     memset(&args, 0, sizeof args);
     args.data = data;
@@ -37116,10 +37222,17 @@ static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t c
     args.dtype = XD_DTYPE_F32;
     args.factor = factor;
     if (factor == 1.0f || count == 0) return XD_OK;
-    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
+    return xd_ctx_kernels(ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
+
+/* Where this rank's part of a dealt leaf's sum arrives on its way home: at its own place in the leaf. */
+static float *xdi_gradient_arrival(const xd_parallel *p, const xdi_bucket *b) {
+    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
+    float *leaf = b->flat->unit->sum->memory + b->flat->place + b->buffer.begin;
+    return leaf + (parts ? p->rank * b->kept : 0);
+}
 
 /* The sum of a dealt leaf over the ranks is there: the next node of the tree over this rank's leaves. */
 static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
@@ -37127,12 +37240,14 @@ static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
     float *next = NULL;
     if (!b->sending.open || !p->dealt) return XD_OK;
     XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    if (p->offloaded)
+        XD_TRY(xdi_parallel_bring_home(p, next, xdi_gradient_arrival(p, b), (size_t)b->kept * sizeof *next));
     unit->sending--;
     if (unit->sending + unit->forming == 0) {
         unit->sum->unit = NULL;
         unit->sum = NULL;
     }
-    XD_TRY(xd_leaf_stack_next(b->stack, &next));
     return xd_leaf_stack_push(b->stack, next);
 }
 
@@ -37167,7 +37282,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
     struct xdi_unit *unit = b->flat->unit;
-    if (p->dealt && p->ranks > 1) {
+    if (p->dealt && xdi_parallel_assembles(p)) {
         XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
         if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
         unit->forming++;
@@ -37228,7 +37343,10 @@ static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_co
 static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *leaf) {
     struct xdi_unit *unit = b->flat->unit;
     float *next = NULL;
-    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    if (p->offloaded)
+        next = xdi_gradient_arrival(p, b);
+    else
+        XD_TRY(xd_leaf_stack_next(b->stack, &next));
     xd_collective c = xdi_gradient_sum(leaf, next);
     if (p->invariant) {
         c.leaves.first = p->rank;
@@ -37248,23 +37366,23 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
     const void *forest = xd_leaf_stack_forest(b->stack);
     if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
-    return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
+    return xd_reduce_leaves(p->home, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->landed ? b->landed : b->sum);
     if (p->invariant) c.leaves = p->leaves;
-    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
+    XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
 }
 
 /* The sums of all groups of replicas. */
-static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b) {
-    xd_collective c = xdi_gradient_sum(b->sum, b->sum);
+static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b, float *sum) {
+    xd_collective c = xdi_gradient_sum(sum, sum);
     if (!p->replicas) return XD_OK;
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
     c.count = b->kept;
@@ -37313,9 +37431,9 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
-        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
-        XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
-                                        : xd_leaf_stack_push(b->stack, place));
+        XD_TRY(xdi_gradient_scale(p->ctx, place, b->buffer.end - b->buffer.begin, p->before));
+        XD_TRY(p->dealt && xdi_parallel_assembles(p) ? xdi_gradient_send(p, b, place)
+                                                     : xd_leaf_stack_push(b->stack, place));
     }
     return xdi_gradient_launch(p, b);
 }
@@ -37331,14 +37449,26 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 
 /* ---- a step ends ---- */
 
+/* What follows on the sum of a group, where that is; then it is at home. */
+static xd_result xdi_gradient_complete(xd_parallel *p, const xdi_bucket *b) {
+    const size_t bytes = (size_t)b->kept * sizeof *b->sum;
+    if (!b->landed) {
+        XD_TRY(xdi_gradient_join_replicas(p, b, b->sum));
+        return xdi_gradient_scale(p->home, b->sum, b->kept, p->after);
+    }
+    if (p->dealt) XD_TRY(xdi_parallel_take_out(p, b->landed, b->sum, bytes));
+    XD_TRY(xdi_gradient_join_replicas(p, b, b->landed));
+    XD_TRY(xdi_gradient_scale(p->ctx, b->landed, b->kept, p->after));
+    return xdi_parallel_bring_home(p, b->sum, b->landed, bytes);
+}
+
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         XD_TRY(xdi_flight_land(p->reductions, &b->sending));
         if (b->blocks == 0) continue;
-        XD_TRY(xdi_gradient_join_replicas(p, b));
-        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
+        XD_TRY(xdi_gradient_complete(p, b));
     }
     return XD_OK;
 }
@@ -37363,6 +37493,41 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     p->signature = 0;
     p->opening_count = 0;
     p->reduced = false;
+}
+
+/* >>model/parallel_home.c */
+
+/* Where the parts of a rank are kept: in memory of the model's context, or of another one on the host (CPU offload). */
+
+XD_PRIVATE xd_result xdi_parallel_check_home(const xd_parallel *p) {
+    const xd_reduction mine = xd_ctx_settings(p->ctx)->reduction;
+    if (!p->offloaded) return XD_OK;
+    const xd_reduction other = xd_ctx_settings(p->home)->reduction;
+    XD_REQUIRE(p->ctx, xd_ctx_kernels(p->home)->device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+               "parts kept on the host: the context for them has a device of type %d, not %d",
+               (int)xd_ctx_kernels(p->home)->device, (int)XD_DEVICE_CPU);
+    XD_REQUIRE(p->ctx, mine == other, XD_ERROR_ARGUMENT,
+               "parts kept on the host: the context for them has reduction mode %d, the model's %d",
+               (int)other, (int)mine);
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p) {
+    return p->ranks > 1 || p->offloaded;
+}
+
+XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    if (bytes == 0) return XD_OK;
+    if (p->offloaded) return xd_read(p->ctx, to, from, bytes);
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+}
+
+XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    if (bytes == 0) return XD_OK;
+    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, to, from, bytes,
+                                               p->offloaded ? XD_COPY_TO_DEVICE : XD_COPY_ON_DEVICE);
 }
 
 /* >>model/parallel.c */
@@ -37425,11 +37590,20 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = {
-        p->sharded,    p->dealt,           p->split_optimizer,     p->reserve_frozen,      p->total,
-        p->unit_count, p->replica_count,   (int64_t)p->sent_dtype, (int64_t)p->view_dtype, p->reshard_ranks,
-        p->prefetch,   p->gathers != NULL, p->reductions != NULL
-    };
+    const int64_t facts[] = { p->sharded,
+                              p->dealt,
+                              p->split_optimizer,
+                              p->reserve_frozen,
+                              p->total,
+                              p->unit_count,
+                              p->replica_count,
+                              (int64_t)p->sent_dtype,
+                              (int64_t)p->view_dtype,
+                              p->reshard_ranks,
+                              p->prefetch,
+                              p->gathers != NULL,
+                              p->reductions != NULL,
+                              p->offloaded };
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
@@ -37470,6 +37644,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
                (long long)p->bucket_size);
     XD_TRY(xdi_parallel_check_dtypes(p));
+    XD_TRY(xdi_parallel_check_home(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
@@ -37503,6 +37678,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
 
 XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
     p->ctx = p->model->ctx;
+    if (!p->offloaded) p->home = p->ctx;
     p->rank = rank;
     p->ranks = ranks;
     p->replica = replica;
@@ -37535,6 +37711,8 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
     p->reserve_frozen = settings->reserve_frozen;
+    p->home = settings->host;
+    p->offloaded = settings->host != NULL;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -37617,6 +37795,7 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
+    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = {
         p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
@@ -37943,14 +38122,14 @@ static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *
         param->value = param->gradient = w;
         out->elements += param->count;
     }
-    return xdi_plan_optimizer(p->ctx, d, params, count, out);
+    return xdi_plan_optimizer(p->home, d, params, count, out);
 }
 
 static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
                                   xd_memory_plan *out) {
-    size_t bytes = 0;
+    xdi_room room;
     XD_TRY(xdi_parallel_lay(p, settings));
-    XD_TRY(xdi_parallel_measure(p, &bytes));
+    XD_TRY(xdi_parallel_measure(p, &room));
     out->wrapper = p->bytes;
     xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
@@ -37981,15 +38160,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 8 };
+enum { XDI_PLAN_COLUMNS = 9 };
 
-/* values, gradients, gathered, whole gradients, optimizer, averages, inputs, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
                              w->gradients,
                              w->gathered,
                              w->whole_gradients,
+                             w->host,
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
                              plan->inputs.host + plan->inputs.device };
@@ -38023,7 +38203,8 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     xd_memory_plan plan;
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
-                   "KiB of       values    gradients     gathered  whole grad.    optimizer     averages     "
+                   "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
+                   "averages     "
                    "  inputs          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
@@ -67499,7 +67680,7 @@ static bool xdi_fake_is_cut(const xd_weight *w) {
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
     for (int i = 0; cut && i < cut->topology->axis_count; i++)
         if (cut->placement[i].kind != XD_REPLICATE && cut->topology->size[i] > 1) return true;
-    return w->flat && !w->flat->whole && w->model->parallel->ranks > 1;
+    return w->flat && !w->flat->whole && xdi_parallel_assembles(w->model->parallel);
 }
 
 /* Refuses teachers that one rank cannot copy, looking at every weight. */
@@ -70368,4 +70549,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e711965547adfc4dfd0cb3691cc38998af7c0d67dfba7c2ecfe44f08fb623d6f */
+/* xdistill sha256 d81f0140ab7031126602b50521b16e03dbb07840e47625099c9f9061cdf6f58b */

@@ -345,6 +345,7 @@
 #include "model/parallel_flight.c"
 #include "model/parallel_values.c"
 #include "model/parallel_gradient.c"
+#include "model/parallel_home.c"
 #include "model/parallel.c"
 #include "model/plan.c"
 #include "model/pass.c"

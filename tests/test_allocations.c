@@ -95,6 +95,14 @@ static xd_result run_split_pairs(part *p) {
     return split(p, xd_comm_rank(p->world) / 2);
 }
 
+static xd_result run_fork(part *p) {
+    xd_comm *twin = NULL;
+    XD_TRY(xd_comm_fork(p->world, xd_comm_ctx(p->world), &twin));
+    const xd_result result = xd_barrier(twin);
+    xd_comm_destroy(twin);
+    return result;
+}
+
 static xd_result run_queue(part *p) {
     const int size = xd_comm_size(p->world), rank = xd_comm_rank(p->world);
     const xd_queue_desc d = { XD_QUEUE_WORKER, 2 };
@@ -577,6 +585,7 @@ static const call calls[] = {
     { "xd_log_softmax_backward", run_log_softmax_backward, false },
     { "xd_comm_split, alone", run_split_alone, false },
     { "xd_comm_split, pairs", run_split_pairs, false },
+    { "xd_comm_fork", run_fork, false },
     { "xd_queue_create, xd_queue_start, xd_queue_wait, xd_queue_wait_all, xd_exchange", run_queue, false },
     { "xd_vocab_create, xd_vocab_create_even", run_vocab, false },
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "

@@ -11,6 +11,7 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     const int ranks = xd_comm_size(world) / (run->groups ? run->groups : 1);
     static const char *const types[] = { "layer", "mlp" };
     wrap_rank r = { .run = (wrap_run *)argument, .world = world, .ctx = xd_comm_ctx(world) };
+    CHECK(wrap_home(&r) == XD_OK);
     const xd_ddp_desc ddp = { .leaves = run->leaves,
                               .sharded_optimizer = run->kind == WRAP_SHARDED,
                               .view_dtype = run->view };
@@ -20,7 +21,8 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
                                 .accumulate_whole = run->kind == WRAP_FSDP_WHOLE,
                                 .sent_dtype = run->sent,
                                 .view_dtype = run->view,
-                                .reshard_ranks = run->reshard };
+                                .reshard_ranks = run->reshard,
+                                .host = run->offloaded ? r.home : NULL };
     const xd_optimizer_desc optimizer = xd_adamw_defaults(NULL, 0);
     const xd_ema_desc averages[] = { xd_ema_defaults(XD_EMA_CONSTANT), xd_ema_defaults(XD_EMA_POWER) };
     const xd_memory_plan_desc d = { .ddp = run->kind <= WRAP_SHARDED ? &ddp : NULL,
@@ -64,12 +66,14 @@ XD_TEST(a_plan_says_what_the_wrapper_and_all_that_train_it_take) {
             run->kind = (wrap_kind)kind;
             run->ranks = kind == WRAP_HSDP ? 6 : 1 + variant;
             run->leaves = kind == WRAP_SHARDED && variant == 3 ? 16 : 24;
+            run->reduction = desc.reduction;
             run->groups = kind == WRAP_HSDP ? 3 : kind == WRAP_SHARDED && variant == 3 ? 2 : 0;
             run->nested = variant % 2 == 1;
             run->view = variant == 1 ? XD_DTYPE_F32 : XD_DTYPE_NONE;
             run->kept = variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
             run->sent = variant == 2 ? XD_DTYPE_F16 : XD_DTYPE_NONE;
             run->reshard = variant == 3 ? kind == WRAP_HSDP ? 1 : 2 : 0;
+            run->offloaded = kind >= WRAP_FSDP && variant % 2 == 1;
             CHECK(xd_run_threads(run->ranks, &desc, compare_with_what_is_taken, run, NULL) == XD_OK);
             free(run);
         }

@@ -971,3 +971,22 @@ XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
     *out = twin;
     return XD_OK;
 }
+
+static xd_result xdi_comm_may_fork(const xd_comm *comm, xd_ctx *ctx) {
+    XD_REQUIRE(comm->ctx, ctx, XD_ERROR_ARGUMENT, "a group of %d ranks is forked for no context",
+               comm->transport->size);
+    const xd_reduction mine = xd_ctx_settings(comm->ctx)->reduction, other = xd_ctx_settings(ctx)->reduction;
+    XD_REQUIRE(comm->ctx, mine == other, XD_ERROR_ARGUMENT,
+               "a group of reduction mode %d is forked for a context of mode %d", (int)mine, (int)other);
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    xd_comm *twin = NULL;
+    XD_TRY(xd_agree(comm, xdi_comm_may_fork(comm, ctx)));
+    XD_TRY(xdi_comm_fork(comm, ctx, &twin));
+    XD_REQUIRE(comm->ctx, twin, XD_ERROR_UNSUPPORTED, "%s cannot fork a group of %d ranks",
+               comm->transport->ops->name, comm->transport->size);
+    *out = twin;
+    return XD_OK;
+}

@@ -96,6 +96,17 @@ XD_API void xd_comm_destroy(xd_comm *comm);
  * returns an error. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
+/* The same ranks, in the same order, for another context: a group whose calls work in the memory of `ctx` and report to it. What
+ * ranks with a GPU do on the host goes over a group of a context without one: optimizers of parts that are kept there
+ * (xd_fsdp_desc.host), checkpoints of them. It shares the fate of the world and nothing else, and is destroyed before it. On MPI
+ * it is not split and not forked again.
+ *
+ *   ctx   with the allocator and the reduction mode of the group's own; outlives *out. Another one, or the same
+ *
+ * Collective over comm. Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (the
+ * transport cannot: NCCL), MEMORY, and those of xd_comm_split. */
+XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
+
 /* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
 /* Copies root's data into every rank's data; [count] elements. */

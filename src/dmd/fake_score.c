@@ -170,7 +170,7 @@ static bool xdi_fake_is_cut(const xd_weight *w) {
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
     for (int i = 0; cut && i < cut->topology->axis_count; i++)
         if (cut->placement[i].kind != XD_REPLICATE && cut->topology->size[i] > 1) return true;
-    return w->flat && !w->flat->whole && w->model->parallel->ranks > 1;
+    return w->flat && !w->flat->whole && xdi_parallel_assembles(w->model->parallel);
 }
 
 /* Refuses teachers that one rank cannot copy, looking at every weight. */

@@ -88,7 +88,7 @@ XD_PRIVATE void xdi_weight_stored_shape(const xd_weight_desc *d, int64_t shape[X
 XD_PRIVATE xd_block *xdi_block_after(const xd_block *block);
 
 /* model_init.c: the first values of the positions `range` of a weight's region, into memory of the context's device. */
-XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to);
+XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_interval range, void *to);
 
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
@@ -167,7 +167,9 @@ typedef struct xdi_bucket {
     int64_t leaf;       /* leaves formed so far */
     float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
-    float *sum;           /* [kept], once reduced */
+    float *sum;           /* [kept], once reduced; at home */
+    float
+        *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
     bool reduced;
     xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
     xdi_flight spreading; /* values that ranks have stepped in parts, to all */
@@ -185,15 +187,17 @@ typedef struct xdi_flat {
     bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
-    void *values;      /* kept: all of them or this rank's part; NULL when all weights have their own */
-    void *sent;  /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; NULL when whole */
-    void *shown; /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;  /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot; /* bytes from the begin of a gathered unit to these, as they were sent */
-    size_t view_slot;     /* and as they are shown, where that is another type */
-    xdi_flight arriving;  /* its gather */
-    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
-    xdi_bucket *buckets;  /* [bucket_count] */
+    void *values; /* kept: all of them or this rank's part; NULL when all weights have their own; at home */
+    void *
+        sent; /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole NULL, but
+                  * [numel] as shown where that is not at home and of another type */
+    void *shown;         /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;          /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;         /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;    /* and as they are shown, where that is another type */
+    xdi_flight arriving; /* its gather */
+    int64_t place;       /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets; /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
 } xdi_flat;
 
@@ -279,7 +283,9 @@ struct xd_parallel {
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
-    void *memory;
+    xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
+    bool offloaded;             /* the latter */
+    void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -309,9 +315,14 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weigh
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 
+/* Memory of a wrapper that is measured or given out: of the device, and of the host where parts are offloaded. */
+typedef struct xdi_room {
+    xd_arena device, home;
+} xdi_room;
+
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
-XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 /* parallel_flat.c: releases the model's own storage, once all values have been taken. */
@@ -329,6 +340,15 @@ XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
  * first two that do. Collective. */
 XD_PRIVATE void xdi_order_add(xd_parallel *p, const xd_block *block, xd_pass pass, bool skipped);
 XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm);
+
+/* parallel_home.c: whether this rank's parts may be kept there. */
+XD_PRIVATE xd_result xdi_parallel_check_home(const xd_parallel *p);
+/* parallel_home.c: whether open units and their gradients have memory of their own: there are parts of other ranks, or the own one
+ * is not there where blocks show it. */
+XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
+/* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
+XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
+XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);

@@ -19,7 +19,7 @@ static xd_philox xdi_weight_random(const xd_weight *weight) {
     return random;
 }
 
-XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range, void *to) {
+XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_interval range, void *to) {
     const xd_weight_desc *d = &weight->desc;
     const xd_philox random = xdi_weight_random(weight);
     int64_t inside = 1; /* rows beyond shape[0] are padding */
@@ -33,7 +33,7 @@ XD_PRIVATE xd_result xdi_weight_fill(const xd_weight *weight, xd_interval range,
     part.region = &weight->region;
     part.range = range;
     part.data = to;
-    return xdi_part_fill(weight->model->ctx, &part, &d->init, &random, inside);
+    return xdi_part_fill(ctx, &part, &d->init, &random, inside);
 }
 
 XD_API xd_result xd_model_init_weights(xd_model *model) {
@@ -42,7 +42,7 @@ XD_API xd_result xd_model_init_weights(xd_model *model) {
         xd_weight *weight = model->weights[i];
         const xd_interval all = { 0, weight->count };
         if (weight->owner != weight || weight->ready) continue;
-        XD_TRY(xdi_weight_fill(weight, all, weight->value));
+        XD_TRY(xdi_weight_fill(model->ctx, weight, all, weight->value));
         weight->ready = true;
     }
     return XD_OK;

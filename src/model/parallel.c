@@ -61,11 +61,20 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
 
 /* What all ranks must have said alike: settings and where everything lies. */
 static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = {
-        p->sharded,    p->dealt,           p->split_optimizer,     p->reserve_frozen,      p->total,
-        p->unit_count, p->replica_count,   (int64_t)p->sent_dtype, (int64_t)p->view_dtype, p->reshard_ranks,
-        p->prefetch,   p->gathers != NULL, p->reductions != NULL
-    };
+    const int64_t facts[] = { p->sharded,
+                              p->dealt,
+                              p->split_optimizer,
+                              p->reserve_frozen,
+                              p->total,
+                              p->unit_count,
+                              p->replica_count,
+                              (int64_t)p->sent_dtype,
+                              (int64_t)p->view_dtype,
+                              p->reshard_ranks,
+                              p->prefetch,
+                              p->gathers != NULL,
+                              p->reductions != NULL,
+                              p->offloaded };
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
@@ -106,6 +115,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
                (long long)p->bucket_size);
     XD_TRY(xdi_parallel_check_dtypes(p));
+    XD_TRY(xdi_parallel_check_home(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
@@ -139,6 +149,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
 
 XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
     p->ctx = p->model->ctx;
+    if (!p->offloaded) p->home = p->ctx;
     p->rank = rank;
     p->ranks = ranks;
     p->replica = replica;
@@ -171,6 +182,8 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
     p->reserve_frozen = settings->reserve_frozen;
+    p->home = settings->host;
+    p->offloaded = settings->host != NULL;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -253,6 +266,7 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
+    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = {
         p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts

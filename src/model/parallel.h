@@ -99,6 +99,12 @@ typedef struct xd_fsdp_desc {
     int prefetch; /* 0 -> none */
     xd_gradient_divisors divide;
     bool reserve_frozen; /* as in xd_ddp_desc */
+    /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
+     * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
+     * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
+     * xd_parallel_publish, and what is written into their views is not kept. Norms and checkpoints take this context and a group
+     * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
+    xd_ctx *host;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -123,7 +129,8 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
- * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
+ * of another reduction mode), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
@@ -180,7 +187,7 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device. Their sum is one block, taken when the
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, taken when the
  * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t
@@ -189,6 +196,8 @@ typedef struct xd_parallel_bytes {
     size_t
         gathered; /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
+    size_t
+        host; /* parts of values and gradients in memory of xd_fsdp_desc.host, in a block of their own; not counted above */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
 

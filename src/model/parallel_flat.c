@@ -117,18 +117,24 @@ static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size
     return arena->base ? arena->base + offset : NULL;
 }
 
+/* Of what this rank keeps, with those parts that may be offloaded. */
+static void *xdi_parallel_keep(xd_parallel *p, xdi_room *room, int64_t count, size_t size, size_t *bytes) {
+    return p->offloaded ? xdi_parallel_take(&room->home, count, size, &p->bytes.host)
+                        : xdi_parallel_take(&room->device, count, size, bytes);
+}
+
 /* What a unit takes while it is open: values as they are sent and, where they differ, as they are shown; whole gradients. */
 static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
         const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
-        if (!flat->whole && p->ranks > 1)
+        if (!flat->whole && xdi_parallel_assembles(p))
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && p->ranks > 1) unit->gradient_count += (int64_t)numel;
+        if (flat->trained && p->dealt && xdi_parallel_assembles(p)) unit->gradient_count += (int64_t)numel;
     }
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
@@ -149,51 +155,67 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
     return leaves;
 }
 
-/* Whether the sum takes the place of the first node: it has its size, and other nodes are added here. */
+/* Whether the sum takes the place of the first node: it has its size and is at home, and other nodes are added here. */
 static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
     const bool one = p->ranks == 1 || xd_leaves_nodes(leaves.first, leaves.count) == 1;
-    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one);
+    return p->dealt || (xdi_flat_shards(p, flat) == 1 && one && !p->offloaded);
 }
 
-static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xd_arena *arena) {
+static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
+    const bool in_place = xdi_bucket_sums_in_place(p, flat);
+    size_t *bytes = &p->bytes.gradients;
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = xdi_bucket_leaves(p);
     d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
     d.memory_bytes = xd_leaf_stack_bytes(&d);
-    d.memory = xdi_parallel_take(arena, (int64_t)d.memory_bytes, 1, &p->bytes.gradients);
-    b->sum = (float *)d.memory;
-    if (!xdi_bucket_sums_in_place(p, flat))
-        b->sum = (float *)xdi_parallel_take(arena, b->kept, sizeof(float), &p->bytes.gradients);
-    return arena->base ? xd_leaf_stack_create_in(p->ctx, &d, &b->stack) : XD_OK;
+    d.memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d.memory_bytes, 1, bytes)
+                        : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
+    b->sum =
+        in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
+    if (p->offloaded && (p->replica_count > 1 || !p->dealt))
+        b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
+    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
 }
 
 /* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
-static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xd_arena *arena) {
+static void xdi_flat_take_whole(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
+    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    const size_t size = xd_dtype_size(flat->view_dtype);
+    if (p->offloaded || flat->view_dtype != flat->dtype)
+        flat->shown = xdi_parallel_take(&room->device, numel, size, &p->bytes.values);
+    if (p->offloaded && flat->view_dtype != flat->dtype)
+        flat->sent = xdi_parallel_keep(p, room, numel, size, &p->bytes.values);
+}
+
+static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
     const int64_t kept = xdi_flat_kept(p, flat), numel = xd_bucket_plan_numel(flat->plan);
     const size_t sent = xd_dtype_size(flat->sent_dtype);
     if (xdi_flat_keeps(p, flat)) {
         flat->kept_bytes = (size_t)kept * xd_dtype_size(flat->dtype);
-        flat->values = xdi_parallel_take(arena, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+        flat->values = xdi_parallel_keep(p, room, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
     }
-    if (flat->whole && flat->view_dtype != flat->dtype)
-        flat->shown = xdi_parallel_take(arena, numel, xd_dtype_size(flat->view_dtype), &p->bytes.values);
-    if (flat->whole) return;
+    if (flat->whole) {
+        xdi_flat_take_whole(p, flat, room);
+        return;
+    }
     flat->sent = flat->values;
-    if (flat->sent_dtype != flat->dtype) flat->sent = xdi_parallel_take(arena, kept, sent, &p->bytes.values);
+    if (flat->sent_dtype != flat->dtype)
+        flat->sent = xdi_parallel_keep(p, room, kept, sent, &p->bytes.values);
     if (xdi_parallel_has_near(p))
-        flat->near = xdi_parallel_take(arena, numel / p->reshard_ranks, sent, &p->bytes.gathered);
+        flat->near = xdi_parallel_take(&room->device, numel / p->reshard_ranks, sent, &p->bytes.gathered);
 }
 
 /* Lays everything out; with memory behind the arena also gives it out. */
-static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
+static xd_result xdi_parallel_lay_out(xd_parallel *p, xdi_room *room) {
+    xd_arena *arena = &room->device;
     memset(&p->bytes, 0, sizeof p->bytes);
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat *flat = &p->flats[i];
-        xdi_flat_take(p, flat, arena);
+        xdi_flat_take(p, flat, room);
         for (int64_t b = 0; b < flat->bucket_count; b++)
-            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], arena));
+            XD_TRY(xdi_bucket_take(p, flat, &flat->buckets[b], room));
     }
     for (int64_t i = 0; i < p->slot_count; i++)
         p->slots[i].memory =
@@ -204,25 +226,30 @@ static xd_result xdi_parallel_lay_out(xd_parallel *p, xd_arena *arena) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, size_t *bytes) {
-    xd_arena arena = xd_arena_over(NULL, 0);
+XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
+    room->device = room->home = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < p->unit_count; i++) xdi_unit_measure(p, &p->units[i]);
-    XD_TRY(xdi_parallel_lay_out(p, &arena));
-    *bytes = arena.peak > 0 ? arena.peak : (size_t)XD_ARENA_ALIGNMENT;
-    return XD_OK;
+    return xdi_parallel_lay_out(p, room);
+}
+
+/* Zeroed memory for what was measured: what is between weights stays 0. The arena is over it then. */
+static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t bytes = arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
+    *out = memory->allocate(ctx, bytes);
+    XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
+               (unsigned long long)bytes);
+    *arena = xd_arena_over(*out, bytes);
+    return memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
-    const xd_device_ops *memory = &xd_ctx_kernels(p->ctx)->memory;
-    const xd_launch launch = xd_ctx_launch(p->ctx);
-    size_t bytes = 0;
-    XD_TRY(xdi_parallel_measure(p, &bytes));
-    p->memory = memory->allocate(p->ctx, bytes);
-    XD_REQUIRE(p->ctx, p->memory, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
-               (unsigned long long)bytes);
-    XD_TRY(memory->fill(&launch, p->memory, 0, bytes)); /* what is between weights stays 0 */
-    xd_arena arena = xd_arena_over(p->memory, bytes);
-    return xdi_parallel_lay_out(p, &arena);
+    xdi_room room;
+    XD_TRY(xdi_parallel_measure(p, &room));
+    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, &p->memory));
+    if (p->offloaded) XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, &p->home_memory));
+    return xdi_parallel_lay_out(p, &room);
 }
 
 /* ---- values ---- */
@@ -247,15 +274,12 @@ static void *xdi_flat_place(const xd_weight *weight) {
 
 /* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
 static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
     const xd_interval all = { 0, weight->count };
     const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
     const bool moves = xdi_flat_moves(p, weight);
     if (!weight->value) weight->value = xdi_flat_place(weight);
-    if (!weight->ready) XD_TRY(xdi_weight_fill(weight, all, weight->value));
-    if (!moves || bytes == 0) return XD_OK;
-    return xd_ctx_kernels(p->ctx)->memory.copy(&launch, xdi_flat_place(weight), weight->value, bytes,
-                                               XD_COPY_ON_DEVICE);
+    if (!weight->ready) XD_TRY(xdi_weight_fill(moves ? p->ctx : p->home, weight, all, weight->value));
+    return moves ? xdi_parallel_bring_home(p, xdi_flat_place(weight), weight->value, bytes) : XD_OK;
 }
 
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
@@ -269,15 +293,14 @@ XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
 
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
 static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t size = xd_dtype_size(weight->desc.dtype);
     xd_bucket_piece piece;
     if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
     void *to = xdi_flat_value(weight, &piece);
-    if (!weight->value || !weight->ready) return xdi_weight_fill(weight, piece.param, to);
-    return xd_ctx_kernels(p->ctx)->memory.copy(
-        &launch, to, (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
-        (size_t)(piece.param.end - piece.param.begin) * size, XD_COPY_ON_DEVICE);
+    if (!weight->value || !weight->ready) return xdi_weight_fill(p->home, weight, piece.param, to);
+    return xdi_parallel_bring_home(p, to,
+                                   (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
+                                   (size_t)(piece.param.end - piece.param.begin) * size);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {

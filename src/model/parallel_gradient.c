@@ -33,8 +33,8 @@ XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_
                                "the sum of all leaves", &p->after);
 }
 
-static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t count, float factor) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
+static xd_result xdi_gradient_scale(xd_ctx *ctx, float *data, int64_t count, float factor) {
+    const xd_launch launch = xd_ctx_launch(ctx);
     xd_scale_args args;
     memset(&args, 0, sizeof args);
     args.data = data;
@@ -42,10 +42,17 @@ static xd_result xdi_gradient_scale(const xd_parallel *p, float *data, int64_t c
     args.dtype = XD_DTYPE_F32;
     args.factor = factor;
     if (factor == 1.0f || count == 0) return XD_OK;
-    return xd_ctx_kernels(p->ctx)->optimizer.scale(&launch, &args);
+    return xd_ctx_kernels(ctx)->optimizer.scale(&launch, &args);
 }
 
 /* ---- a leaf begins ---- */
+
+/* Where this rank's part of a dealt leaf's sum arrives on its way home: at its own place in the leaf. */
+static float *xdi_gradient_arrival(const xd_parallel *p, const xdi_bucket *b) {
+    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
+    float *leaf = b->flat->unit->sum->memory + b->flat->place + b->buffer.begin;
+    return leaf + (parts ? p->rank * b->kept : 0);
+}
 
 /* The sum of a dealt leaf over the ranks is there: the next node of the tree over this rank's leaves. */
 static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
@@ -53,12 +60,14 @@ static xd_result xdi_gradient_land(xd_parallel *p, xdi_bucket *b) {
     float *next = NULL;
     if (!b->sending.open || !p->dealt) return XD_OK;
     XD_TRY(xdi_flight_land(p->reductions, &b->sending));
+    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    if (p->offloaded)
+        XD_TRY(xdi_parallel_bring_home(p, next, xdi_gradient_arrival(p, b), (size_t)b->kept * sizeof *next));
     unit->sending--;
     if (unit->sending + unit->forming == 0) {
         unit->sum->unit = NULL;
         unit->sum = NULL;
     }
-    XD_TRY(xd_leaf_stack_next(b->stack, &next));
     return xd_leaf_stack_push(b->stack, next);
 }
 
@@ -93,7 +102,7 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
     struct xdi_unit *unit = b->flat->unit;
-    if (p->dealt && p->ranks > 1) {
+    if (p->dealt && xdi_parallel_assembles(p)) {
         XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
         if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
         unit->forming++;
@@ -154,7 +163,10 @@ static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_co
 static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *leaf) {
     struct xdi_unit *unit = b->flat->unit;
     float *next = NULL;
-    XD_TRY(xd_leaf_stack_next(b->stack, &next));
+    if (p->offloaded)
+        next = xdi_gradient_arrival(p, b);
+    else
+        XD_TRY(xd_leaf_stack_next(b->stack, &next));
     xd_collective c = xdi_gradient_sum(leaf, next);
     if (p->invariant) {
         c.leaves.first = p->rank;
@@ -174,23 +186,23 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
     const void *forest = xd_leaf_stack_forest(b->stack);
     if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
-    return xd_reduce_leaves(p->ctx, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
+    return xd_reduce_leaves(p->home, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
 
 /* The sum over all leaves of this group of ranks, once; on a queue it has only begun. */
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->sum);
+    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->landed ? b->landed : b->sum);
     if (p->invariant) c.leaves = p->leaves;
-    XD_TRY(p->dealt || p->ranks == 1 ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
+    XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
 }
 
 /* The sums of all groups of replicas. */
-static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b) {
-    xd_collective c = xdi_gradient_sum(b->sum, b->sum);
+static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b, float *sum) {
+    xd_collective c = xdi_gradient_sum(sum, sum);
     if (!p->replicas) return XD_OK;
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
     c.count = b->kept;
@@ -239,9 +251,9 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
     b->done = 0;
     if (xdi_parallel_owns(p, leaf) && !waits) {
         b->place = NULL;
-        XD_TRY(xdi_gradient_scale(p, place, b->buffer.end - b->buffer.begin, p->before));
-        XD_TRY(p->dealt && p->ranks > 1 ? xdi_gradient_send(p, b, place)
-                                        : xd_leaf_stack_push(b->stack, place));
+        XD_TRY(xdi_gradient_scale(p->ctx, place, b->buffer.end - b->buffer.begin, p->before));
+        XD_TRY(p->dealt && xdi_parallel_assembles(p) ? xdi_gradient_send(p, b, place)
+                                                     : xd_leaf_stack_push(b->stack, place));
     }
     return xdi_gradient_launch(p, b);
 }
@@ -257,14 +269,26 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
 
 /* ---- a step ends ---- */
 
+/* What follows on the sum of a group, where that is; then it is at home. */
+static xd_result xdi_gradient_complete(xd_parallel *p, const xdi_bucket *b) {
+    const size_t bytes = (size_t)b->kept * sizeof *b->sum;
+    if (!b->landed) {
+        XD_TRY(xdi_gradient_join_replicas(p, b, b->sum));
+        return xdi_gradient_scale(p->home, b->sum, b->kept, p->after);
+    }
+    if (p->dealt) XD_TRY(xdi_parallel_take_out(p, b->landed, b->sum, bytes));
+    XD_TRY(xdi_gradient_join_replicas(p, b, b->landed));
+    XD_TRY(xdi_gradient_scale(p->ctx, b->landed, b->kept, p->after));
+    return xdi_parallel_bring_home(p, b->sum, b->landed, bytes);
+}
+
 XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) XD_TRY(xdi_gradient_join(p, &p->buckets[i]));
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         XD_TRY(xdi_flight_land(p->reductions, &b->sending));
         if (b->blocks == 0) continue;
-        XD_TRY(xdi_gradient_join_replicas(p, b));
-        XD_TRY(xdi_gradient_scale(p, b->sum, b->kept, p->after));
+        XD_TRY(xdi_gradient_complete(p, b));
     }
     return XD_OK;
 }

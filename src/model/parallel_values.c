@@ -68,16 +68,28 @@ XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p) {
 
 /* ---- gathering ---- */
 
-static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, void *to) {
+/* This rank's part as it is sent: where that is, or, from home, at its place in what is gathered. */
+static xd_result xdi_flat_offer(const xd_parallel *p, const xdi_flat *flat, unsigned char *to,
+                                const void **out) {
+    const size_t bytes =
+        (size_t)(xd_bucket_plan_numel(flat->plan) / p->ranks) * xd_dtype_size(flat->sent_dtype);
+    unsigned char *place = to + (size_t)p->rank * bytes;
+    *out = p->offloaded ? place : flat->sent;
+    return p->offloaded ? xdi_parallel_take_out(p, place, flat->sent, bytes) : XD_OK;
+}
+
+static xd_result xdi_flat_depart(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *to) {
     const int n = near ? p->reshard_ranks : p->ranks;
     xd_collective c;
     memset(&c, 0, sizeof c);
     for (int r = 0; r < n; r++) p->counts[r] = xd_bucket_plan_numel(flat->plan) / n;
     c.kind = XD_COLLECTIVE_ALL_GATHER;
-    c.send = near ? flat->near : flat->sent;
+    c.send = flat->near;
     c.recv = to;
     c.recv_counts = p->counts;
     c.dtype = flat->sent_dtype;
+    if (!near) XD_TRY(xdi_flat_offer(p, flat, to, &c.send));
+    if (p->ranks == 1) return XD_OK;
     return xdi_flight_start(near ? NULL : p->gathers, near ? p->near : p->data, &c, &flat->arriving);
 }
 
@@ -91,7 +103,7 @@ static xd_result xdi_flat_keep_near(const xd_parallel *p, const xdi_flat *flat, 
 }
 
 static xd_result xdi_flat_arrive(const xd_parallel *p, xdi_flat *flat, bool near, unsigned char *slot) {
-    const void *sent = p->ranks > 1 ? slot + flat->slot : (const unsigned char *)flat->sent;
+    const void *sent = xdi_parallel_assembles(p) ? slot + flat->slot : (const unsigned char *)flat->sent;
     XD_TRY(xdi_flight_land(p->gathers, &flat->arriving));
     if (p->near && !near) XD_TRY(xdi_flat_keep_near(p, flat, slot + flat->slot));
     if (flat->view_dtype == flat->sent_dtype) return XD_OK;
@@ -106,7 +118,7 @@ static xd_result xdi_unit_depart(xd_parallel *p, struct xdi_unit *unit, xdi_unit
     slot->opened = ++p->opened;
     unit->slot = slot;
     unit->arriving = true;
-    for (int64_t i = 0; i < unit->flat_count && p->ranks > 1; i++) {
+    for (int64_t i = 0; i < unit->flat_count && xdi_parallel_assembles(p); i++) {
         xdi_flat *flat = &unit->flats[i];
         const xd_result result =
             flat->whole ? XD_OK : xdi_flat_depart(p, flat, unit->near, slot->memory + flat->slot);
@@ -176,7 +188,7 @@ static void *xdi_flat_shown(const xd_parallel *p, const xdi_flat *flat) {
     unsigned char *slot = flat->unit->slot ? flat->unit->slot->memory : NULL;
     if (flat->whole) return flat->shown;
     if (flat->view_dtype != flat->sent_dtype) return slot + flat->view_slot;
-    return p->ranks > 1 ? slot + flat->slot : (unsigned char *)flat->sent;
+    return xdi_parallel_assembles(p) ? slot + flat->slot : (unsigned char *)flat->sent;
 }
 
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
@@ -188,12 +200,24 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) 
 
 /* ---- after values have changed ---- */
 
-/* Of weights that every rank keeps: from their storage into the type that is shown. */
-static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat) {
-    for (int64_t i = 0; i < flat->count; i++) {
-        const xd_weight *w = flat->weights[i];
-        XD_TRY(xd_cast(p->ctx, xdi_weight_shown(p, w), flat->view_dtype, w->value, flat->dtype, w->count));
+/* A weight that every rank keeps: from its storage into the type that is shown, which takes place at home. */
+static xd_result xdi_weight_show_whole(const xd_parallel *p, const xd_weight *w) {
+    const xdi_flat *flat = w->flat;
+    const size_t size = xd_dtype_size(flat->view_dtype);
+    const void *value = w->value;
+    void *shown = xdi_weight_shown(p, w);
+    if (!p->offloaded) return xd_cast(p->ctx, shown, flat->view_dtype, value, flat->dtype, w->count);
+    if (flat->sent) {
+        const xd_interval place = xd_bucket_plan_param(flat->plan, w->flat_index, NULL);
+        void *copy = (unsigned char *)flat->sent + (size_t)place.begin * size;
+        XD_TRY(xd_cast(p->home, copy, flat->view_dtype, value, flat->dtype, w->count));
+        value = copy;
     }
+    return xdi_parallel_take_out(p, shown, value, (size_t)w->count * size);
+}
+
+static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat) {
+    for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_weight_show_whole(p, flat->weights[i]));
     return XD_OK;
 }
 
@@ -203,7 +227,7 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
         if (flat->shown)
             XD_TRY(xdi_flat_show_whole(p, flat));
         else if (flat->sent_dtype != flat->dtype)
-            XD_TRY(xd_cast(p->ctx, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
+            XD_TRY(xd_cast(p->home, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
                            xd_bucket_plan_numel(flat->plan) / p->ranks));
     }
     return XD_OK;

@@ -62,14 +62,14 @@ static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *
         param->value = param->gradient = w;
         out->elements += param->count;
     }
-    return xdi_plan_optimizer(p->ctx, d, params, count, out);
+    return xdi_plan_optimizer(p->home, d, params, count, out);
 }
 
 static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
                                   xd_memory_plan *out) {
-    size_t bytes = 0;
+    xdi_room room;
     XD_TRY(xdi_parallel_lay(p, settings));
-    XD_TRY(xdi_parallel_measure(p, &bytes));
+    XD_TRY(xdi_parallel_measure(p, &room));
     out->wrapper = p->bytes;
     xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
@@ -100,15 +100,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 8 };
+enum { XDI_PLAN_COLUMNS = 9 };
 
-/* values, gradients, gathered, whole gradients, optimizer, averages, inputs, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
                              w->gradients,
                              w->gathered,
                              w->whole_gradients,
+                             w->host,
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
                              plan->inputs.host + plan->inputs.device };
@@ -142,7 +143,8 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     xd_memory_plan plan;
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
-                   "KiB of       values    gradients     gathered  whole grad.    optimizer     averages     "
+                   "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
+                   "averages     "
                    "  inputs          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));

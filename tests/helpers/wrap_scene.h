@@ -31,6 +31,7 @@ typedef struct wrap_run {
     int reshard;
     int queues; /* 1 inline, 2 workers, 0 none */
     int prefetch;
+    bool offloaded; /* FSDP: parts, optimizer and averages in another context */
     xd_gradient_divisors divide;
     wrap_thaw thaws[4];
     int steps; /* 0 -> WRAP_STEPS */
@@ -95,6 +96,8 @@ typedef struct wrap_rank {
     wrap_run *run;
     xd_ctx *ctx;
     xd_comm *world, *data, *replicas;
+    xd_ctx *home; /* of parts, and the world for it: the rank's own but where parts are offloaded */
+    xd_comm *over;
     xd_model *model;
     xd_parallel *parallel;
     xd_queue *gathers, *reductions;
@@ -139,7 +142,8 @@ static xd_result wrap_create(wrap_rank *r) {
                              .reductions = r->reductions,
                              .prefetch = run->prefetch,
                              .reserve_frozen = run->thaws[0].name,
-                             .divide = run->divide };
+                             .divide = run->divide,
+                             .host = run->offloaded ? r->home : NULL };
     return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
 }
 
@@ -150,6 +154,17 @@ static void wrap_close(wrap_rank *r) {
     xd_model_destroy(r->model);
     if (r->replicas) xd_comm_destroy(r->replicas);
     if (r->data != r->world) xd_comm_destroy(r->data);
+    if (r->over != r->world) xd_comm_destroy(r->over);
+    if (r->home != r->ctx) xd_ctx_destroy(r->home);
+}
+
+static xd_result wrap_home(wrap_rank *r) {
+    const xd_ctx_desc desc = { .reduction = r->run->reduction, .timeout_seconds = 20 };
+    r->home = r->ctx;
+    r->over = r->world;
+    if (!r->run->offloaded) return XD_OK;
+    XD_TRY(xd_ctx_create(&desc, &r->home));
+    return xd_comm_fork(r->world, r->home, &r->over);
 }
 
 static xd_result wrap_groups(wrap_rank *r) {

@@ -125,9 +125,9 @@ static xd_result wrap_update(wrap_rank *r, const xd_param *params, int64_t count
     bool skipped = false;
     xd_gradient_norm norm;
     memset(&r->found, 0, sizeof r->found);
-    XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
-    if (xd_gradient_norm_check(r->ctx, r->world, &clip, &norm) != XD_OK)
-        memcpy(r->run->findings[rank], xd_last_error(r->ctx)->message, sizeof r->run->findings[rank] - 1);
+    XD_TRY(xd_gradient_norm_compute(r->home, r->over, &clip, &norm));
+    if (xd_gradient_norm_check(r->home, r->over, &clip, &norm) != XD_OK)
+        memcpy(r->run->findings[rank], xd_last_error(r->home)->message, sizeof r->run->findings[rank] - 1);
     const xd_optimizer_step_desc modifiers = {
         .gradient_scale = &norm.coefficient, .status = &r->found, .averages = &ema, .average_count = 1
     };
@@ -193,8 +193,8 @@ static xd_result wrap_train(wrap_rank *r) {
     xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     average.decay = 0.9;
     average.init_from_current = true;
-    CHECK(xd_optimizer_create(r->ctx, &d, &optimizer) == XD_OK);
-    CHECK(xd_ema_create(r->ctx, params, count, &average, &ema) == XD_OK);
+    CHECK(xd_optimizer_create(r->home, &d, &optimizer) == XD_OK);
+    CHECK(xd_ema_create(r->home, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
     const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
     for (int step = 0; step < steps && result == XD_OK; step++) {
@@ -221,7 +221,8 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     for (int i = 0; i < 4 && r.run->thaws[i].name; i++)
         CHECK(xd_weight_freeze(xd_model_find_weight(r.model, r.run->thaws[i].name)) == XD_OK);
     CHECK(xd_model_seal(r.model) == XD_OK);
-    xd_result result = wrap_groups(&r);
+    xd_result result = wrap_home(&r);
+    if (result == XD_OK) result = wrap_groups(&r);
     if (result == XD_OK) result = wrap_create(&r);
     if (result == XD_OK) result = wrap_train(&r);
     wrap_close(&r);

@@ -29,6 +29,7 @@ enum {
     OWN,
     RESHARD,
     QUEUES,
+    OFFLOAD,
     RANKS2,
     GROUPS2,
     WRAP2,
@@ -36,6 +37,7 @@ enum {
     OWN2,
     RESHARD2,
     QUEUES2,
+    OFFLOAD2,
     STOP,
     STEPS,
     LEAVES,
@@ -70,6 +72,7 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "own", 0, 2 },
                                             { "reshard", 0, 2 },
                                             { "queues", 0, 2 },
+                                            { "offload", 0, 1 },
                                             { "ranks2", 1, 8 },
                                             { "groups2", 1, 4 },
                                             { "wrap2", 0, WRAP_COUNT - 1 },
@@ -77,6 +80,7 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "own2", 0, 2 },
                                             { "reshard2", 0, 2 },
                                             { "queues2", 0, 2 },
+                                            { "offload2", 0, 1 },
                                             { "stop", 0, 3 },
                                             { "steps", 1, COMPOSE_STEPS },
                                             { "leaves", 1, 12 },
@@ -112,8 +116,9 @@ static void settle_layout(int *f, int begin) {
     if (at[WRAP] != WRAP_HSDP && at[WRAP] != WRAP_SHARDED) at[GROUPS] = 1;
     while (at[RANKS] % at[GROUPS] || leaves % at[GROUPS]) --at[GROUPS];
     const int each = leaves / at[GROUPS];
-    if (at[GROUPS] > 1 && (each & (each - 1))) at[GROUPS] = 1; /* a group's leaves must be a node of the tree */
-    if (at[WRAP] <= WRAP_SHARDED) at[RESHARD] = 0;
+    if (at[GROUPS] > 1 && (each & (each - 1)))
+        at[GROUPS] = 1; /* a group's leaves must be a node of the tree */
+    if (at[WRAP] <= WRAP_SHARDED) at[RESHARD] = at[OFFLOAD] = 0;
     if (at[RANKS] / at[GROUPS] % 2 && at[RESHARD] == 2) at[RESHARD] = 1;
 }
 
@@ -122,15 +127,16 @@ static void settle(int *f) {
     if (f[SOFT] == 1) f[SMOOTHING] = 0;
     settle_layout(f, RANKS);
     settle_layout(f, RANKS2);
-    for (int i = RANKS2;i <= QUEUES2 && !f[STOP]; i++) f[i] = features[i].least;
-    if (f[OWN] == 2 || f[OWN2] == 2) f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
+    for (int i = RANKS2; i <= OFFLOAD2 && !f[STOP]; i++) f[i] = features[i].least;
+    if (f[OWN] == 2 || f[OWN2] == 2)
+        f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
     if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
 
 static compose_layout layout_of(const int *f, int ranks) {
     const int shift = ranks - RANKS;
-    const compose_layout l = { f[ranks],       f[GROUPS + shift],  f[WRAP + shift],  f[NESTED + shift],
-                               f[OWN + shift], f[RESHARD + shift], f[QUEUES + shift] };
+    const compose_layout l = { f[ranks],       f[GROUPS + shift],  f[WRAP + shift],   f[NESTED + shift],
+                               f[OWN + shift], f[RESHARD + shift], f[QUEUES + shift], f[OFFLOAD + shift] };
     return l;
 }
 

@@ -21,6 +21,8 @@ typedef struct rank {
     const job *job;
     xd_ctx *ctx;
     xd_comm *world, *data, *replicas;
+    xd_ctx *home; /* of this rank's parts, and the world for it */
+    xd_comm *over;
     toy toy;
     float *storage, *gradients; /* the caller's */
     xd_parallel *parallel;
@@ -50,9 +52,21 @@ static xd_result make_groups(rank *r) {
     return xd_comm_split(r->world, me % each, me, &r->replicas);
 }
 
+static xd_result make_home(rank *r) {
+    xd_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    d.reduction = XD_REDUCTION_INVARIANT;
+    d.timeout_seconds = 20;
+    r->home = r->ctx;
+    r->over = r->world;
+    if (!r->job->layout->offload) return XD_OK;
+    XD_TRY(xd_ctx_create(&d, &r->home));
+    return xd_comm_fork(r->world, r->home, &r->over);
+}
+
 static xd_result make_queues(rank *r) {
     const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
-                               .capacity = 64 };
+                              .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
@@ -60,13 +74,16 @@ static xd_result make_queues(rank *r) {
 
 static xd_result make_wrapper(rank *r) {
     static const char *const types[] = { "layer", "mlp" };
-    static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 }, { true, 0.0, 0.0 }, { false, 4.0, 0.3 } };
+    static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 },
+                                                     { true, 0.0, 0.0 },
+                                                     { false, 4.0, 0.3 } };
     const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
     if (l->wrap <= WRAP_SHARDED) {
-        const xd_ddp_desc d = { .leaves = leaves, .sharded_optimizer = l->wrap == WRAP_SHARDED,
-.view_dtype = XD_DTYPE_F32,
+        const xd_ddp_desc d = { .leaves = leaves,
+                                .sharded_optimizer = l->wrap == WRAP_SHARDED,
+                                .view_dtype = XD_DTYPE_F32,
                                 .gathers = r->gathers,
                                 .reductions = r->reductions,
                                 .bucket_size = 40,
@@ -82,12 +99,13 @@ static xd_result make_wrapper(rank *r) {
                              .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
                              .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
                              .view_dtype = XD_DTYPE_F32,
-.reshard_ranks = l->reshard,
+                             .reshard_ranks = l->reshard,
                              .gathers = r->gathers,
                              .reductions = r->reductions,
                              .prefetch = l->queues,
                              .divide = divisors[r->job->config->divide],
-                             .reserve_frozen = thaws };
+                             .reserve_frozen = thaws,
+                             .host = l->offload ? r->home : NULL };
     return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
 }
 
@@ -140,12 +158,12 @@ static xd_result make_state(rank *r) {
     d.learning_rate = 0.02;
     d.reserve_frozen = c->thaw > 0;
     if (c->optimizer == 2) d.momentum = 0.9;
-    XD_TRY(xd_optimizer_create(r->ctx, &d, &r->optimizer));
+    XD_TRY(xd_optimizer_create(r->home, &d, &r->optimizer));
     for (int i = 0; i < c->averages; i++) {
         xd_ema_desc e = xd_ema_defaults(i ? XD_EMA_POWER : XD_EMA_CONSTANT);
         e.decay = 0.75;
         e.init_from_current = i == 0;
-        XD_TRY(xd_ema_create(r->ctx, r->params, r->count, &e, &r->averages[i]));
+        XD_TRY(xd_ema_create(r->home, r->params, r->count, &e, &r->averages[i]));
     }
     return XD_OK;
 }
@@ -249,7 +267,7 @@ static xd_result update(rank *r, int step) {
     clip.params = r->params;
     clip.param_count = r->count;
     clip.max_norm = r->job->config->clip ? 0.05 : 0.0;
-    XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
+    XD_TRY(xd_gradient_norm_compute(r->home, r->over, &clip, &norm));
     d.gradient_scale = &norm.coefficient;
     d.averages = r->averages;
     d.average_count = r->job->config->averages;
@@ -299,7 +317,7 @@ static xd_result save(const rank *r) {
     d.networks = &n;
     d.network_count = 1;
     d.overwrite = true;
-    return xd_checkpoint_save(r->world, &d);
+    return xd_checkpoint_save(r->over, &d);
 }
 
 static xd_result load(rank *r) {
@@ -311,7 +329,7 @@ static xd_result load(rank *r) {
     d.step = r->job->begin;
     d.networks = &n;
     d.network_count = 1;
-    XD_TRY(xd_checkpoint_load(r->world, &d, NULL, NULL));
+    XD_TRY(xd_checkpoint_load(r->over, &d, NULL, NULL));
     return xd_parallel_publish(r->parallel);
 }
 
@@ -328,7 +346,7 @@ static xd_result keep(const rank *r) {
         for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
         at += numel;
         if (p->replica || bytes == 0) continue;
-        XD_TRY(xd_cast(r->ctx, out->values + to, XD_DTYPE_F32, state.master ? state.master : p->data,
+        XD_TRY(xd_cast(r->home, out->values + to, XD_DTYPE_F32, state.master ? state.master : p->data,
                        state.master ? XD_DTYPE_F32 : p->dtype, p->range.end - p->range.begin));
         if (state.exp_avg) memcpy(out->first + to, state.exp_avg, (size_t)bytes);
         if (state.exp_avg_sq) memcpy(out->second + to, state.exp_avg_sq, (size_t)bytes);
@@ -341,13 +359,15 @@ static xd_result keep(const rank *r) {
 
 static xd_result run_rank_steps(rank *r) {
     const job *j = r->job;
+    XD_TRY(make_home(r));
     XD_TRY(make_groups(r));
     XD_TRY(make_model(r));
     XD_TRY(make_queues(r));
     XD_TRY(make_wrapper(r));
     XD_TRY(make_buffers(r));
     XD_TRY(make_state(r));
-    if (j->config->thaw > 0 && j->config->thaw <= j->begin) XD_TRY(thaw(r)); /* what is loaded has states of it */
+    if (j->config->thaw > 0 && j->config->thaw <= j->begin)
+        XD_TRY(thaw(r)); /* what is loaded has states of it */
     if (j->begin > 0) XD_TRY(load(r));
     for (int step = j->begin; step < j->end; step++) XD_TRY(train_step(r, step));
     return j->last ? keep(r) : save(r);
@@ -368,6 +388,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_vocab_destroy(r->vocab);
     if (r->replicas) xd_comm_destroy(r->replicas);
     if (r->data != world) xd_comm_destroy(r->data);
+    if (r->over != world) xd_comm_destroy(r->over);
+    if (r->home != r->ctx) xd_ctx_destroy(r->home);
     free(r->storage);
     free(r->gradients);
     free(r->kept);

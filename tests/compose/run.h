@@ -17,10 +17,11 @@ typedef enum compose_wrap {
 typedef struct compose_layout {
     int ranks, groups; /* groups of HSDP, or of ranks that share an optimizer under DDP */
     int wrap;
-    int nested; /* units inside units */
-    int own;    /* DDP: storage of the caller's; 2: leaves without brackets too */
+    int nested;  /* units inside units */
+    int own;     /* DDP: storage of the caller's; 2: leaves without brackets too */
     int reshard; /* xd_fsdp_desc.reshard_ranks */
     int queues;  /* 1 inline, 2 workers; under FSDP one or two units are gathered ahead then */
+    int offload; /* FSDP: parts, and all that is made of them, in another context */
 } compose_layout;
 
 /* Everything a run is made from. */
@@ -34,7 +35,7 @@ typedef struct compose_config {
     int soft; /* 0 labels; 1 a teacher; 2 both */
     int smoothing, ignored;
     int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
-    int thaw;   /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
+    int thaw; /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;
     int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */

@@ -11,8 +11,10 @@
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"
+#include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_pass.c"
+#include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 
@@ -27,7 +29,7 @@ enum {
     ALL_WEIGHTS = 6788
 };
 
-static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS };
+static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL };
 
 /* ---- help ---- */
 

@@ -42,7 +42,7 @@ void role_ranks_close(role_ranks *ranks) {
 /* ---- networks ---- */
 
 static nn_patch_config role_patch(void) {
-    const nn_patch_config c = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS };
+    const nn_patch_config c = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS, NULL };
     return c;
 }
 

@@ -24,7 +24,8 @@ typedef struct nn_patch_config {
     int ffn; /* inner width of the feed-forward part */
     int frequencies; /* sines and cosines of the time together, even; half as many frequencies, 1 to 1000 in equal ratios */
     int labels; /* classes; the last is "none" */
-    xd_comm *cp; /* ranks that have the other tokens of the same samples, each an eighth or several; NULL -> all are here */
+    xd_comm *
+        cp; /* ranks that have the other tokens of the same samples, each an eighth or several; NULL -> all are here */
 } nn_patch_config;
 
 /* 16, 4, 96, 4, 4, 240, 64, 11: 423,664 weights, no ranks. Pure. */

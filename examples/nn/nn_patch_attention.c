@@ -80,7 +80,8 @@ static xd_result nn_attention_gather_keys(const nn_full_attention *a) {
     const int64_t width = a->grid.width, rows = a->grid.samples * a->grid.tokens;
     if (!a->kept) return XD_OK;
     for (int64_t r = 0; r < rows; r++)
-        memcpy(a->room.own + r * 2 * width, a->qkv + (3 * r + 1) * width, (size_t)(2 * width) * sizeof(float));
+        memcpy(a->room.own + r * 2 * width, a->qkv + (3 * r + 1) * width,
+               (size_t)(2 * width) * sizeof(float));
     return nn_positions_gather(a->at, a->grid.samples * 2 * width, a->room.own, a->kept);
 }
 

@@ -11,10 +11,10 @@ extern "C" {
 
 /* Room for one call. */
 typedef struct nn_attention_room {
-    float *turned;  /* [width / heads, all tokens] */
-    float *scores;  /* [samples, heads, tokens, all tokens] */
+    float *turned;                    /* [width / heads, all tokens] */
+    float *scores;                    /* [samples, heads, tokens, all tokens] */
     float *sent, *received, *columns; /* [2, the same]; as the next, only where ranks share tokens */
-    float *own, *all; /* [rows, 2 width], [rows of all ranks, 2 width] */
+    float *own, *all;                 /* [rows, 2 width], [rows of all ranks, 2 width] */
 } nn_attention_room;
 
 /* width = heads * head_dim, head_dim and all tokens multiples of 8 */
@@ -23,7 +23,8 @@ typedef struct nn_full_attention {
     int64_t heads;
     const nn_positions *at;
     const float *qkv; /* [rows, 3 width] */
-    float *kept; /* [rows of all ranks, 2 width] keys and values, written forward, read backward; NULL where all tokens are here */
+    float *
+        kept; /* [rows of all ranks, 2 width] keys and values, written forward, read backward; NULL where all tokens are here */
     float *probs; /* [samples, heads, tokens, all tokens]: written forward, read backward */
     nn_attention_room room;
 } nn_full_attention;

@@ -66,8 +66,9 @@ static nn_per_sample nn_layer_place(const nn_patch_part *part, float *rows, int 
 }
 
 static nn_full_attention nn_layer_attention(const nn_patch_part *part) {
-    const nn_full_attention a = { part->grid,       part->heads,       part->at,           part->trace.qkv,
-                                  part->trace.keys, part->trace.probs, part->room.attention };
+    const nn_full_attention a = { part->grid,          part->heads,      part->at,
+                                  part->trace.qkv,     part->trace.keys, part->trace.probs,
+                                  part->room.attention };
     return a;
 }
 

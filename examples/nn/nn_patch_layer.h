@@ -25,9 +25,9 @@ enum {
 /* What a forward keeps for its backward, of all rows of a call. */
 typedef struct nn_patch_trace {
     float *normed[2],
-        *inverse[2];         /* before attention, and before the feed-forward part: [rows, width], [rows] */
-    float *qkv, *probs;      /* [rows, 3 width], [rows, heads * tokens of a sample] */
-    float *keys; /* [rows of all ranks, 2 width]: keys and values; NULL where all tokens are here */
+        *inverse[2];    /* before attention, and before the feed-forward part: [rows, width], [rows] */
+    float *qkv, *probs; /* [rows, 3 width], [rows, heads * tokens of a sample] */
+    float *keys;        /* [rows of all ranks, 2 width]: keys and values; NULL where all tokens are here */
     float *mixed, *attended; /* [rows, width], before and behind the output's map */
     float *inner, *sigmoid;  /* [rows, ffn] */
     float *fed;              /* [rows, width] */
@@ -58,11 +58,11 @@ xd_result nn_patch_layer_forward(const nn_patch_part *part, const float *const *
 
 /* What a backward adds to. */
 typedef struct nn_patch_slopes {
-    float *d_x; /* [rows, width] the gradient by what the layer has written; out: by what it read */
+    float *d_x;      /* [rows, width] the gradient by what the layer has written; out: by what it read */
     float *d_common; /* of these samples in the first block here: [samples, 6 width] += */
     int64_t block;   /* floats from there to the next block's */
     float *const *gradients; /* [NN_PATCH_LAYER_WEIGHTS] +=; those that are NULL are left out */
-    const nn_sums *sums; /* over nn_patch_layer_floats; NULL where there are no gradients */
+    const nn_sums *sums;     /* over nn_patch_layer_floats; NULL where there are no gradients */
 } nn_patch_slopes;
 
 /* part->x is not read. */

@@ -152,8 +152,7 @@ static nn_per_sample nn_patch_last(const nn_patch *p, float *rows, int64_t first
 
 /* The gradient by it, in each block. */
 static nn_per_sample nn_patch_d_last(const nn_patch *p, const nn_patch_slot *slot, int64_t first, int place) {
-    nn_per_sample x =
-        nn_patch_last(p, p->d_condition + slot->samples * 6 * p->config.width, first, place);
+    nn_per_sample x = nn_patch_last(p, p->d_condition + slot->samples * 6 * p->config.width, first, place);
     x.block = slot->samples * 8 * p->config.width;
     return x;
 }
@@ -296,8 +295,7 @@ static xd_result nn_patch_labels_check(const nn_patch *p, const xd_network_call 
 
 static xd_result nn_patch_layer_chunks(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                        const xd_network_call *back, const xd_block_view *view) {
-    const nn_sums sums =
-        nn_patch_sums(p, nn_patch_layer_floats(p->config.width, p->config.ffn));
+    const nn_sums sums = nn_patch_sums(p, nn_patch_layer_floats(p->config.width, p->config.ffn));
     const float *w[NN_PATCH_LAYER_WEIGHTS];
     float *g[NN_PATCH_LAYER_WEIGHTS];
     for (int i = 0; i < NN_PATCH_LAYER_WEIGHTS; i++) {
@@ -329,9 +327,9 @@ static xd_result nn_patch_layer_pass(const nn_patch *p, const nn_patch_slot *slo
 /* The streams of a chunk, all tokens of them. */
 static xd_result nn_patch_whole_stream(const nn_patch *p, const nn_patch_span *s, const float **out) {
     *out = p->at.comm ? p->room.attention.all : s->x;
-    return p->at.comm ? nn_positions_gather(&p->at, s->grid.samples * s->grid.width, s->x,
-                                            p->room.attention.all)
-                      : XD_OK;
+    return p->at.comm
+               ? nn_positions_gather(&p->at, s->grid.samples * s->grid.width, s->x, p->room.attention.all)
+               : XD_OK;
 }
 
 /* The stream behind a layer as [width, tokens] of each sample, when that is a feature. */

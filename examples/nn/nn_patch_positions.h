@@ -14,9 +14,9 @@ extern "C" {
 enum { NN_POSITION_BLOCKS = 8 };
 
 typedef struct nn_positions {
-    xd_comm *comm; /* NULL -> all tokens are here */
-    int64_t all;   /* tokens of a sample, a multiple of the blocks */
-    int64_t each;  /* tokens of a block */
+    xd_comm *comm;        /* NULL -> all tokens are here */
+    int64_t all;          /* tokens of a sample, a multiple of the blocks */
+    int64_t each;         /* tokens of a block */
     int64_t first, count; /* blocks here */
 } nn_positions;
 

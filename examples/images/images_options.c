@@ -33,11 +33,9 @@ static bool images_parse_gan_r1(const char *text, void *options) {
 
 static const option images_table[] = {
     { "--mesh", "AXES", OPTION_PARSED, 0, 1, IMAGES_MOST_RANKS,
-      "dp=N, fsdp=N or hsdp=GxN: ranks, and whether they hold networks whole, in parts, or in parts in each "
-      "of G "
-      "groups; behind a comma or alone cp=N: so many ranks share each picture (dp=2; under MPI: of all "
-      "processes)",
-      "dp=N, fsdp=N or hsdp=GxN with G a power of two, and cp=2 or cp=4, with a comma between them, of ranks",
+      "dp=N, fsdp=N or hsdp=GxN: ranks that hold networks whole, in parts, or in parts in each of G groups; "
+      "cp=N, behind a comma or alone: ranks that share each picture (dp=2; under MPI: of all processes)",
+      "dp=N, fsdp=N or hsdp=GxN with G a power of two, and cp=2 or cp=4 behind a comma, ranks in all",
       images_parse_mesh },
     { "--warm-up", "N", OPTION_INT, FIELD(warm_up), 1, 1000000,
       "steps of regression before the 4-step student (80)", NULL, NULL },

@@ -14,7 +14,9 @@
 #include "../examples/nn/nn_disc_penalty.c"
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
+#include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 

@@ -11,8 +11,10 @@
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"
+#include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_pass.c"
+#include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 
@@ -27,7 +29,7 @@ enum {
     ALL_WEIGHTS = 6788
 };
 
-static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS };
+static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL };
 
 /* ---- help ---- */
 
@@ -48,12 +50,13 @@ typedef struct alone {
     xd_network network;
 } alone;
 
-static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots) {
+static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *config, int64_t samples,
+                                int slots) {
     static const int both[FEATURES] = { 0, 1 };
     float more[MOST];
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
-    XD_TRY(nn_patch_describe(a->ctx, &tiny, 3, &a->model));
+    XD_TRY(nn_patch_describe(a->ctx, config, 3, &a->model));
     XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, 64, a->params, &a->count));
     for (int64_t i = 0; i < a->count; i++) {
@@ -62,12 +65,16 @@ static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots
         for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
     }
     XD_TRY(xd_parallel_publish(a->parallel));
-    XD_TRY(nn_patch_create(a->ctx, &tiny, a->model, samples, slots, &a->passes));
+    XD_TRY(nn_patch_create(a->ctx, config, a->model, samples, slots, &a->passes));
     XD_TRY(nn_patch_capture(a->passes, both, FEATURES));
     a->network = nn_patch_network(a->passes);
     CHECK_EQ_INT(a->network.feature_count, FEATURES);
     for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], FEATURE);
     return XD_OK;
+}
+
+static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots) {
+    return alone_start_as(a, comm, &tiny, samples, slots);
 }
 
 static void alone_end(alone *a) {
@@ -481,6 +488,149 @@ static xd_result batches_rank(xd_comm *world, void *argument) {
 
 XD_TEST(a_sample_has_the_same_bits_in_every_batch) {
     run_alone(batches_rank);
+}
+
+/* ---- samples that ranks share ---- */
+
+/* 35 samples are a chunk of 32 and another. */
+enum { SHARED = 35 };
+
+/* What came of a pass, put together from the parts of all ranks; of each rank what all have. */
+typedef struct shared_outcome {
+    float raw[SHARED * PIXELS], d_x[SHARED * PIXELS], inferred[SHARED * PIXELS];
+    float feature[8][FEATURES][SHARED * FEATURE], gradients[8][ALL_WEIGHTS];
+} shared_outcome;
+
+typedef struct shared_run {
+    nn_patch_config config;
+    bool features;  /* the gradient is by these alone, and none by weights */
+    int64_t pixels; /* of a sample */
+    shared_outcome *out;
+} shared_run;
+
+static xd_result take_gradients(alone *a, float *out);
+
+/* This rank's pixels of every sample, out of whole samples or into them. */
+static void share(xd_interval own, int64_t pixels, float *whole, float *part, bool into) {
+    const int64_t count = own.end - own.begin;
+    for (int64_t i = 0; i < SHARED; i++) {
+        float *at = whole + i * pixels + own.begin;
+        memcpy(into ? at : part + i * count, into ? part + i * count : at, (size_t)count * sizeof *at);
+    }
+}
+
+static xd_result shared_pass(alone *a, const shared_run *run, int rank) {
+    float whole[SHARED * PIXELS], x[SHARED * PIXELS], d_raw[SHARED * PIXELS], raw[SHARED * PIXELS],
+        d_x[SHARED * PIXELS], d_feature[SHARED * FEATURE];
+    double times[SHARED];
+    int32_t labels[SHARED];
+    const xd_interval own = nn_patch_pixels(&run->config);
+    float *features[FEATURES] = { run->out->feature[rank][0], run->out->feature[rank][1] };
+    const float *d_features[FEATURES] = { d_feature, d_feature };
+    xd_network_call call = {
+        .samples = SHARED, .hidden = x, .times = times, .condition = labels, .raw = raw
+    };
+    noise(1, SHARED * run->pixels, whole);
+    share(own, run->pixels, whole, x, false);
+    noise(2, SHARED * run->pixels, whole);
+    share(own, run->pixels, whole, d_raw, false);
+    noise(3, SHARED * FEATURE, d_feature);
+    for (int i = 0; i < SHARED; i++) times[i] = (i + 0.5) / SHARED, labels[i] = i % LABELS;
+    XD_TRY(a->network.forward(a->network.user, &call));
+    share(own, run->pixels, run->out->inferred, raw, true);
+    call.keep = true;
+    call.features = features;
+    XD_TRY(a->network.forward(a->network.user, &call));
+    share(own, run->pixels, run->out->raw, raw, true);
+    call.raw_gradient = run->features ? NULL : d_raw;
+    call.feature_gradients = d_features;
+    call.hidden_gradient = d_x;
+    call.weights = !run->features;
+    XD_TRY(a->network.backward(a->network.user, &call));
+    share(own, run->pixels, run->out->d_x, d_x, true);
+    return run->features ? XD_OK : take_gradients(a, run->out->gradients[rank]);
+}
+
+static xd_result shared_rank(xd_comm *world, void *argument) {
+    shared_run run = *(const shared_run *)argument;
+    xd_comm *self;
+    alone a;
+    XD_TRY(xd_comm_split(world, xd_comm_rank(world), 0, &self));
+    run.config.cp = world;
+    XD_TRY(alone_start_as(&a, self, &run.config, SHARED, 1));
+    XD_TRY(shared_pass(&a, &run, xd_comm_rank(world)));
+    alone_end(&a);
+    xd_comm_destroy(self);
+    return XD_OK;
+}
+
+static void shared_on(shared_run *run, int ranks, shared_outcome *out) {
+    xd_error error = { 0 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT };
+    run->pixels = (int64_t)run->config.side * run->config.side;
+    run->out = out;
+    memset(out, 0, sizeof *out);
+    const xd_result result = xd_run_threads(ranks, &desc, shared_rank, run, &error);
+    CHECK_EQ_INT(result, XD_OK);
+    if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
+}
+
+/* Runs of tokens that begin with rows of patches, and, with patches of one pixel, any runs of eighths. */
+XD_TEST(ranks_that_share_samples_have_the_bits_of_one) {
+    static const nn_patch_config fine = { 4, 1, 16, 2, 2, 24, 8, LABELS, NULL };
+    static const int ranks[2][4] = { { 1, 2, 4, 1 }, { 2, 3, 5, 8 } };
+    shared_outcome *one = (shared_outcome *)malloc(sizeof *one), *all = (shared_outcome *)malloc(sizeof *all);
+    for (int i = 0; i < 4; i++) {
+        shared_run run = { .config = i / 2 ? fine : tiny, .features = i % 2 == 1 };
+        shared_on(&run, 1, one);
+        CHECK(!same(one->raw, one->d_x, SHARED * run.pixels));
+        CHECK(same(one->raw, one->inferred, SHARED * run.pixels));
+        for (int k = 0; k < 4; k++) {
+            shared_on(&run, ranks[i / 2][k], all);
+            CHECK(same(one->raw, all->raw, SHARED * run.pixels));
+            CHECK(same(one->inferred, all->inferred, SHARED * run.pixels));
+            CHECK(same(one->d_x, all->d_x, SHARED * run.pixels));
+            for (int r = 0; r < ranks[i / 2][k]; r++) {
+                CHECK(same(one->feature[0][0], all->feature[r][0], FEATURES * SHARED * FEATURE));
+                CHECK(same(one->gradients[0], all->gradients[r], ALL_WEIGHTS));
+            }
+        }
+    }
+    free(one);
+    free(all);
+}
+
+typedef struct misfit {
+    int side, patch;
+    char message[512];
+} misfit;
+
+static xd_result misfit_rank(xd_comm *world, void *argument) {
+    misfit *m = (misfit *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    nn_patch_config config = tiny;
+    xd_model *model;
+    nn_patch *passes = NULL;
+    config.side = m->side;
+    config.patch = m->patch;
+    config.cp = world;
+    XD_TRY(nn_patch_describe(ctx, &config, 1, &model));
+    CHECK_EQ_INT(nn_patch_create(ctx, &config, model, 1, 0, &passes), XD_ERROR_ARGUMENT);
+    CHECK(passes == NULL);
+    if (xd_comm_rank(world) == 0) snprintf(m->message, sizeof m->message, "%s", xd_last_error(ctx)->message);
+    xd_model_destroy(model);
+    return XD_OK;
+}
+
+XD_TEST(cuts_that_do_not_fit_are_refused_on_every_rank) {
+    misfit m = { SIDE, 2, "" };
+    CHECK_EQ_INT(xd_run_threads(3, NULL, misfit_rank, &m, NULL), XD_OK);
+    CHECK_EQ_STR(m.message, "rank 2 of 3 begins with token 10, within a row of 4 patches");
+    CHECK_EQ_INT(xd_run_threads(8, NULL, misfit_rank, &m, NULL), XD_OK);
+    CHECK_EQ_STR(m.message, "rank 1 of 8 begins with token 2, within a row of 4 patches");
+    m.patch = 1;
+    CHECK_EQ_INT(xd_run_threads(9, NULL, misfit_rank, &m, NULL), XD_OK);
+    CHECK_EQ_STR(m.message, "9 ranks share 8 blocks of tokens");
 }
 
 /* ---- training on several ranks ---- */

@@ -2,6 +2,7 @@
  *
  *   make demo-images
  *   build/demo-images --mesh fsdp=2
+ *   build/demo-images --mesh cp=2    two ranks share each picture
  *   build/demo-images --help          all options
  *
  * The teacher (data/images/teacher) turns noise into clothes in 50 steps of rectified flow, and has been trained on
@@ -12,7 +13,7 @@
  *
  * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
  * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and sums run
- * in INVARIANT mode: any number of ranks, whole networks or parts, gives the same bits.
+ * in INVARIANT mode: any number of ranks, whole networks or parts, whole pictures or parts, gives the same bits.
  *
  * Compiled by mpicc with -DIMAGES_MPI it is the same program with the processes of an MPI job as ranks, and the same bits:
  * make demo-images ARGS=--mpi. */
@@ -63,17 +64,21 @@ static void images_tell_lesson(void *user, int step, double loss) {
 static xd_result images_teach(xd_comm *world, void *argument) {
     const images_world *w = (const images_world *)argument;
     const images_options *o = w->options;
-    const images_shape shape = { o->fsdp, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES,
+    images_ranks ranks;
+    const images_shape shape = { &ranks, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES,
                                  1 };
     const images_lesson lesson = { &w->set, o->teacher_steps, o->seed };
     images_watch watch = { progress_begin(), o->teacher_steps, 0.0 };
     images_role teacher;
+    memset(&teacher, 0, sizeof teacher);
     char directory[480];
     snprintf(directory, sizeof directory, "%s/teacher", o->data);
-    xd_result result = images_role_open(world, &shape, o->seed, &teacher);
+    xd_result result = images_ranks_open(world, &o->mesh, &ranks);
+    if (result == XD_OK) result = images_role_open(&shape, o->seed, &teacher);
     if (result == XD_OK) result = images_teacher_train(&teacher, &lesson, images_tell_lesson, &watch);
     if (result == XD_OK) result = images_role_save(&teacher, directory);
     images_role_close(&teacher);
+    images_ranks_close(&ranks);
     return result;
 }
 

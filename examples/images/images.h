@@ -11,12 +11,12 @@ extern "C" {
 
 /* ---- options ---- */
 
-enum { IMAGES_MOST_RANKS = 8, IMAGES_MOST_GENERATIONS = 8 };
+enum { IMAGES_MOST_GENERATIONS = 8 };
 
 /* The command line, every default filled in. */
 typedef struct images_options {
-    int ranks;
-    bool fsdp;
+    images_mesh mesh;
+    int ranks; /* of the mesh */
     int warm_up, steps,
         one_steps;   /* steps of each training; those of the critic beside the student's come on top */
     int count;       /* generated for each distance */

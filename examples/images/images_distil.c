@@ -17,10 +17,11 @@ static void images_draw_real(images_run *run, xd_dmd_batch *batch) {
     random.seed = run->options->seed;
     random.stream = DRAWN_REAL;
     random.step = (uint32_t)run->step;
+    const int64_t own = run->pixels.end - run->pixels.begin;
     for (int64_t i = 0; i < batch->samples; i++) {
         random.sample = (uint32_t)(batch->first + i);
-        memcpy(run->real + i * IMAGE_PIXELS, real_pictures_draw(run->recipe->real, run->classes[i], &random),
-               IMAGE_PIXELS * sizeof(float));
+        const float *picture = real_pictures_draw(run->recipe->real, run->classes[i], &random);
+        memcpy(run->real + i * own, picture + run->pixels.begin, (size_t)own * sizeof(float));
     }
     batch->real = run->real;
 }
@@ -71,6 +72,7 @@ static void images_give(images_run *run, xd_dmd_role role) {
     trainer->optimizer = of->optimizer;
     trainer->averages = &of->average;
     trainer->average_count = of->average ? 1 : 0;
+    trainer->norm = run->world;
 }
 
 /* Times lean towards noise, the more for the student: what is bright and what dark is decided there. */
@@ -82,10 +84,13 @@ static void images_fill_desc(images_run *run) {
     images_give(run, XD_DMD_FAKE_SCORE);
     images_give(run, XD_DMD_TEACHER);
     if (recipe->real) images_give(run, XD_DMD_DISCRIMINATOR);
-    d->data = run->world;
+    d->data = run->ranks.data;
     d->sizes.samples = recipe->batch / IMAGES_LEAVES;
     d->sizes.step_samples = recipe->batch;
-    d->sizes.elements = IMAGE_PIXELS;
+    d->sizes.elements = run->pixels.end - run->pixels.begin;
+    d->sizes.whole_elements = IMAGE_PIXELS;
+    d->sizes.first_element = run->pixels.begin;
+    d->sizes.split = run->ranks.cp;
     d->student_times = images_times(4.0);
     d->fake_times = images_times(3.0);
     d->rungs.steps = recipe->rungs;
@@ -210,20 +215,22 @@ static xd_result images_open(images_run *run) {
     images_shape shape;
     char teacher[480];
     memset(&shape, 0, sizeof shape);
-    shape.fsdp = run->options->fsdp;
+    XD_TRY(images_ranks_open(run->world, &run->options->mesh, &run->ranks));
+    run->pixels = images_pixels(&run->ranks);
+    shape.ranks = &run->ranks;
     shape.leaves = IMAGES_LEAVES;
     shape.samples = run->recipe->batch / IMAGES_LEAVES;
     snprintf(teacher, sizeof teacher, "%s/teacher", run->options->data);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (role == XD_DMD_DISCRIMINATOR) continue;
         shape.slots = role == XD_DMD_TEACHER && !run->recipe->real ? 0 : 1;
-        XD_TRY(images_role_open(run->world, &shape, run->options->seed, &run->roles[role]));
+        XD_TRY(images_role_open(&shape, run->options->seed, &run->roles[role]));
         XD_TRY(images_role_load(&run->roles[role], teacher));
     }
     shape.slots = 2;
-    return run->recipe->real ? images_role_open_judge(run->world, &shape, run->options->seed,
-                                                      &run->roles[XD_DMD_DISCRIMINATOR])
-                             : XD_OK;
+    return run->recipe->real
+               ? images_role_open_judge(&shape, run->options->seed, &run->roles[XD_DMD_DISCRIMINATOR])
+               : XD_OK;
 }
 
 static xd_result images_make(images_run *run) {
@@ -255,6 +262,7 @@ xd_result images_distil(xd_comm *world, const images_options *options, const ima
     const xd_result result = images_make(run);
     xd_dmd_destroy(run->dmd);
     for (int role = 0; role < XD_DMD_ROLES; role++) images_role_close(&run->roles[role]);
+    images_ranks_close(&run->ranks);
     xd_release(ctx, run);
     return result;
 }

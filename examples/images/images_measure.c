@@ -10,14 +10,18 @@
 enum { CALL = 100, SEEDS_FROM = 1000, FEATURES = CLASSIFIER_FEATURES };
 
 typedef struct images_judge {
+    images_ranks ranks;
     xd_comm *world;
+    xd_interval pixels; /* of each picture, that this rank draws */
     const images_options *options;
     classifier classifier;
     frechet_gaussian real;
     images_role drawer; /* has the weights of the row in hand */
     float *pictures;    /* [CALL, IMAGE_PIXELS] */
-    float *logits;      /* [CALL, IMAGE_CLASSES] */
-    float *features;    /* [count, FEATURES] of all ranks, once gathered */
+    float *own,
+        *parts; /* the same of this rank, and of one after the other; NULL where pictures are drawn whole */
+    float *logits;   /* [CALL, IMAGE_CLASSES] */
+    float *features; /* [count, FEATURES] of all ranks, once gathered */
     int32_t classes[CALL];
 } images_judge;
 
@@ -33,11 +37,25 @@ static xd_sampler_desc images_sampler(const images_judge *j, const images_row *r
     d.steps = row->steps;
     d.list = row->list ? row->list : even;
     d.samples = CALL;
-    d.elements = IMAGE_PIXELS;
+    d.elements = j->pixels.end - j->pixels.begin;
+    d.first_element = j->pixels.begin;
     d.seed = (uint64_t)(SEEDS_FROM + generation);
     for (int i = 0; i <= row->steps; i++)
         even[i] = d.schedule.max_t * ((double)(row->steps - i) / row->steps);
     return d;
+}
+
+/* Of [count, part] of each rank that shares pictures, in the order of their pixels, [count, IMAGE_PIXELS]. */
+static xd_result images_join(images_judge *j, int64_t count) {
+    const int ranks = xd_comm_size(j->ranks.cp);
+    const int64_t each = IMAGE_PIXELS / ranks;
+    int64_t counts[IMAGES_MOST_RANKS];
+    for (int r = 0; r < ranks; r++) counts[r] = count * each;
+    XD_TRY(xd_all_gather(j->ranks.cp, j->own, j->parts, counts, XD_DTYPE_F32));
+    for (int64_t i = 0; i < count * ranks; i++)
+        memcpy(j->pictures + (i % count * ranks + i / count) * each, j->parts + i * each,
+               (size_t)each * sizeof(float));
+    return XD_OK;
 }
 
 /* The pictures of a call: picture number n is of class n mod 10. */
@@ -48,7 +66,8 @@ static xd_result images_draw(images_judge *j, xd_sampler *sampler, int64_t first
     batch.samples = count;
     batch.condition = j->classes;
     for (int64_t i = 0; i < count; i++) j->classes[i] = (int32_t)((first + i) % IMAGE_CLASSES);
-    return xd_sampler_run(sampler, &batch, j->pictures);
+    XD_TRY(xd_sampler_run(sampler, &batch, j->own ? j->own : j->pictures));
+    return j->own && count > 0 ? images_join(j, count) : XD_OK;
 }
 
 static int64_t images_count_right(const images_judge *j, int64_t count) {
@@ -63,17 +82,19 @@ static int64_t images_count_right(const images_judge *j, int64_t count) {
     return right;
 }
 
-/* Calls are dealt to the ranks; all make the same number, since parts of the network may be on other ranks. */
+/* Calls are dealt to the data ranks; all make the same number, since parts of the network may be on other ranks. Of ranks that share
+ * pictures the first counts. */
 static xd_result images_draw_all(images_judge *j, images_row *row, xd_sampler *sampler, int64_t count,
                                  int64_t *right) {
     xd_ctx *ctx = xd_comm_ctx(j->world);
-    const int64_t ranks = xd_comm_size(j->world), calls = (count + CALL - 1) / CALL;
+    const int64_t ranks = xd_comm_size(j->ranks.data), calls = (count + CALL - 1) / CALL;
+    const bool counts = !j->ranks.cp || xd_comm_rank(j->ranks.cp) == 0;
     *right = 0;
     for (int64_t round = 0; round < (calls + ranks - 1) / ranks; round++) {
-        const int64_t call = round * ranks + xd_comm_rank(j->world), first = call * CALL;
+        const int64_t call = round * ranks + xd_comm_rank(j->ranks.data), first = call * CALL;
         const int64_t n = call >= calls ? 0 : count - first < CALL ? count - first : CALL;
         XD_TRY(images_draw(j, sampler, n ? first : 0, n));
-        if (n == 0) continue;
+        if (n == 0 || !counts) continue;
         XD_TRY(classifier_forward(ctx, &j->classifier, j->pictures, n, j->features + first * FEATURES,
                                   j->logits));
         *right += images_count_right(j, n);
@@ -127,10 +148,17 @@ static xd_result images_measure_row(images_judge *j, images_row *row) {
 
 static xd_result images_open_judge(images_judge *j) {
     xd_ctx *ctx = xd_comm_ctx(j->world);
-    const images_shape shape = { j->options->fsdp, 0, CALL, 0 };
+    const images_shape shape = { &j->ranks, 0, CALL, 0 };
     char path[480];
     const int64_t rows = j->options->count > CALL ? j->options->count : CALL;
+    XD_TRY(images_ranks_open(j->world, &j->options->mesh, &j->ranks));
+    j->pixels = images_pixels(&j->ranks);
     j->pictures = (float *)xd_allocate(ctx, CALL * IMAGE_PIXELS * sizeof(float));
+    if (j->ranks.cp) {
+        j->own = (float *)xd_allocate(ctx, CALL * IMAGE_PIXELS * sizeof(float));
+        j->parts = (float *)xd_allocate(ctx, CALL * IMAGE_PIXELS * sizeof(float));
+        XD_REQUIRE(ctx, j->own && j->parts, XD_ERROR_MEMORY, "no room for parts of %d pictures", (int)CALL);
+    }
     j->logits = (float *)xd_allocate(ctx, CALL * IMAGE_CLASSES * sizeof(float));
     j->features = (float *)xd_allocate(ctx, (size_t)(rows * FEATURES) * sizeof(float));
     XD_REQUIRE(ctx, j->pictures && j->logits && j->features, XD_ERROR_MEMORY,
@@ -139,12 +167,15 @@ static xd_result images_open_judge(images_judge *j) {
     XD_TRY(classifier_load(ctx, path, &j->classifier));
     snprintf(path, sizeof path, "%s/features.safetensors", j->options->data);
     XD_TRY(frechet_load(ctx, path, &j->real));
-    return images_role_open(j->world, &shape, j->options->seed, &j->drawer);
+    return images_role_open(&shape, j->options->seed, &j->drawer);
 }
 
 static void images_close_judge(images_judge *j) {
     xd_ctx *ctx = xd_comm_ctx(j->world);
     images_role_close(&j->drawer);
+    images_ranks_close(&j->ranks);
+    if (j->own) xd_release(ctx, j->own);
+    if (j->parts) xd_release(ctx, j->parts);
     classifier_free(ctx, &j->classifier);
     if (j->pictures) xd_release(ctx, j->pictures);
     if (j->logits) xd_release(ctx, j->logits);

@@ -12,14 +12,7 @@
 #endif
 
 static bool images_parse_mesh(const char *text, void *options) {
-    images_options *o = (images_options *)options;
-    const char *number = strchr(text, '=');
-    long ranks = 0;
-    if (!number || !options_number(number + 1, 1, IMAGES_MOST_RANKS, &ranks)) return false;
-    const size_t length = (size_t)(number - text);
-    o->fsdp = length == 4 && strncmp(text, "fsdp", 4) == 0;
-    o->ranks = (int)ranks;
-    return o->fsdp || (length == 2 && strncmp(text, "dp", 2) == 0);
+    return images_mesh_parse(text, &((images_options *)options)->mesh);
 }
 
 static bool images_parse_weight(const char *text, double *out) {
@@ -39,10 +32,11 @@ static bool images_parse_gan_r1(const char *text, void *options) {
 #define FIELD(name) offsetof(images_options, name)
 
 static const option images_table[] = {
-    { "--mesh", "dp=N", OPTION_PARSED, 0, 1, IMAGES_MOST_RANKS,
-      "dp=N or fsdp=N: ranks, and whether they hold networks whole or in parts (dp=2; under MPI: of all "
-      "processes)",
-      "dp=N or fsdp=N, N", images_parse_mesh },
+    { "--mesh", "AXES", OPTION_PARSED, 0, 1, IMAGES_MOST_RANKS,
+      "dp=N, fsdp=N or hsdp=GxN: ranks that hold networks whole, in parts, or in parts in each of G groups; "
+      "cp=N, behind a comma or alone: ranks that share each picture (dp=2; under MPI: of all processes)",
+      "dp=N, fsdp=N or hsdp=GxN with G a power of two, and cp=2 or cp=4 behind a comma, ranks in all",
+      images_parse_mesh },
     { "--warm-up", "N", OPTION_INT, FIELD(warm_up), 1, 1000000,
       "steps of regression before the 4-step student (80)", NULL, NULL },
     { "--steps", "N", OPTION_INT, FIELD(steps), 1, 1000000, "of the 4-step student (40)", NULL, NULL },
@@ -91,10 +85,21 @@ void images_print_help(void) {
 }
 
 static bool images_count_ranks(int processes, images_options *o) {
-    if (o->ranks == 0) o->ranks = processes > 0 ? processes : 2;
+    if (o->mesh.data == 0) {
+        o->mesh.data = processes > 0 ? processes : 2;
+        o->mesh.cp = 1;
+    }
+    o->ranks = o->mesh.data * o->mesh.cp;
     if (processes == 0 || o->ranks == processes) return true;
     snprintf(o->problem, sizeof o->problem, "--mesh takes as many ranks as there are processes, %d, not %d",
              processes, o->ranks);
+    return false;
+}
+
+static bool images_check_teacher(images_options *o) {
+    if (!o->train_teacher || o->mesh.cp < 2) return true;
+    snprintf(o->problem, sizeof o->problem, "--train-teacher takes whole pictures: --mesh without cp=%d",
+             o->mesh.cp);
     return false;
 }
 
@@ -118,7 +123,7 @@ bool images_parse(int argc, char **argv, int processes, images_options *o) {
     o->out = "out/images";
     o->real = "build/images";
     return options_parse(images_table, IMAGES_OPTIONS, argc, argv, o, o->problem) && images_check_gan(o) &&
-           images_count_ranks(processes, o);
+           images_check_teacher(o) && images_count_ranks(processes, o);
 }
 
 /* What was found to work on these images: rates of the student fall to a twentieth because long runs of several rungs drift. */

@@ -6,21 +6,37 @@
 
 /* ---- making ---- */
 
+static nn_patch_config images_config(const images_ranks *ranks) {
+    nn_patch_config config = nn_patch_defaults();
+    config.cp = ranks->cp;
+    return config;
+}
+
+xd_interval images_pixels(const images_ranks *ranks) {
+    const nn_patch_config config = images_config(ranks);
+    return nn_patch_pixels(&config);
+}
+
 static xd_result images_wrap(images_role *role, const images_shape *shape) {
     static const char *const units[] = { "layer", "head" };
     xd_ddp_desc ddp;
     xd_fsdp_desc fsdp;
+    const images_ranks *ranks = shape->ranks;
     memset(&ddp, 0, sizeof ddp);
     memset(&fsdp, 0, sizeof fsdp);
     ddp.leaves = fsdp.leaves = shape->leaves;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 2;
     fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */
-    return shape->fsdp ? xd_fsdp_create(role->model, role->world, &fsdp, &role->parallel)
-                       : xd_ddp_create(role->model, role->world, &ddp, &role->parallel);
+    fsdp.replicas = ranks->replicas;
+    return ranks->fsdp ? xd_fsdp_create(role->model, ranks->group ? ranks->group : ranks->data, &fsdp,
+                                        &role->parallel)
+                       : xd_ddp_create(role->model, ranks->data, &ddp, &role->parallel);
 }
 
-static xd_result images_list(images_role *role) {
+/* Ranks with other parts of the same pictures have the same weights: the first of them speaks for all. */
+static xd_result images_list(images_role *role, const images_ranks *ranks) {
+    const bool replica = ranks->cp && xd_comm_rank(ranks->cp) > 0;
     xd_ctx *ctx = xd_comm_ctx(role->world);
     XD_TRY(xd_parallel_params(role->parallel, 0, NULL, &role->count));
     role->params = (xd_param *)xd_allocate(ctx, (size_t)role->count * sizeof *role->params);
@@ -28,32 +44,35 @@ static xd_result images_list(images_role *role) {
     XD_REQUIRE(ctx, role->params && role->parts, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)role->count);
     XD_TRY(xd_parallel_params(role->parallel, role->count, role->params, &role->count));
-    return xd_parallel_parts(role->parallel, role->count, role->parts, &role->count);
+    XD_TRY(xd_parallel_parts(role->parallel, role->count, role->parts, &role->count));
+    for (int64_t i = 0; i < role->count && replica; i++)
+        role->params[i].replica = role->parts[i].replica = true;
+    return XD_OK;
 }
 
-xd_result images_role_open(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out) {
-    const nn_patch_config config = nn_patch_defaults();
-    xd_ctx *ctx = xd_comm_ctx(world);
+xd_result images_role_open(const images_shape *shape, uint64_t seed, images_role *out) {
+    const nn_patch_config config = images_config(shape->ranks);
+    xd_ctx *ctx = xd_comm_ctx(shape->ranks->world);
     memset(out, 0, sizeof *out);
-    out->world = world;
+    out->world = shape->ranks->world;
     XD_TRY(nn_patch_describe(ctx, &config, seed, &out->model));
     XD_TRY(images_wrap(out, shape));
-    XD_TRY(images_list(out));
+    XD_TRY(images_list(out, shape->ranks));
     XD_TRY(nn_patch_create(ctx, &config, out->model, shape->samples, shape->slots, &out->passes));
     out->network = nn_patch_network(out->passes);
     return XD_OK;
 }
 
 /* One head, over the stream in the middle of the other networks. */
-xd_result images_role_open_judge(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out) {
+xd_result images_role_open_judge(const images_shape *shape, uint64_t seed, images_role *out) {
     const nn_patch_config of = nn_patch_defaults();
     const nn_disc_config config = { 1, { { of.width, of.side / of.patch, of.side / of.patch } } };
-    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_ctx *ctx = xd_comm_ctx(shape->ranks->world);
     memset(out, 0, sizeof *out);
-    out->world = world;
+    out->world = shape->ranks->world;
     XD_TRY(nn_disc_describe(ctx, &config, seed, &out->model));
     XD_TRY(images_wrap(out, shape));
-    XD_TRY(images_list(out));
+    XD_TRY(images_list(out, shape->ranks));
     XD_TRY(nn_disc_create(ctx, &config, out->model, shape->samples, shape->slots, &out->judge));
     out->network = nn_disc_network(out->judge);
     return XD_OK;

@@ -5,6 +5,7 @@
 #include "../nn/nn_disc.h"
 #include "../nn/nn_patch.h"
 #include "dataset.h"
+#include "images_mesh.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,14 +15,14 @@ enum { IMAGES_NO_CLASS = IMAGE_CLASSES }; /* the networks' last label */
 
 /* How ranks hold networks, and what a step is. */
 typedef struct images_shape {
-    bool fsdp;       /* otherwise DDP */
+    const images_ranks *ranks;
     int64_t leaves;  /* of a step, all ranks together */
     int64_t samples; /* most of a call */
     int slots;       /* open forwards at once */
 } images_shape;
 
 typedef struct images_role {
-    xd_comm *world;
+    xd_comm *world; /* all ranks; files and norms are theirs */
     xd_model *model;
     xd_parallel *parallel;
     nn_patch *passes; /* NULL for a discriminator */
@@ -36,11 +37,14 @@ typedef struct images_role {
 
 /* Describes the network, wraps it, and makes room for its passes. images_role_close in any case, of a role that was zero
  * before. Collective. */
-xd_result images_role_open(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out);
+xd_result images_role_open(const images_shape *shape, uint64_t seed, images_role *out);
 void images_role_close(images_role *role);
 
 /* The same for a discriminator of what the other networks give as features. */
-xd_result images_role_open_judge(xd_comm *world, const images_shape *shape, uint64_t seed, images_role *out);
+xd_result images_role_open_judge(const images_shape *shape, uint64_t seed, images_role *out);
+
+/* The pixels of a picture that a rank has. Pure. */
+xd_interval images_pixels(const images_ranks *ranks);
 
 /* The learning rate over a run: rises over the first steps, stays, and falls along a cosine to a part of itself. */
 typedef struct images_rate {

@@ -9,18 +9,21 @@
 extern "C" {
 #endif
 
-enum { IMAGES_MOST_LEAF = 32 };
+enum { IMAGES_MOST_LEAF = 32, IMAGES_PIECES = 8 };
 
 /* What the student drew in a step. */
 typedef struct images_spread {
-    double sums[IMAGES_LEAVES][2]; /* of a leaf's pixels, and of their squares */
-    int64_t unmoved;               /* of this rank's elements of the average */
-    double mean, deviation;        /* of all pixels */
-    double stuck;                  /* share of the average that is not its weights and did not move */
+    double sums[IMAGES_LEAVES][IMAGES_PIECES]
+               [2];         /* of a leaf's pixels in an eighth of each picture, and of their squares */
+    int64_t unmoved;        /* of this rank's elements of the average */
+    double mean, deviation; /* of all pixels */
+    double stuck;           /* share of the average that is not its weights and did not move */
 } images_spread;
 
 typedef struct images_run {
     xd_comm *world;
+    images_ranks ranks;
+    xd_interval pixels; /* of each picture, that this rank has */
     const images_options *options;
     const images_recipe *recipe;
     images_role roles[XD_DMD_ROLES];

@@ -10,14 +10,16 @@ static xd_result images_watch_forward(void *user, const xd_network_call *call) {
     images_run *run = (images_run *)user;
     const xd_network *student = &run->roles[XD_DMD_STUDENT].network;
     const float *hidden = (const float *)call->hidden, *flow = (const float *)call->raw;
-    double *sums = run->spread.sums[run->leaf];
+    double(*sums)[2] = run->spread.sums[run->leaf];
+    const int64_t own = run->pixels.end - run->pixels.begin;
     XD_TRY(student->forward(student->user, call));
     if (!call->keep) return XD_OK;
-    sums[0] = sums[1] = 0.0;
-    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++) {
-        const double x = (double)hidden[i] - call->times[i / IMAGE_PIXELS] * (double)flow[i];
-        sums[0] += x;
-        sums[1] += x * x;
+    memset(sums, 0, sizeof run->spread.sums[0]);
+    for (int64_t i = 0; i < call->samples * own; i++) {
+        double *sum = sums[(run->pixels.begin + i % own) / (IMAGE_PIXELS / IMAGES_PIECES)];
+        const double x = (double)hidden[i] - call->times[i / own] * (double)flow[i];
+        sum[0] += x;
+        sum[1] += x * x;
     }
     return XD_OK;
 }
@@ -40,15 +42,16 @@ void images_watch_clear(images_run *run) {
     memset(run->spread.sums, 0, sizeof run->spread.sums);
 }
 
-/* A rank has the sums of its own leaves and zeros for the others', so adding ranks up rounds nothing. */
+/* A rank has the sums of its own leaves and pixels and zeros for the others', so adding ranks up rounds nothing. */
 static xd_result images_watch_gather(images_run *run) {
-    double all[IMAGES_MOST_RANKS][2 * IMAGES_LEAVES], *sums = run->spread.sums[0];
+    enum { SUMS = 2 * IMAGES_LEAVES * IMAGES_PIECES };
+    double all[IMAGES_MOST_RANKS][SUMS], *sums = run->spread.sums[0][0];
     int64_t counts[IMAGES_MOST_RANKS];
-    for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = 2 * IMAGES_LEAVES;
+    for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = SUMS;
     XD_TRY(xd_all_gather(run->world, sums, all, counts, XD_DTYPE_F64));
     images_watch_clear(run);
     for (int r = 0; r < xd_comm_size(run->world); r++)
-        for (int i = 0; i < 2 * IMAGES_LEAVES; i++) sums[i] += all[r][i];
+        for (int i = 0; i < SUMS; i++) sums[i] += all[r][i];
     return XD_OK;
 }
 
@@ -59,10 +62,10 @@ xd_result images_watch_read(images_run *run) {
     int64_t counts[2] = { s->unmoved, 0 };
     for (int64_t i = 0; i < student->count; i++) counts[1] += student->params[i].count;
     XD_TRY(images_watch_gather(run));
-    if (run->options->fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
-    for (int i = 0; i < IMAGES_LEAVES; i++) {
-        sum += s->sums[i][0];
-        square += s->sums[i][1];
+    if (run->ranks.fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
+    for (int i = 0; i < IMAGES_LEAVES * IMAGES_PIECES; i++) {
+        sum += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][0];
+        square += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][1];
     }
     const double n = (double)run->recipe->batch * IMAGE_PIXELS;
     s->mean = sum / n;

@@ -7,12 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Rows that are computed together: few enough to stay in the cache, and a multiple of the terms of a product's block, so
- * that sums over rows do not depend on it. */
+/* Rows of all ranks that are computed together: few enough to stay in the cache. Sums over samples depend on it. */
 enum { NN_PATCH_ROWS = 512, NN_PATCH_MOST_SAMPLES = 1 << 20 };
 
 nn_patch_config nn_patch_defaults(void) {
-    const nn_patch_config c = { 16, 4, 96, 4, 4, 240, 64, 11 };
+    const nn_patch_config c = { 16, 4, 96, 4, 4, 240, 64, 11, NULL };
     return c;
 }
 
@@ -32,6 +31,28 @@ static xd_result nn_patch_check(xd_ctx *ctx, const nn_patch_config *c) {
                "%d sines and cosines are not an even number, or %d labels are none", c->frequencies,
                c->labels);
     return XD_OK;
+}
+
+/* Samples are rows of pixels, of which each rank has a run. */
+static xd_result nn_patch_check_cut(xd_ctx *ctx, const nn_patch_config *c) {
+    const int across = c->side / c->patch, ranks = c->cp ? xd_comm_size(c->cp) : 1;
+    const nn_positions at = nn_positions_of(c->cp, (int64_t)across * across);
+    XD_REQUIRE(ctx, ranks <= NN_POSITION_BLOCKS, XD_ERROR_ARGUMENT, "%d ranks share %d blocks of tokens",
+               ranks, (int)NN_POSITION_BLOCKS);
+    for (int r = 1; r < ranks; r++) {
+        const xd_interval tokens = nn_positions_tokens(&at, r);
+        XD_REQUIRE(ctx, c->patch == 1 || tokens.begin % across == 0, XD_ERROR_ARGUMENT,
+                   "rank %d of %d begins with token %lld, within a row of %d patches", r, ranks,
+                   (long long)tokens.begin, across);
+    }
+    return XD_OK;
+}
+
+xd_interval nn_patch_pixels(const nn_patch_config *c) {
+    const int64_t across = c->side / c->patch, pixels = (int64_t)c->patch * c->patch;
+    const nn_positions at = nn_positions_of(c->cp, across * across);
+    const xd_interval own = { at.first * at.each * pixels, (at.first + at.count) * at.each * pixels };
+    return own;
 }
 
 /* columns 0: a vector. deviation 0: begins as zeros. */
@@ -123,7 +144,8 @@ static void nn_patch_place_trace(const nn_patch *p, xd_arena *arena, int64_t row
         t->inverse[i] = nn_patch_floats(arena, rows);
     }
     t->qkv = nn_patch_floats(arena, rows * 3 * width);
-    t->probs = nn_patch_floats(arena, rows * p->config.heads * p->grid.tokens);
+    t->probs = nn_patch_floats(arena, rows * p->config.heads * p->at.all);
+    t->keys = p->at.comm ? nn_patch_floats(arena, rows / p->grid.tokens * p->at.all * 2 * width) : NULL;
     t->mixed = nn_patch_floats(arena, rows * width);
     t->attended = nn_patch_floats(arena, rows * width);
     t->inner = nn_patch_floats(arena, rows * ffn);
@@ -150,6 +172,38 @@ static void nn_patch_place_slot(const nn_patch *p, xd_arena *arena, nn_patch_slo
     }
 }
 
+/* For the samples of a chunk. */
+static void nn_patch_place_attention(nn_patch *p, xd_arena *arena) {
+    const int64_t width = p->config.width, rows = p->chunk * p->grid.tokens;
+    const int64_t scores = rows * p->config.heads * p->at.all;
+    nn_attention_room *room = &p->room.attention;
+    room->turned = nn_patch_floats(arena, width / p->config.heads * p->at.all);
+    room->scores = nn_patch_floats(arena, scores);
+    if (!p->at.comm) return;
+    room->sent = nn_patch_floats(arena, 2 * scores);
+    room->received = nn_patch_floats(arena, 2 * scores);
+    room->columns = nn_patch_floats(arena, 2 * scores);
+    room->own = nn_patch_floats(arena, rows * 2 * width);
+    room->all = nn_patch_floats(arena, p->chunk * p->at.all * 2 * width);
+}
+
+static int64_t nn_patch_larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Sums of a layer, of what is before and behind the layers, and of what came of time and class. */
+static void nn_patch_place_sums(nn_patch *p, xd_arena *arena) {
+    const int64_t width = p->config.width, ffn = p->config.ffn, map = (p->pixels + 1) * (width + 1);
+    const int64_t condition = p->samples * 8 * width, position = p->at.all * width;
+    const int64_t least = nn_patch_larger(condition, nn_patch_larger(map, position));
+    const int64_t room = nn_sums_room(nn_patch_larger(least, nn_patch_layer_largest(width, ffn)));
+    p->most = nn_patch_larger(nn_patch_larger(condition, map + position), nn_patch_layer_floats(width, ffn));
+    p->sums.at = &p->at;
+    p->sums.nodes = nn_patch_floats(arena, nn_positions_nodes(&p->at) * p->most);
+    p->sums.root = p->at.comm ? nn_patch_floats(arena, p->most) : NULL;
+    p->sums.room = nn_patch_floats(arena, room);
+}
+
 /* Everything, once to count and once to place. */
 static void nn_patch_place(nn_patch *p, xd_arena *arena) {
     const int64_t width = p->config.width, rows = p->chunk * p->grid.tokens;
@@ -158,17 +212,17 @@ static void nn_patch_place(nn_patch *p, xd_arena *arena) {
     p->frequency = (double *)xd_arena_take_pointer(arena, (size_t)p->config.frequencies / 2 * sizeof(double));
     p->x = nn_patch_floats(arena, p->samples * p->grid.tokens * width);
     p->d_x = nn_patch_floats(arena, p->samples * p->grid.tokens * width);
-    p->d_common = nn_patch_floats(arena, p->samples * 6 * width);
-    p->d_last = nn_patch_floats(arena, p->samples * 2 * width);
+    p->d_condition = nn_patch_floats(arena, p->at.count * p->samples * 8 * width);
     p->d_active = nn_patch_floats(arena, p->samples * width);
     p->raw = nn_patch_floats(arena, rows * p->pixels);
     p->room.common = nn_patch_floats(arena, p->chunk * 6 * width);
-    p->room.d_common = nn_patch_floats(arena, p->chunk * 6 * width);
+    p->room.d_common = nn_patch_floats(arena, p->at.count * p->chunk * 6 * width);
     p->room.read = nn_patch_floats(arena, rows * width);
     p->room.d_branch = nn_patch_floats(arena, rows * width);
     p->room.wide = nn_patch_floats(arena, rows * wide);
     p->room.d_wide = nn_patch_floats(arena, rows * wide);
-    p->room.attention = nn_patch_floats(arena, nn_full_attention_room(p->grid, p->config.heads));
+    nn_patch_place_attention(p, arena);
+    nn_patch_place_sums(p, arena);
 }
 
 static bool nn_patch_allocate(nn_patch *p) {
@@ -192,6 +246,7 @@ static bool nn_patch_allocate(nn_patch *p) {
     xd_arena arena =
         xd_arena_over((char *)p->memory + (XD_ARENA_ALIGNMENT - past) % XD_ARENA_ALIGNMENT, plan.peak);
     nn_patch_place(p, &arena);
+    memset(p->sums.nodes, 0, (size_t)(nn_positions_nodes(&p->at) * p->most) * sizeof *p->sums.nodes);
     return true;
 }
 
@@ -228,6 +283,7 @@ xd_result nn_patch_capture(nn_patch *p, const int *layers, int count) {
 xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *model, int64_t samples,
                           int slots, nn_patch **out) {
     XD_TRY(nn_patch_check(ctx, config));
+    XD_TRY(nn_patch_check_cut(ctx, config));
     XD_REQUIRE(ctx, samples >= 0 && samples <= NN_PATCH_MOST_SAMPLES && slots >= 0, XD_ERROR_ARGUMENT,
                "%lld samples of at most %d in %d slots", (long long)samples, (int)NN_PATCH_MOST_SAMPLES,
                slots);
@@ -239,9 +295,11 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     p->samples = samples;
     p->slot_count = slots;
     p->pixels = (int64_t)config->patch * config->patch;
-    p->grid.tokens = (int64_t)across * across;
+    p->at = nn_positions_of(config->cp, (int64_t)across * across);
+    p->grid.tokens = p->at.count * p->at.each;
     p->grid.width = config->width;
-    p->chunk = p->grid.tokens < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->grid.tokens : 1;
+    p->grid.block = p->at.each;
+    p->chunk = p->at.all < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->at.all : 1;
     if (p->chunk > samples) p->chunk = samples;
     xd_result result = nn_patch_allocate(p)
                            ? nn_patch_find_blocks(p, model)
@@ -254,7 +312,7 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     for (int i = 0; i < config->frequencies / 2; i++)
         p->frequency[i] =
             config->frequencies == 2 ? 1.0 : pow(1000.0, (double)i / (config->frequencies / 2 - 1));
-    for (int i = 0; i < config->layers; i++) p->feature_elements[i] = p->grid.tokens * p->grid.width;
+    for (int i = 0; i < config->layers; i++) p->feature_elements[i] = p->at.all * p->grid.width;
     nn_patch_number_features(p, &middle, 1);
     *out = p;
     return XD_OK;

@@ -40,25 +40,30 @@ typedef struct nn_patch_slot {
     nn_patch_trace *traces;              /* [layers] */
 } nn_patch_slot;
 
+/* Rows here and of all ranks are told apart where tokens may be elsewhere: a row is here if nothing is said. */
 struct nn_patch {
     xd_ctx *ctx;
     nn_patch_config config;
     int64_t samples; /* most of a call */
     int64_t chunk;   /* samples computed together */
-    nn_grid grid;    /* of a chunk */
-    int64_t pixels;  /* of a patch */
+    nn_positions at;
+    nn_grid grid;   /* of a chunk */
+    int64_t pixels; /* of a patch */
     int feature_count;
     int *captured;             /* [layers] number of the feature that is the stream behind it; -1: none */
     int64_t *feature_elements; /* [layers] the same for all: of a sample's stream */
     int slot_count;
     nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_patch_trace *traces;
-    xd_block **blocks;        /* [layers + 1]; the last is the root */
-    double *frequency;        /* [frequencies / 2] */
-    float *x, *d_x;           /* [samples * tokens, width] the stream */
-    float *d_common, *d_last; /* of all samples */
-    float *d_active;          /* [samples, width] */
-    float *raw;               /* [rows of a chunk, pixels] */
+    xd_block **blocks; /* [layers + 1]; the last is the root */
+    double *frequency; /* [frequencies / 2] */
+    float *x, *d_x;    /* [samples * tokens, width] the stream */
+    float *
+        d_condition; /* [blocks here, of a call's samples: 6 width each, then 2 width each] by common and last */
+    float *d_active; /* [samples, width] */
+    float *raw;      /* [rows of a chunk, pixels] */
+    nn_sums sums;    /* room for any, of `most` floats in all */
+    int64_t most;
     nn_patch_room room;
     void *memory;
 };

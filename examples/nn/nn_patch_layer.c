@@ -24,6 +24,29 @@ void nn_patch_map_backward(const nn_patch_map *map, const float *x, const float 
     if (gradients[1]) nn_sum_rows(map->rows, map->out, d_y, gradients[1]);
 }
 
+/* A map's gradients by the tokens of one block. */
+typedef struct nn_map_rows {
+    nn_patch_map map; /* of a block's rows */
+    const float *x, *d_y;
+} nn_map_rows;
+
+static void nn_map_block(const void *user, int64_t block, float *out) {
+    const nn_map_rows *m = (const nn_map_rows *)user;
+    const int64_t rows = m->map.rows, in = m->map.in, to = m->map.out, first = block * rows;
+    const nn_view above = nn_dense(m->d_y + first * to, rows, to);
+    nn_matmul(nn_transpose(above), nn_dense(m->x + first * in, rows, in), out, in, false);
+    memset(out + to * in, 0, (size_t)to * sizeof *out);
+    nn_sum_rows(rows, to, m->d_y + first * to, out + to * in);
+}
+
+void nn_patch_map_sum(const nn_patch_map *map, const nn_sums *sums, int64_t offset, const float *x,
+                      const float *d_y) {
+    nn_map_rows rows = { *map, x, d_y };
+    const nn_block_sum sum = { nn_map_block, &rows, offset, map->out * (map->in + 1) };
+    rows.map.rows = map->rows / sums->at->count;
+    nn_sums_add(sums, &sum);
+}
+
 /* A map of the layer; its bias follows its weight. */
 static nn_patch_map nn_layer_map(const nn_patch_part *part, const float *const *weights, int which) {
     const int64_t width = part->grid.width;
@@ -37,12 +60,14 @@ static nn_patch_map nn_layer_map(const nn_patch_part *part, const float *const *
 }
 
 static nn_per_sample nn_layer_place(const nn_patch_part *part, float *rows, int place) {
-    const nn_per_sample x = { rows + place * part->grid.width, 6 * part->grid.width };
+    const int64_t width = part->grid.width;
+    const nn_per_sample x = { rows + place * width, 6 * width, part->grid.samples * 6 * width };
     return x;
 }
 
 static nn_full_attention nn_layer_attention(const nn_patch_part *part) {
-    const nn_full_attention a = { part->grid, part->heads, part->trace.qkv, part->trace.probs,
+    const nn_full_attention a = { part->grid,          part->heads,      part->at,
+                                  part->trace.qkv,     part->trace.keys, part->trace.probs,
                                   part->room.attention };
     return a;
 }
@@ -73,7 +98,7 @@ static void nn_layer_leave(const nn_patch_part *part, int branch, const float *y
     nn_gate(part->grid, y, nn_layer_place(part, part->room.common, branch * NN_BRANCH + NN_GATED), part->x);
 }
 
-void nn_patch_layer_forward(const nn_patch_part *part, const float *const *weights) {
+xd_result nn_patch_layer_forward(const nn_patch_part *part, const float *const *weights) {
     const nn_patch_trace *t = &part->trace;
     const nn_patch_room *room = &part->room;
     const nn_patch_map qkv = nn_layer_map(part, weights, NN_LAYER_QKV),
@@ -85,7 +110,7 @@ void nn_patch_layer_forward(const nn_patch_part *part, const float *const *weigh
 
     nn_layer_enter(part, 0);
     nn_patch_map_forward(&qkv, room->read, t->qkv);
-    nn_full_attention_forward(&attention, t->mixed);
+    XD_TRY(nn_full_attention_forward(&attention, t->mixed));
     nn_patch_map_forward(&out, t->mixed, t->attended);
     nn_layer_leave(part, 0, t->attended);
 
@@ -95,9 +120,48 @@ void nn_patch_layer_forward(const nn_patch_part *part, const float *const *weigh
     nn_silu(up.rows * up.out, t->inner, t->sigmoid, room->wide);
     nn_patch_map_forward(&down, room->wide, t->fed);
     nn_layer_leave(part, 1, t->fed);
+    return XD_OK;
 }
 
 /* ---- backward ---- */
+
+static void nn_layer_sizes(int64_t width, int64_t ffn, int64_t sizes[NN_PATCH_LAYER_WEIGHTS]) {
+    sizes[NN_LAYER_TABLE] = 6 * width;
+    sizes[NN_LAYER_QKV] = 3 * width * width;
+    sizes[NN_LAYER_QKV_BIAS] = 3 * width;
+    sizes[NN_LAYER_OUT] = width * width;
+    sizes[NN_LAYER_OUT_BIAS] = width;
+    sizes[NN_LAYER_UP] = ffn * width;
+    sizes[NN_LAYER_UP_BIAS] = ffn;
+    sizes[NN_LAYER_DOWN] = width * ffn;
+    sizes[NN_LAYER_DOWN_BIAS] = width;
+}
+
+/* Floats of the weights before one. */
+static int64_t nn_layer_offset(int64_t width, int64_t ffn, int which) {
+    int64_t sizes[NN_PATCH_LAYER_WEIGHTS], offset = 0;
+    nn_layer_sizes(width, ffn, sizes);
+    for (int i = 0; i < which; i++) offset += sizes[i];
+    return offset;
+}
+
+int64_t nn_patch_layer_floats(int64_t width, int64_t ffn) {
+    return nn_layer_offset(width, ffn, NN_PATCH_LAYER_WEIGHTS);
+}
+
+int64_t nn_patch_layer_largest(int64_t width, int64_t ffn) {
+    const int64_t qkv = 3 * width * (width + 1), feed = (width + 1) * (ffn + 1);
+    return qkv > feed ? qkv : feed;
+}
+
+/* d_x = ..., and the sums for the map's weight and bias. */
+static void nn_layer_map_backward(const nn_patch_part *part, const nn_patch_map *map, const float *x,
+                                  const float *d_y, float *d_x, const nn_patch_slopes *slopes, int which) {
+    float *const none[2] = { NULL, NULL };
+    nn_patch_map_backward(map, x, d_y, d_x, none);
+    if (slopes->sums && (slopes->gradients[which] || slopes->gradients[which + 1]))
+        nn_patch_map_sum(map, slopes->sums, nn_layer_offset(part->grid.width, part->ffn, which), x, d_y);
+}
 
 /* By what was added to the stream. */
 static void nn_layer_leave_backward(const nn_patch_part *part, int branch, const float *y, const float *d_x) {
@@ -117,42 +181,64 @@ static void nn_layer_enter_backward(const nn_patch_part *part, int branch, float
 }
 
 static void nn_layer_feed_backward(const nn_patch_part *part, const float *const *weights,
-                                   float *const *gradients, float *d_x) {
+                                   const nn_patch_slopes *slopes) {
     const nn_patch_trace *t = &part->trace;
     const nn_patch_room *room = &part->room;
     const nn_patch_map up = nn_layer_map(part, weights, NN_LAYER_UP),
                        down = nn_layer_map(part, weights, NN_LAYER_DOWN);
-    nn_layer_leave_backward(part, 1, t->fed, d_x);
+    nn_layer_leave_backward(part, 1, t->fed, slopes->d_x);
     nn_silu(up.rows * up.out, t->inner, t->sigmoid, room->wide);
-    nn_patch_map_backward(&down, room->wide, room->d_branch, room->d_wide, gradients + NN_LAYER_DOWN);
+    nn_layer_map_backward(part, &down, room->wide, room->d_branch, room->d_wide, slopes, NN_LAYER_DOWN);
     nn_silu_backward(up.rows * up.out, t->inner, t->sigmoid, room->d_wide);
     nn_layer_read(part, 1);
-    nn_patch_map_backward(&up, room->read, room->d_wide, room->d_branch, gradients + NN_LAYER_UP);
-    nn_layer_enter_backward(part, 1, d_x);
+    nn_layer_map_backward(part, &up, room->read, room->d_wide, room->d_branch, slopes, NN_LAYER_UP);
+    nn_layer_enter_backward(part, 1, slopes->d_x);
 }
 
-static void nn_layer_attend_backward(const nn_patch_part *part, const float *const *weights,
-                                     float *const *gradients, float *d_x) {
+static xd_result nn_layer_attend_backward(const nn_patch_part *part, const float *const *weights,
+                                          const nn_patch_slopes *slopes) {
     const nn_patch_trace *t = &part->trace;
     const nn_patch_room *room = &part->room;
     const nn_patch_map qkv = nn_layer_map(part, weights, NN_LAYER_QKV),
                        out = nn_layer_map(part, weights, NN_LAYER_OUT);
     const nn_full_attention attention = nn_layer_attention(part);
-    nn_layer_leave_backward(part, 0, t->attended, d_x);
-    nn_patch_map_backward(&out, t->mixed, room->d_branch, room->read, gradients + NN_LAYER_OUT);
-    nn_full_attention_backward(&attention, room->read, room->d_wide);
+    nn_layer_leave_backward(part, 0, t->attended, slopes->d_x);
+    nn_layer_map_backward(part, &out, t->mixed, room->d_branch, room->read, slopes, NN_LAYER_OUT);
+    XD_TRY(nn_full_attention_backward(&attention, room->read, room->d_wide));
     nn_layer_read(part, 0);
-    nn_patch_map_backward(&qkv, room->read, room->d_wide, room->d_branch, gradients + NN_LAYER_QKV);
-    nn_layer_enter_backward(part, 0, d_x);
+    nn_layer_map_backward(part, &qkv, room->read, room->d_wide, room->d_branch, slopes, NN_LAYER_QKV);
+    nn_layer_enter_backward(part, 0, slopes->d_x);
+    return XD_OK;
 }
 
-void nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights, float *const *gradients,
-                             float *d_x, float *d_common) {
+/* The table's gradient in a block: the sum over its samples. */
+static void nn_layer_table_block(const void *user, int64_t block, float *out) {
+    const nn_patch_part *part = (const nn_patch_part *)user;
     const int64_t samples = part->grid.samples, width = 6 * part->grid.width;
+    memset(out, 0, (size_t)width * sizeof *out);
+    nn_sum_rows(samples, width, part->room.d_common + block * samples * width, out);
+}
+
+/* The sums of all blocks to the gradients. */
+static xd_result nn_layer_give(const nn_patch_part *part, const nn_patch_slopes *slopes) {
+    const nn_block_sum table = { nn_layer_table_block, part, 0, 6 * part->grid.width };
+    int64_t sizes[NN_PATCH_LAYER_WEIGHTS];
+    const float *sum;
+    nn_sums_add(slopes->sums, &table);
+    XD_TRY(nn_sums_join(slopes->sums, &sum));
+    nn_layer_sizes(part->grid.width, part->ffn, sizes);
+    for (int i = 0; i < NN_PATCH_LAYER_WEIGHTS; sum += sizes[i++])
+        if (slopes->gradients[i]) nn_add_all(sizes[i], sum, slopes->gradients[i]);
+    return XD_OK;
+}
+
+xd_result nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights,
+                                  const nn_patch_slopes *slopes) {
+    const int64_t count = part->grid.samples * 6 * part->grid.width;
     nn_layer_add_table(part, weights[NN_LAYER_TABLE]);
-    nn_layer_feed_backward(part, weights, gradients, d_x);
-    nn_layer_attend_backward(part, weights, gradients, d_x);
-    nn_add_all(samples * width, part->room.d_common, d_common);
-    if (gradients[NN_LAYER_TABLE])
-        nn_sum_rows(samples, width, part->room.d_common, gradients[NN_LAYER_TABLE]);
+    nn_layer_feed_backward(part, weights, slopes);
+    XD_TRY(nn_layer_attend_backward(part, weights, slopes));
+    for (int64_t b = 0; b < part->at->count; b++)
+        nn_add_all(count, part->room.d_common + b * count, slopes->d_common + b * slopes->block);
+    return slopes->sums ? nn_layer_give(part, slopes) : XD_OK;
 }

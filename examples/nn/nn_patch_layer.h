@@ -2,7 +2,7 @@
 #ifndef NN_PATCH_LAYER_H
 #define NN_PATCH_LAYER_H
 
-#include "nn_patch_rows.h"
+#include "nn_patch_attention.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,8 +25,9 @@ enum {
 /* What a forward keeps for its backward, of all rows of a call. */
 typedef struct nn_patch_trace {
     float *normed[2],
-        *inverse[2];         /* before attention, and before the feed-forward part: [rows, width], [rows] */
-    float *qkv, *probs;      /* [rows, 3 width], [rows, heads * tokens] */
+        *inverse[2];    /* before attention, and before the feed-forward part: [rows, width], [rows] */
+    float *qkv, *probs; /* [rows, 3 width], [rows, heads * tokens of a sample] */
+    float *keys;        /* [rows of all ranks, 2 width]: keys and values; NULL where all tokens are here */
     float *mixed, *attended; /* [rows, width], before and behind the output's map */
     float *inner, *sigmoid;  /* [rows, ffn] */
     float *fed;              /* [rows, width] */
@@ -35,30 +36,42 @@ typedef struct nn_patch_trace {
 /* Room for the samples of one call of the functions below. */
 typedef struct nn_patch_room {
     float *common;          /* [samples, 6 width]: what the layer's table was added to */
-    float *d_common;        /* [samples, 6 width] */
+    float *d_common;        /* [blocks here, samples, 6 width] */
     float *read, *d_branch; /* [rows, width] */
     float *wide, *d_wide;   /* [rows, max(ffn, 3 width)] */
-    float *attention;
+    nn_attention_room attention;
 } nn_patch_room;
 
 /* Some samples in a layer. */
 typedef struct nn_patch_part {
     nn_grid grid;
     int64_t heads, ffn;
+    const nn_positions *at;
     nn_patch_trace trace; /* of these samples */
     nn_patch_room room;
     const float *common; /* [samples, 6 width] shift, scale and gate of all layers */
     float *x;            /* [rows, width] the stream: read and written */
 } nn_patch_part;
 
-void nn_patch_layer_forward(const nn_patch_part *part, const float *const *weights);
+/* Collective where ranks share tokens, as the backward. */
+xd_result nn_patch_layer_forward(const nn_patch_part *part, const float *const *weights);
 
-/* part->x is not read.
- *   d_x        [rows, width] the gradient by what the layer has written; out: by what it read
- *   d_common   [samples, 6 width] +=
- *   gradients  [NN_PATCH_LAYER_WEIGHTS] +=; those that are NULL are left out */
-void nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights, float *const *gradients,
-                             float *d_x, float *d_common);
+/* What a backward adds to. */
+typedef struct nn_patch_slopes {
+    float *d_x;      /* [rows, width] the gradient by what the layer has written; out: by what it read */
+    float *d_common; /* of these samples in the first block here: [samples, 6 width] += */
+    int64_t block;   /* floats from there to the next block's */
+    float *const *gradients; /* [NN_PATCH_LAYER_WEIGHTS] +=; those that are NULL are left out */
+    const nn_sums *sums;     /* over nn_patch_layer_floats; NULL where there are no gradients */
+} nn_patch_slopes;
+
+/* part->x is not read. */
+xd_result nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights,
+                                  const nn_patch_slopes *slopes);
+
+/* Floats of the layer's weights, and of the largest of its maps. */
+int64_t nn_patch_layer_floats(int64_t width, int64_t ffn);
+int64_t nn_patch_layer_largest(int64_t width, int64_t ffn);
 
 /* y [rows, out] = x [rows, in] w^T + bias */
 typedef struct nn_patch_map {
@@ -70,6 +83,10 @@ void nn_patch_map_forward(const nn_patch_map *map, const float *x, float *y);
 /* d_x = ..., d_weight += ..., d_bias += ...; NULL is left out. */
 void nn_patch_map_backward(const nn_patch_map *map, const float *x, const float *d_y, float *d_x,
                            float *const gradients[2]);
+
+/* The map's weight and bias, as arrays of `sums` from `offset` on; rows are tokens. */
+void nn_patch_map_sum(const nn_patch_map *map, const nn_sums *sums, int64_t offset, const float *x,
+                      const float *d_y);
 
 #ifdef __cplusplus
 }

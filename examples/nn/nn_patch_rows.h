@@ -1,6 +1,7 @@
 /* nn_patch_rows.h - the operations of the patch transformer that are not matrix products with weights, as plain loops.
  *
- * Rows are tokens, those of a sample follow each other. "+=" marks what is added to, "=" what is overwritten. */
+ * Rows are tokens of samples: the first token of every sample, then the second of every sample, and so on. "+=" marks what is added
+ * to, "=" what is overwritten. */
 #ifndef NN_PATCH_ROWS_H
 #define NN_PATCH_ROWS_H
 
@@ -13,12 +14,14 @@ extern "C" {
 /* So many samples of so many rows; `width` is a multiple of 8. */
 typedef struct nn_grid {
     int64_t samples, tokens, width;
+    int64_t block; /* tokens that a sum over tokens takes together; divides `tokens` */
 } nn_grid;
 
-/* Shift, scale or gate of each sample: `stride` floats from one sample to the next. */
+/* Shift, scale or gate of each sample: `stride` floats from one sample to the next. A gradient by it is a sum over tokens: there is one
+ * for each block of them, `block` floats from one to the next. */
 typedef struct nn_per_sample {
     float *data;
-    int64_t stride;
+    int64_t stride, block;
 } nn_per_sample;
 
 /* y = (x - mean) / sqrt(variance + 1e-6), row by row; keeps that inverse. inverse [rows] */
@@ -48,27 +51,14 @@ void nn_gate_backward(nn_grid grid, const float *y, nn_per_sample gate, const fl
 void nn_silu(int64_t count, const float *x, const float *sigmoid, float *out);
 void nn_silu_backward(int64_t count, const float *x, const float *sigmoid, float *d);
 
+/* The sum of a row; the sum of its products with another. `width` is a multiple of 8. */
+float nn_row_sum(int64_t width, const float *x);
+float nn_row_dot(int64_t width, const float *x, const float *y);
+
 /* Every row of y = bias; y += x, element by element; sum += all rows of x. */
 void nn_fill_rows(int64_t rows, int64_t width, const float *bias, float *y);
 void nn_add_all(int64_t count, const float *x, float *y);
 void nn_sum_rows(int64_t rows, int64_t width, const float *x, float *sum);
-
-/* Attention of every token of a sample to all of them. width = heads * head_dim, head_dim and tokens multiples of 8 */
-typedef struct nn_full_attention {
-    nn_grid grid;
-    int64_t heads;
-    const float *qkv; /* [rows, 3 width] */
-    float *probs;     /* [samples, heads, tokens, tokens]: written forward, read backward */
-    float *room;      /* nn_full_attention_room floats */
-} nn_full_attention;
-
-int64_t nn_full_attention_room(nn_grid grid, int64_t heads);
-
-/* out [rows, width] = softmax(q k^T / sqrt(head_dim)) v */
-void nn_full_attention_forward(const nn_full_attention *a, float *out);
-
-/* d_qkv = ... */
-void nn_full_attention_backward(const nn_full_attention *a, const float *d_out, float *d_qkv);
 
 #ifdef __cplusplus
 }

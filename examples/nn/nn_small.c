@@ -39,6 +39,13 @@ NN_SMALL_INLINE void nn_small_tile(const nn_small *s, const float *a, const floa
     memcpy(out + 2 * s->out_row, &z, sizeof z);
     memcpy(out + 3 * s->out_row, &w, sizeof w);
 }
+
+NN_SMALL_INLINE void nn_small_row(const nn_small *s, const float *a, const float *b, float *out) {
+    nn_eight x = { 0 };
+    for (int64_t p = 0; p < s->terms; p++, a += s->term, b += s->b_row)
+        x += a[0] * *(const nn_eight *)(const void *)b;
+    memcpy(out, &x, sizeof x);
+}
 #else
 NN_SMALL_INLINE void nn_small_tile(const nn_small *s, const float *a, const float *b, float *out) {
     float sum[NN_TILE_ROWS][NN_TILE_COLS] = { { 0 } };
@@ -47,12 +54,23 @@ NN_SMALL_INLINE void nn_small_tile(const nn_small *s, const float *a, const floa
             for (int c = 0; c < NN_TILE_COLS; c++) sum[r][c] += a[r * s->row] * b[c];
     for (int r = 0; r < NN_TILE_ROWS; r++) memcpy(out + r * s->out_row, sum[r], sizeof sum[r]);
 }
+
+NN_SMALL_INLINE void nn_small_row(const nn_small *s, const float *a, const float *b, float *out) {
+    float sum[NN_TILE_COLS] = { 0 };
+    for (int64_t p = 0; p < s->terms; p++, a += s->term, b += s->b_row)
+        for (int c = 0; c < NN_TILE_COLS; c++) sum[c] += a[0] * b[c];
+    memcpy(out, sum, sizeof sum);
+}
 #endif
 
 NN_SMALL_INLINE void nn_small_tiles(const nn_small *s, const float *a, const float *b, float *out) {
-    for (int64_t i = 0; i < s->rows; i += NN_TILE_ROWS)
+    const int64_t tiled = s->rows - s->rows % NN_TILE_ROWS;
+    for (int64_t i = 0; i < tiled; i += NN_TILE_ROWS)
         for (int64_t j = 0; j < s->cols; j += NN_TILE_COLS)
             nn_small_tile(s, a + i * s->row, b + j, out + i * s->out_row + j);
+    for (int64_t i = tiled; i < s->rows; i++)
+        for (int64_t j = 0; j < s->cols; j += NN_TILE_COLS)
+            nn_small_row(s, a + i * s->row, b + j, out + i * s->out_row + j);
 }
 
 #if defined(NN_SMALL_AVX2)

@@ -10,7 +10,7 @@ extern "C" {
 
 /* Sizes and strides, in floats. */
 typedef struct nn_small {
-    int64_t rows; /* a multiple of 4 */
+    int64_t rows; /* those behind the last multiple of 4 take longer */
     int64_t cols; /* a multiple of 8 */
     int64_t terms;
     int64_t row, term; /* of a: from one row to the next, from one term to the next */

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The demonstration of image distillation: pictures, table, metrics and students have the same bytes on any number of ranks, with networks
-# whole or in parts, and after a run that was killed; what is wrong is refused. The last line is `N passed, N failed, N skipped`.
+# whole or in parts, with pictures whole or shared by ranks, and after a run that was killed; what is wrong is refused. The last line is `N passed, N failed, N skipped`.
 #
 #   sh tests/demo/test_demo_images.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
 #
@@ -44,19 +44,19 @@ verdict $? 'a short run on one rank leaves a table, a picture and metrics' "$wor
 awk -F '"deviation": ' 'NF == 2 { n++; d = $2 + 0; bad += !(d > 0.2 && d < 1) || !/"mean": -/ || !/"stuck": 0/ } END { exit bad || n != 2 }' \
     "$work/one/steps-1/metrics.jsonl"
 verdict $? 'metrics say how bright and how different the pictures of each of its steps are' "$work/one/steps-1/metrics.jsonl"
-for mesh in dp=3 fsdp=2; do
+for mesh in dp=3 fsdp=2 cp=2; do
     start $mesh --mesh $mesh && same $mesh
     verdict $? "--mesh $mesh has the bytes of one rank" "$work/$mesh.log"
 done
 
-"$work/images" $short --out "$work/killed" --mesh dp=2 >"$work/killed.log" 2>&1 &
+"$work/images" $short --out "$work/killed" --mesh cp=2 >"$work/killed.log" 2>&1 &
 run=$!
 appears "$work/killed/steps-4/checkpoints/latest"
 end $run
 [ ! -s "$work/killed/table.txt" ]
 verdict $? 'a run was killed after its first checkpoint' "$work/killed.log"
-start killed --mesh fsdp=2 --resume && same killed
-verdict $? 'it goes on under another wrapper with the bytes of one rank' "$work/killed.log"
+start killed --mesh hsdp=2x1 --resume && same killed
+verdict $? 'it goes on with whole pictures, under another wrapper, with the bytes of one rank' "$work/killed.log"
 
 # judged FOLDER: its newest checkpoint holds a discriminator
 judged() {
@@ -68,18 +68,18 @@ start gan --mesh dp=1 $gan && grep -q '^with GAN: weight 0.03, R1 0.1, real pict
 ! grep -qi 'nan\|inf' "$work/gan/table.txt" "$work/gan"/steps-*/metrics.jsonl && judged "$work/gan/steps-1" &&
 ! cmp -s "$work/one/steps-1/student/model.safetensors" "$work/gan/steps-1/student/model.safetensors"
 verdict $? '--gan trains other students, and tells of it' "$work/gan.log"
-start gan2 --mesh dp=2 $gan && same gan2 gan
-verdict $? '--gan has the bytes of one rank on two' "$work/gan2.log"
+start gan2 --mesh dp=2,cp=2 $gan && same gan2 gan
+verdict $? '--gan has the bytes of one rank on four, two to each picture' "$work/gan2.log"
 "$work/images" $short --out "$work/cut" --mesh dp=2 $gan >"$work/cut.log" 2>&1 &
 run=$!
 appears "$work/cut/steps-4/checkpoints/latest"
 end $run
-[ ! -s "$work/cut/table.txt" ] && start cut --mesh fsdp=2 --resume $gan && same cut gan &&
+[ ! -s "$work/cut/table.txt" ] && start cut --mesh fsdp=2,cp=2 --resume $gan && same cut gan &&
 cmp "$work/cut/steps-1/checkpoints/step-8/extra-discriminator.safetensors" \
     "$work/gan/steps-1/checkpoints/step-8/extra-discriminator.safetensors" &&
 cmp "$work/cut/steps-1/checkpoints/step-8/optim-discriminator.safetensors" \
     "$work/gan/steps-1/checkpoints/step-8/optim-discriminator.safetensors"
-verdict $? 'killed, it goes on in parts with the bytes of one rank, those of the discriminator too' "$work/cut.log"
+verdict $? 'killed, it goes on in parts of networks and pictures with the bytes of one rank, those of the discriminator too' "$work/cut.log"
 cp "$work/one/table.txt" "$work/table.before"
 refused 'was begun with .* not with .* GAN' --out "$work/one" --resume $gan
 verdict $? 'a run does not go on with an adversarial term that it began without'
@@ -90,7 +90,9 @@ verdict $? 'a run does not go on with another seed'
 cmp -s "$work/one/table.txt" "$work/table.before"
 verdict $? 'nothing was changed by what was refused'
 
-for bad in '--mesh tp=2:--mesh takes dp=N or fsdp=N' '--mesh dp=9:--mesh takes' '--count 99:--count takes a number from 100' \
+for bad in '--mesh tp=2:--mesh takes dp=N, fsdp=N or hsdp=GxN' '--mesh dp=9:--mesh takes' '--mesh cp=3:and cp=2 or cp=4' \
+    '--mesh dp=4,cp=4:ranks in all 1 to 8' '--mesh hsdp=3x1:with G a power of two' '--mesh fsdp=2,dp=2:--mesh takes' \
+    '--train-teacher /nowhere --mesh cp=2:--mesh without cp=2' '--count 99:--count takes a number from 100' \
     '--steps 0:--steps takes a number from 1' '--gan 0:--gan takes a number above 0' '--gan-r1 .1:which --gan adds' \
     '--gan .03 --real /nowhere:tools/fetch_images.sh' '--data /nowhere:/nowhere' '--epochs 3:no option --epochs'; do
     refused "${bad#*:}" ${bad%%:*}

@@ -75,6 +75,17 @@ static void add_cut(void) {
     add(RUN_STRIP, 2, 2, 1, RUN_FSDP)->leaves = 2;
 }
 
+/* Ranks share the tokens of the patch transformer's images. */
+static void add_shared_tokens(void) {
+    static const int meshes[][2] = { { 1, 2 }, { 1, 3 }, { 1, 4 }, { 1, 8 }, { 2, 2 }, { 2, 4 }, { 4, 2 }, { 3, 2 } };
+    for (int i = 0; i < 8; i++)
+        for (int k = 0; k < 2; k++)
+            add(RUN_PATCH, meshes[i][0], meshes[i][1], 1, (run_wrap)((i + 2 * k) % 4));
+    add(RUN_PATCH, 4, 2, 1, RUN_HSDP)->groups = 2;
+    add(RUN_PATCH, 2, 2, 1, RUN_FSDP)->leaves = 2;
+    add(RUN_PATCH, 2, 3, 1, RUN_WHOLE)->sick = true;
+}
+
 static void wrap_as(run_config *c, run_wrap fake, run_wrap judge, run_wrap teacher) {
     c->wraps[XD_DMD_FAKE_SCORE] = fake;
     c->wraps[XD_DMD_DISCRIMINATOR] = judge;
@@ -112,6 +123,7 @@ static void fill_list(void) {
     add_hybrid();
     add_single();
     add_cut();
+    add_shared_tokens();
     add_mixed();
     add_sick();
 }
@@ -225,7 +237,7 @@ static bool kill_line(const run_config *first, const run_config *second, uint64_
 
 /* Pairs of meshes, one for the process that is killed and one for what goes on. */
 static int run_kills(int *runs) {
-    static const int meshes[][8] = { { RUN_PATCH, 4, 1, 1, RUN_FSDP, 3, 1, 1 },
+    static const int meshes[][8] = { { RUN_PATCH, 2, 2, 1, RUN_FSDP, 3, 1, 1 },
                                      { RUN_PATCH, 2, 1, 1, RUN_SHARDED, 8, 1, 1 },
                                      { RUN_STRIP, 2, 1, 2, RUN_FSDP, 1, 4, 1 },
                                      { RUN_STRIP, 1, 3, 1, RUN_DDP, 2, 2, 2 } };

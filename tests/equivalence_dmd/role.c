@@ -41,9 +41,14 @@ void role_ranks_close(role_ranks *ranks) {
 
 /* ---- networks ---- */
 
-static nn_patch_config role_patch(void) {
-    const nn_patch_config c = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS };
+static nn_patch_config role_patch(const role_ranks *ranks) {
+    const nn_patch_config c = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS, ranks->cut.cp };
     return c;
+}
+
+xd_interval role_pixels(const role_ranks *ranks) {
+    const nn_patch_config c = role_patch(ranks);
+    return nn_patch_pixels(&c);
 }
 
 /* The fake score begins as a copy of the teacher. */
@@ -53,7 +58,7 @@ static uint64_t role_seed(xd_dmd_role which) {
 
 static xd_result role_describe(const role_ranks *ranks, const run_config *config, xd_dmd_role which,
                                role *r) {
-    const nn_patch_config patch = role_patch();
+    const nn_patch_config patch = role_patch(ranks);
     xd_ctx *ctx = xd_comm_ctx(ranks->world);
     const int64_t feature =
         config->net == RUN_STRIP ? STRIP_ELEMENTS : (int64_t)PATCH_SIDE * PATCH_SIDE * patch.width;
@@ -122,13 +127,15 @@ static xd_result role_train(xd_ctx *ctx, role *r) {
 
 xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh,
                     role *r) {
-    const nn_patch_config patch = role_patch();
+    const nn_patch_config patch = role_patch(ranks);
     xd_ctx *ctx = xd_comm_ctx(ranks->world);
     XD_TRY(role_describe(ranks, config, which, r));
     XD_TRY(role_wrap(ranks, config, config->wraps[which], r));
     XD_TRY(xd_parallel_params(r->parallel, ROLE_WEIGHTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, ROLE_WEIGHTS, r->parts, &r->count));
     if (!r->judge && !r->strip) {
+        for (int64_t i = 0; i < r->count && xd_comm_rank(ranks->cut.cp) > 0; i++)
+            r->params[i].replica = r->parts[i].replica = true;
         XD_TRY(nn_patch_create(ctx, &patch, r->model, RUN_SAMPLES / config->leaves, STRIP_SLOTS, &r->patch));
         r->network = nn_patch_network(r->patch);
         if (fresh || which == XD_DMD_TEACHER) XD_TRY(role_fill(r, which));

@@ -35,6 +35,9 @@ typedef struct role {
 xd_result role_ranks_open(xd_comm *world, const run_config *config, role_ranks *out);
 void role_ranks_close(role_ranks *ranks);
 
+/* The pixels of a sample that this rank has with RUN_PATCH. */
+xd_interval role_pixels(const role_ranks *ranks);
+
 /* Makes and wraps a network, and what trains it. `fresh`: it gets its first values; otherwise a checkpoint is loaded next. role_close
  * in any case, of a role that was zero before. Collective. */
 xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh,

@@ -142,16 +142,16 @@ static xd_dmd_desc run_recipe(int recipe) {
 static void run_settings(run_state *s) {
     const run_config *c = s->job->config;
     const bool strips = c->net == RUN_STRIP;
-    const xd_interval own = strip_elements(&s->ranks.cut);
+    const xd_interval own = strips ? strip_elements(&s->ranks.cut) : role_pixels(&s->ranks);
     xd_dmd_desc *d = &s->desc;
-    s->elements = strips ? own.end - own.begin : PATCH_SIDE * PATCH_SIDE;
-    s->first_element = strips ? own.begin : 0;
+    s->elements = own.end - own.begin;
+    s->first_element = own.begin;
     *d = run_recipe(c->recipe);
     d->data = s->ranks.data;
     d->sizes.samples = RUN_SAMPLES / c->leaves;
     d->sizes.step_samples = RUN_SAMPLES;
     d->sizes.elements = s->elements;
-    d->sizes.whole_elements = strips ? STRIP_ELEMENTS : s->elements;
+    d->sizes.whole_elements = strips ? STRIP_ELEMENTS : PATCH_SIDE * PATCH_SIDE;
     d->sizes.first_element = s->first_element;
     d->sizes.split = c->cp > 1 ? s->ranks.cut.cp : NULL;
     for (int which = 0; which < XD_DMD_ROLES; which++) {

@@ -5297,7 +5297,7 @@ typedef struct xd_checkpoint_report {
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
  * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
  * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
- * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files
+ * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
  * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
  * arrays partly loaded. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
@@ -6535,8 +6535,11 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
- * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
- * unless a network's own exchange failed; STATE (a role without a trainer). */
+ * Collective over data and split. Allocates nothing. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on
+ * every rank unless a network's own exchange failed; STATE (a role without a trainer). After an error of the batch or of a network
+ * under DDP nothing has changed, and the same step may be made again; networks close their blocks before they return an
+ * error. Under FSDP other ranks may wait in a gather meanwhile, and where sums are begun on a queue it may have one of them: then the
+ * ranks are out of step, and the world is at its end. */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* One step of warm-up: every leaf's xd_dmd_warm_up, then the student alone is summed, clipped, stepped and published, as by
@@ -35123,6 +35126,10 @@ XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
 /* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
  * units are started. */
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
+/* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a queue has
+ * begun a sum of them. Local. */
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */
 XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);
 /* parallel_values.c: where a weight's values are while its unit is open. */
@@ -37990,6 +37997,17 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     return XD_OK;
 }
 
+/* Whether a queue has a sum of this step, which other ranks may not have begun: dropped here it would stay there. */
+static bool xdi_parallel_has_sent(const xd_parallel *p) {
+    bool sent = p->launched > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) sent = sent || p->buckets[i].sending.open;
+    return sent && p->reductions;
+}
+
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+}
+
 /* ---- weights that are thawed ---- */
 
 /* Whether some block has had a backward pass, and the step has not ended. */
@@ -39797,11 +39815,13 @@ XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root);
 typedef struct xdi_reader {
     const xd_checkpoint *checkpoint;
     const char *directory;
+    char *path;   /* room for that of any file, so that nothing is allocated amid a load */
     int64_t file; /* that is open; -1: none */
     intptr_t handle;
 } xdi_reader;
 
-XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory);
+/* Both pointers are kept. Closing what was never created is fine, where it is zero. Error: MEMORY. */
+XD_PRIVATE xd_result xdi_reader_create(xdi_reader *r, const xd_checkpoint *checkpoint, const char *directory);
 XD_PRIVATE void xdi_reader_close(xdi_reader *r);
 XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offset, size_t bytes, void *to);
 
@@ -42504,32 +42524,49 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
 /* The files of a checkpoint, opened one at a time, and their blocks. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
-XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory) {
-    xdi_reader r;
-    memset(&r, 0, sizeof r);
-    r.checkpoint = checkpoint;
-    r.directory = directory;
-    r.file = -1;
-    return r;
+static size_t xdi_reader_room(const xd_checkpoint *checkpoint, const char *directory) {
+    size_t longest = 0;
+    for (int64_t i = 0; i < checkpoint->info.file_count; i++) {
+        const size_t length = strlen(checkpoint->files[i].name);
+        if (length > longest) longest = length;
+    }
+    return strlen(directory) + 1 + longest + 1;
+}
+
+XD_PRIVATE xd_result xdi_reader_create(xdi_reader *r, const xd_checkpoint *checkpoint,
+                                       const char *directory) {
+    memset(r, 0, sizeof *r);
+    r->checkpoint = checkpoint;
+    r->directory = directory;
+    r->file = -1;
+    r->path = (char *)xd_allocate(checkpoint->ctx, xdi_reader_room(checkpoint, directory));
+    XD_REQUIRE(checkpoint->ctx, r->path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
+    return XD_OK;
+}
+
+static void xdi_reader_close_file(xdi_reader *r) {
+    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
+    if (r->file >= 0) files->close(files->user, r->handle);
+    r->file = -1;
 }
 
 XD_PRIVATE void xdi_reader_close(xdi_reader *r) {
-    if (!r->checkpoint || r->file < 0) return;
-    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
-    files->close(files->user, r->handle);
-    r->file = -1;
+    if (!r->checkpoint) return;
+    xdi_reader_close_file(r);
+    xd_release(r->checkpoint->ctx, r->path);
+    r->path = NULL;
 }
 
 static xd_result xdi_reader_open(xdi_reader *r, int64_t file) {
     xd_ctx *ctx = r->checkpoint->ctx;
     if (r->file == file) return XD_OK;
-    xdi_reader_close(r);
-    char *path = xdi_weights_path(ctx, r->directory, r->checkpoint->files[file].name);
-    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", r->directory);
-    const int error = xdi_file_open_read(ctx, path, &r->handle);
-    xd_release(ctx, path);
+    xdi_reader_close_file(r);
+    snprintf(r->path, xdi_reader_room(r->checkpoint, r->directory), "%s/%s", r->directory,
+             r->checkpoint->files[file].name);
+    const int error = xdi_file_open_read(ctx, r->path, &r->handle);
     XD_REQUIRE(ctx, error == 0, error == ENOENT ? XD_ERROR_MISSING : XD_ERROR_IO, "%s/%s: open: %s",
                r->directory, r->checkpoint->files[file].name, xdi_open_error(error));
     r->file = file;
@@ -42791,8 +42828,7 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and a list of %lld tensors",
                (unsigned long long)l->desc.staging_bytes, (long long)l->content.tensor_count);
-    l->reader = xdi_reader_create(c, l->directory);
-    return XD_OK;
+    return xdi_reader_create(&l->reader, c, l->directory);
 }
 
 /* ---- which blocks ---- */
@@ -42965,8 +43001,9 @@ static uint64_t xdi_load_bytes(const xdi_load *l) {
 
 /* ---- the whole ---- */
 
-static xd_result xdi_load_finish(xdi_load *l, char **state) {
-    XD_TRY(xdi_content_put_steps(&l->content));
+/* Memory, and what the caller's state may be refused for, come before anything is changed. */
+static xd_result xdi_load_prepare(xdi_load *l, char **state) {
+    XD_TRY(xdi_load_reserve(l));
     return state ? xdi_state_take(l->ctx, l->state, l->state_text, (size_t)l->sizes[2], state) : XD_OK;
 }
 
@@ -42975,11 +43012,11 @@ static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xd_agree_same(l->comm, xdi_load_hash(l), "step, check, lenient and convert"));
     XD_TRY(xdi_content_agree(&l->content, l->comm));
     XD_TRY(xdi_load_share(l));
-    XD_TRY(xd_agree(l->comm, xdi_load_reserve(l)));
+    XD_TRY(xd_agree(l->comm, xdi_load_prepare(l, state)));
     XD_TRY(xdi_load_match(l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_touch_all(l), xdi_load_compare, l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
-    XD_TRY(xd_agree(l->comm, xdi_load_finish(l, state)));
+    XD_TRY(xd_agree(l->comm, xdi_content_put_steps(&l->content)));
     xdi_state_apply(l->state, &l->desc);
     return XD_OK;
 }
@@ -45185,10 +45222,10 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.ctx = ctx;
     v.c = c;
     v.directory = directory;
-    v.reader = xdi_reader_create(c, directory);
     v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
     xd_result result =
         v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
+    if (result == XD_OK) result = xdi_reader_create(&v.reader, c, directory);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
     if (result == XD_OK) result = xdi_verify_headers(&v);
     xdi_reader_close(&v.reader);
@@ -66810,8 +66847,15 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
     return XD_OK;
 }
 
+/* What was added up for a step that failed is forgotten, so that it may be made again. */
+static void xdi_dmd_drop_step(const xd_dmd *d, const xdi_dmd_source *source) {
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role] && d->desc.trainers[role].parallel)
+            xdi_parallel_drop_step(d->desc.trainers[role].parallel);
+}
+
 /* Everything but the counters. */
-static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+static xd_result xdi_dmd_try_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
     const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
@@ -66822,6 +66866,12 @@ static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_d
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
     return xdi_dmd_step_roles(d, source, values);
+}
+
+static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    const xd_result result = xdi_dmd_try_step(d, source, values);
+    if (result != XD_OK) xdi_dmd_drop_step(d, source);
+    return result;
 }
 
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {
@@ -70549,4 +70599,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d81f0140ab7031126602b50521b16e03dbb07840e47625099c9f9061cdf6f58b */
+/* xdistill sha256 6a17a0cd1a706fde55213581cacb5dff0f179b4952c22b6b4e79ff1e9a5aa1f4 */

@@ -21,19 +21,10 @@ typedef struct trial {
 
 static int trial_networks(const trial *t, dmd_net *nets, xd_checkpoint_network *networks,
                           xd_checkpoint_average *averages) {
-    static const char *const names[] = { NULL, "fake", "judge" };
-    const int roles = t->saves && t->leave_judge ? 2 : 3;
-    memset(networks, 0, 3 * sizeof *networks);
-    for (int role = 0; role < roles; role++) {
-        averages[role] = (xd_checkpoint_average){ "slow", nets[role].average };
-        networks[role].name = names[role];
-        networks[role].parts = nets[role].parts;
-        networks[role].part_count = nets[role].count;
-        networks[role].optimizer = nets[role].optimizer;
-        networks[role].averages = &averages[role];
-        networks[role].average_count = t->saves && t->leave_averages ? 0 : 1;
-    }
-    return roles;
+    const int roles = dmd_records(nets, networks, averages);
+    for (int role = 0; role < roles && t->saves && t->leave_averages; role++)
+        networks[role].average_count = 0;
+    return t->saves && t->leave_judge ? roles - 1 : roles;
 }
 
 static xd_result trial_save(xd_comm *world, trial *t, dmd_net *nets, xd_dmd *dmd) {
@@ -88,21 +79,13 @@ static xd_result trial_steps(xd_comm *world, trial *t, dmd_net *nets, xd_dmd *dm
 static xd_result trial_rank(xd_comm *world, void *argument) {
     trial *t = (trial *)argument;
     dmd_net nets[XD_DMD_ROLES];
-    xd_dmd_desc desc = t->run.desc;
+    xd_dmd_desc desc;
     xd_dmd *dmd = NULL;
-    xd_result result = XD_OK;
-    memset(nets, 0, sizeof nets);
-    desc.data = world;
-    for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
-        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, &t->run, NULL);
-        desc.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
-        desc.trainers[role] =
-            (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
-    }
+    xd_result result = dmd_make_all(world, &t->run, NULL, nets, &desc);
     if (result == XD_OK) result = xd_dmd_create(xd_comm_ctx(world), &desc, &dmd);
     if (result == XD_OK) result = trial_steps(world, t, nets, dmd);
     xd_dmd_destroy(dmd);
-    for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
+    dmd_free_all(nets);
     return result;
 }
 

@@ -43,13 +43,17 @@ static void store(void *x, xd_dtype dtype, int64_t i, float value) {
         ((float *)x)[i] = value;
 }
 
-static xd_result forward(void *user, const xd_network_call *call) {
-    net *n = (net *)user;
+static xd_result open_forward(const net *n, const xd_network_call *call, xd_block_view *view) {
     const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
                            .leaf = call->leaf,
                            .more = call->more };
+    return xd_block_begin(n->block, pass, view);
+}
+
+static xd_result forward(void *user, const xd_network_call *call) {
+    net *n = (net *)user;
     xd_block_view view;
-    XD_TRY(xd_block_begin(n->block, pass, &view));
+    XD_TRY(open_forward(n, call, &view));
     const float *w = (const float *)view.values[0], *b = (const float *)view.values[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
         const int64_t e = i % n->elements;
@@ -89,11 +93,8 @@ static xd_result backward_of_time(void *user, const xd_network_call *call) {
 
 static xd_result judge(void *user, const xd_network_call *call) {
     net *n = (net *)user;
-    const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
-                           .leaf = call->leaf,
-                           .more = call->more };
     xd_block_view view;
-    XD_TRY(xd_block_begin(n->block, pass, &view));
+    XD_TRY(open_forward(n, call, &view));
     const float *w = (const float *)view.values[0], *b = (const float *)view.values[1];
     for (int64_t i = 0; i < call->samples * HEADS; i++)
         ((float *)call->raw)[i] = 4.0f * w[i % HEADS] * call->features[0][i / HEADS] - b[i % HEADS];

@@ -18,9 +18,9 @@
  *   a normaliser over the batch                                  below: the_normaliser_is_of_one_sample_and_of_x_minus_t
  *   |F - T| instead of |x - T|; epsilon outside, or none         below: the_normaliser_..., epsilon_is_within_the_denominator
  *   two roundings in bf16, and x - (x - g)                       test_dmd_losses.c narrow_types_are_widened_and_gradients_rounded_once
- *   a weight that overflows in f16                               test_dmd_losses.c
+ *   a weight that overflows in f16                               test_dmd_findings.c
  *                                                                  the_weight_overflows_in_f16_as_the_peers_do_and_not_in_the_exact_form
- *   NaN made 0 in silence, or none looked for                    test_dmd_losses.c what_is_not_finite_makes_its_sample_zero_and_no_bit_...
+ *   NaN made 0 in silence, or none looked for                    test_dmd_findings.c what_is_not_finite_makes_its_sample_zero_and_no_bit_...
  *                                                                  and below: what_is_not_finite_in_any_array_...
  *   guidance that a call cannot switch off; 0 as off             test_dmd_guidance.c a_scale_of_zero_is_the_negative_prediction_and_not_none
  *   scale as w of conditional + w (difference)                   test_convert.c guidance_adds_the_scaled_difference
@@ -49,8 +49,8 @@
  *   fewer than 1 step; shift below 1; guidance without its       test_dmd.c settings_that_do_not_fit_..., batches_and_calls_that_do_not_fit_...
  *     condition; v without a meaning
  *   p_std of 0; times outside the schedule                       test_times.c samplers_that_make_no_sense_are_refused_with_their_numbers
- *   weights that are negative or NaN                             below, and test_dmd_losses.c the_students_term_refuses_what_it_cannot_read
- *   masks that leave a sample, or all, empty; no elements        test_dmd_losses.c where_nothing_counts_all_is_zero_and_the_status_says_so
+ *   weights that are negative or NaN                             below, and test_dmd_findings.c the_students_term_refuses_what_it_cannot_read
+ *   masks that leave a sample, or all, empty; no elements        test_dmd_findings.c where_nothing_counts_all_is_zero_and_the_status_says_so
  *                                                                  and below: a_sample_without_counted_elements_is_zero_and_changes_no_other
  *   x equal to T                                                 below: epsilon_is_within_the_denominator */
 #include "xdistill.h"

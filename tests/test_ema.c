@@ -1,25 +1,9 @@
 /* Averages: schedules, bits, the state machine, names, buffers, ties, loading and publishing, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
-#include "xd_test.h"
+#include "ema_scene.h"
 
 #include <stdlib.h>
-
-static xd_ctx *ema_ctx(void) {
-    xd_ctx *ctx = NULL;
-    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    return ctx;
-}
-
-static xd_param ema_param(const char *name, void *value, xd_dtype dtype, int64_t count) {
-    xd_param p;
-    memset(&p, 0, sizeof p);
-    p.name = name;
-    p.value = value;
-    p.dtype = dtype;
-    p.count = count;
-    return p;
-}
 
 static xd_ema_desc ema_desc(double decay) {
     xd_ema_desc d = xd_ema_defaults(XD_EMA_CONSTANT);
@@ -31,15 +15,8 @@ static float ema_f32(const xd_ema *ema, int64_t index) {
     return ((const float *)xd_ema_view(ema, index).value)[0];
 }
 
-static void ema_fill(float *values, int n, uint32_t seed) {
-    for (int i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        values[i] = (float)((double)(seed >> 8) / 8388608.0 - 1.0);
-    }
-}
-
 static double ema_decay(xd_ema_desc desc, int64_t iteration) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     double decay = -1.0;
     CHECK(xd_ema_decay(ctx, &desc, iteration, &decay) == XD_OK);
     xd_ctx_destroy(ctx);
@@ -69,9 +46,9 @@ XD_TEST(schedules_give_the_published_decays) {
 
 /* The shadow after each of n updates from `from` towards `to`. */
 static void ema_sequence(float from, float to, double decay, const float *expected, int n) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     float value = from;
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     const xd_ema_desc desc = ema_desc(decay);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
@@ -97,10 +74,10 @@ XD_TEST(averages_have_the_published_bits) {
 }
 
 XD_TEST(a_bf16_shadow_rounds_once_and_may_stand_still) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     for (int k = 0; k < 2; k++) {
         float value = 1.0f;
-        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+        const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
         xd_ema_desc desc = ema_desc(k ? 0.999 : 0.9);
         desc.dtype = XD_DTYPE_BF16;
         xd_ema *ema = NULL;
@@ -115,10 +92,10 @@ XD_TEST(a_bf16_shadow_rounds_once_and_may_stand_still) {
 }
 
 XD_TEST(weights_zero_and_one_keep_or_take_the_value_to_the_bit) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     for (int k = 0; k < 2; k++) {
         float value = 0.1f;
-        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+        const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
         const xd_ema_desc desc = ema_desc(k ? 0.0 : 1.0);
         xd_ema *ema = NULL;
         CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
@@ -140,9 +117,9 @@ typedef struct ema_row {
 } ema_row;
 
 static void ema_machine(int64_t start, bool from_current, const ema_row *rows, int n) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     float value = 1.0f;
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema_desc desc = ema_desc(0.5);
     desc.start_iteration = start;
     desc.init_from_current = from_current;
@@ -207,10 +184,10 @@ XD_TEST(the_start_iteration_copies_again_and_order_is_free) {
 /* Parameters and buffers, the counter counting by itself. */
 XD_TEST(nothing_changes_before_the_start) {
     float value = 1.0f, buffer = 1.0f;
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[2];
-    params[0] = ema_param("w", &value, XD_DTYPE_F32, 1);
-    params[1] = ema_param("b", &buffer, XD_DTYPE_F32, 1);
+    params[0] = scene_param("w", &value, XD_DTYPE_F32, 1);
+    params[1] = scene_param("b", &buffer, XD_DTYPE_F32, 1);
     params[1].buffer = true;
     xd_ema_desc desc = ema_desc(0.5);
     desc.start_iteration = 100;
@@ -231,9 +208,9 @@ XD_TEST(nothing_changes_before_the_start) {
 
 XD_TEST(publishing_before_the_first_copy_gives_the_weights_of_creation) {
     float value = 1.5f, out = 0.0f;
-    xd_ctx *ctx = ema_ctx();
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1),
-                   target = ema_param("w", &out, XD_DTYPE_F32, 1);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1),
+                   target = scene_param("w", &out, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     value = 7.0f;
@@ -247,8 +224,8 @@ XD_TEST(the_decay_is_that_of_the_iteration_given) {
     static const int64_t iterations[] = { 10, 1000, 10, 3, 1000000 };
     float value = 0.0f;
     double shadow = 0.0;
-    xd_ctx *ctx = ema_ctx();
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_POWER);
     desc.init_from_current = true;
     xd_ema *ema = NULL;
@@ -270,8 +247,8 @@ XD_TEST(the_counter_goes_on_from_the_last_iteration_given) {
     };
     static const int64_t stored[] = { 1, 2, 40, 41, 7, 8, 0, 1 };
     float value = 1.0f;
-    xd_ctx *ctx = ema_ctx();
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     for (int k = 0; k < 8; k++) {
@@ -286,9 +263,9 @@ XD_TEST(the_counter_goes_on_from_the_last_iteration_given) {
 XD_TEST(a_loaded_average_is_overwritten_at_the_start) {
     for (int64_t at = 4; at <= 6; at++) {
         float value = 1.0f, saved = 10.0f;
-        xd_ctx *ctx = ema_ctx();
-        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1),
-                       list = ema_param("w", &saved, XD_DTYPE_F32, 1);
+        xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+        const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1),
+                       list = scene_param("w", &saved, XD_DTYPE_F32, 1);
         xd_ema_desc desc = ema_desc(0.5);
         desc.start_iteration = 5;
         xd_ema *ema = NULL;
@@ -312,9 +289,9 @@ XD_TEST(an_average_resumed_without_its_file_begins_with_a_copy) {
 }
 
 XD_TEST(a_status_with_a_finding_stops_update_and_counter) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     float value = 1.0f;
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     xd_status status;
     memset(&status, 0, sizeof status);
@@ -333,23 +310,23 @@ XD_TEST(the_average_of_a_shard_is_the_shard_of_the_average) {
     enum { N = 1000, RANKS = 8, STEPS = 4 };
     static const int lengths[4] = { 1, 7, 8, N };
     float whole[N], pieces[N];
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     for (int l = 0; l < 4; l++) {
         const int n = lengths[l], chunk = (n + RANKS - 1) / RANKS;
-        const xd_param one = ema_param("w", whole, XD_DTYPE_F32, n);
+        const xd_param one = scene_param("w", whole, XD_DTYPE_F32, n);
         const xd_ema_desc desc = ema_desc(0.7);
         xd_param shard[RANKS];
         xd_ema *all = NULL, *part[RANKS];
-        ema_fill(whole, n, 1u);
+        scene_fill(whole, XD_DTYPE_F32, n, 1u);
         memcpy(pieces, whole, sizeof(float) * (size_t)n);
         CHECK(xd_ema_create(ctx, &one, 1, &desc, &all) == XD_OK);
         for (int r = 0; r < RANKS; r++) {
             const int begin = r * chunk < n ? r * chunk : n, end = begin + chunk < n ? begin + chunk : n;
-            shard[r] = ema_param("w", end > begin ? pieces + begin : NULL, XD_DTYPE_F32, end - begin);
+            shard[r] = scene_param("w", end > begin ? pieces + begin : NULL, XD_DTYPE_F32, end - begin);
             CHECK(xd_ema_create(ctx, &shard[r], 1, &desc, &part[r]) == XD_OK);
         }
         for (int t = 0; t < STEPS; t++) {
-            ema_fill(whole, n, 10u + (uint32_t)t);
+            scene_fill(whole, XD_DTYPE_F32, n, 10u + (uint32_t)t);
             memcpy(pieces, whole, sizeof(float) * (size_t)n);
             CHECK(xd_ema_update(all, XD_EMA_NEXT, NULL) == XD_OK);
             for (int r = 0; r < RANKS; r++) CHECK(xd_ema_update(part[r], XD_EMA_NEXT, NULL) == XD_OK);
@@ -379,12 +356,12 @@ XD_TEST(every_pair_of_dtypes_agrees_with_double_arithmetic_rounded_once) {
     enum { N = 257 };
     static const xd_dtype dtypes[3] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
     float start[N], next[N], live[N];
-    xd_ctx *ctx = ema_ctx();
-    ema_fill(start, N, 5u);
-    ema_fill(next, N, 6u);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    scene_fill(start, XD_DTYPE_F32, N, 5u);
+    scene_fill(next, XD_DTYPE_F32, N, 6u);
     for (int k = 0; k < 9; k++) {
         const xd_dtype from = dtypes[k / 3], to = dtypes[k % 3];
-        const xd_param param = ema_param("w", live, from, N);
+        const xd_param param = scene_param("w", live, from, N);
         xd_ema_desc desc = ema_desc(0.9);
         desc.dtype = to;
         xd_ema *ema = NULL;
@@ -408,11 +385,11 @@ XD_TEST(buffers_are_copied_as_they_are) {
     int64_t counter = (INT64_C(1) << 53) + 1; /* no double holds it */
     uint8_t flag = 1;
     uint16_t half = xd_f16_from_f32(0.1f);
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[3];
-    params[0] = ema_param("counter", &counter, XD_DTYPE_I64, 1);
-    params[1] = ema_param("flag", &flag, XD_DTYPE_BOOL, 1);
-    params[2] = ema_param("half", &half, XD_DTYPE_F16, 1);
+    params[0] = scene_param("counter", &counter, XD_DTYPE_I64, 1);
+    params[1] = scene_param("flag", &flag, XD_DTYPE_BOOL, 1);
+    params[2] = scene_param("half", &half, XD_DTYPE_F16, 1);
     for (int i = 0; i < 3; i++) params[i].buffer = true;
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, params, 3, NULL, &ema) == XD_OK);
@@ -434,14 +411,14 @@ XD_TEST(buffers_are_copied_as_they_are) {
 
 XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
     float a = 1.0f, b = 2.0f, target = 0.0f;
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[2];
-    params[0] = ema_param("module._orig_mod.layer._checkpoint_wrapped_module.w", &a, XD_DTYPE_F32, 1);
-    params[1] = ema_param("layer.b", &b, XD_DTYPE_F32, 1);
+    params[0] = scene_param("module._orig_mod.layer._checkpoint_wrapped_module.w", &a, XD_DTYPE_F32, 1);
+    params[1] = scene_param("layer.b", &b, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
     CHECK_EQ_STR(xd_ema_view(ema, 0).name, "layer.w");
-    const xd_param out = ema_param("_fsdp_wrapped_module.layer.w", &target, XD_DTYPE_F32, 1);
+    const xd_param out = scene_param("_fsdp_wrapped_module.layer.w", &target, XD_DTYPE_F32, 1);
     xd_ema_match match;
     CHECK(xd_ema_copy_to(ema, &out, 1, true, &match) == XD_OK);
     CHECK(match.matched == 1 && match.missing_in_target == 1 && target == 1.0f);
@@ -456,12 +433,12 @@ XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
 
 XD_TEST(tied_parameters_share_a_shadow_and_both_names_receive_it) {
     float value[2] = { 1.0f, 2.0f }, first[2] = { 0.0f, 0.0f }, second[2] = { 0.0f, 0.0f };
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[2], targets[2];
-    params[0] = ema_param("embedding", value, XD_DTYPE_F32, 2);
-    params[1] = ema_param("head", value, XD_DTYPE_F32, 2);
-    targets[0] = ema_param("embedding", first, XD_DTYPE_F32, 2);
-    targets[1] = ema_param("head", second, XD_DTYPE_F32, 2);
+    params[0] = scene_param("embedding", value, XD_DTYPE_F32, 2);
+    params[1] = scene_param("head", value, XD_DTYPE_F32, 2);
+    targets[0] = scene_param("embedding", first, XD_DTYPE_F32, 2);
+    targets[1] = scene_param("head", second, XD_DTYPE_F32, 2);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
     CHECK_EQ_INT(xd_ema_count(ema), 1);
@@ -474,15 +451,15 @@ XD_TEST(tied_parameters_share_a_shadow_and_both_names_receive_it) {
 XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
     static const int64_t tall[2] = { 2, 1 }, flat[2] = { 1, 2 };
     float a[2] = { 1.0f, 2.0f }, b = 3.0f, saved[2] = { 8.0f, 9.0f };
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[2], sources[3];
-    params[0] = ema_param("a", a, XD_DTYPE_F32, 2);
+    params[0] = scene_param("a", a, XD_DTYPE_F32, 2);
     params[0].shape = tall;
     params[0].dims = 2;
-    params[1] = ema_param("b", &b, XD_DTYPE_F32, 1);
-    sources[0] = ema_param("a", saved, XD_DTYPE_F32, 2);
-    sources[1] = ema_param("b", saved, XD_DTYPE_F32, 1);
-    sources[2] = ema_param("c", saved, XD_DTYPE_F32, 1);
+    params[1] = scene_param("b", &b, XD_DTYPE_F32, 1);
+    sources[0] = scene_param("a", saved, XD_DTYPE_F32, 2);
+    sources[1] = scene_param("b", saved, XD_DTYPE_F32, 1);
+    sources[2] = scene_param("c", saved, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     xd_ema_match match;
     CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
@@ -512,17 +489,17 @@ XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
 XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
     enum { N = 50 };
     float value[N], kept[N];
-    xd_ctx *ctx = ema_ctx();
-    const xd_param param = ema_param("w", value, XD_DTYPE_F32, N);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("w", value, XD_DTYPE_F32, N);
     xd_ema *through = NULL, *first = NULL, *resumed = NULL;
-    ema_fill(value, N, 1u);
+    scene_fill(value, XD_DTYPE_F32, N, 1u);
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &through) == XD_OK);
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &first) == XD_OK);
     for (uint32_t t = 0; t < 6; t++) {
-        ema_fill(value, N, 20u + t);
+        scene_fill(value, XD_DTYPE_F32, N, 20u + t);
         if (t == 3) {
             CHECK(xd_ema_create(ctx, &param, 1, NULL, &resumed) == XD_OK);
-            const xd_param saved = ema_param("w", kept, XD_DTYPE_F32, N);
+            const xd_param saved = scene_param("w", kept, XD_DTYPE_F32, N);
             xd_ema_record record = xd_ema_describe(first);
             CHECK(xd_ema_copy_to(first, &saved, 1, false, NULL) == XD_OK);
             CHECK(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
@@ -543,8 +520,8 @@ XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
 
 XD_TEST(the_final_error_stays_below_the_dead_zone) {
     float value = 0.0f;
-    xd_ctx *ctx = ema_ctx();
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
@@ -556,7 +533,7 @@ XD_TEST(the_final_error_stays_below_the_dead_zone) {
 }
 
 XD_TEST(numbers_out_of_range_are_refused) {
-    xd_ctx *ctx = ema_ctx();
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_ema *ema = NULL;
     for (int k = 0; k < 8; k++) {
         xd_ema_desc desc = ema_desc(0.0);
@@ -571,7 +548,7 @@ XD_TEST(numbers_out_of_range_are_refused) {
         CHECK(xd_ema_create(ctx, NULL, 0, &desc, &ema) == XD_ERROR_ARGUMENT);
     }
     float value = 0.0f;
-    xd_param param = ema_param(NULL, &value, XD_DTYPE_F32, 1);
+    xd_param param = scene_param(NULL, &value, XD_DTYPE_F32, 1);
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_ARGUMENT);
     CHECK(ema == NULL);
     xd_ctx_destroy(ctx);
@@ -598,7 +575,7 @@ XD_TEST(no_room_for_the_shadows_is_an_error) {
     ctx_desc.allocator.user = &left;
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(&ctx_desc, &ctx) == XD_OK);
-    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_MEMORY);
     CHECK(ema == NULL);

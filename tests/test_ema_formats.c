@@ -58,6 +58,14 @@ static void expected_compensated(double decay, float source, float *shadow, uint
     *term = xd_bf16_from_f32((float)((double)base + (double)step - (double)sum));
 }
 
+/* Every level of this machine, with live values of every type. */
+static void on_every_level(void (*check)(xd_cpu_level level, xd_dtype dtype)) {
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
+    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++)
+        for (int k = 0; k < 4 && xd_cpu_supports((xd_cpu_level)level); k++)
+            check((xd_cpu_level)level, dtypes[k]);
+}
+
 static void check_compensated(xd_cpu_level level, int threads, double decay, xd_dtype dtype) {
     static float shadow[N];
     static uint16_t term[N];
@@ -80,13 +88,13 @@ static void check_compensated(xd_cpu_level level, int threads, double decay, xd_
     xd_ctx_destroy(ctx);
 }
 
+static void check_compensations(xd_cpu_level level, xd_dtype dtype) {
+    check_compensated(level, 1, 0.999, dtype);
+    check_compensated(level, 3, 0.3, dtype);
+}
+
 XD_TEST(a_compensated_update_rounds_by_the_rule_on_every_cpu_level) {
-    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
-    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++)
-        for (int k = 0; k < 4 && xd_cpu_supports((xd_cpu_level)level); k++) {
-            check_compensated((xd_cpu_level)level, 1, 0.999, dtypes[k]);
-            check_compensated((xd_cpu_level)level, 3, 0.3, dtypes[k]);
-        }
+    on_every_level(check_compensations);
 }
 
 XD_TEST(a_compensated_weight_of_one_takes_the_value_and_infinities_leave_no_term) {
@@ -196,13 +204,13 @@ static void check_random(xd_cpu_level level, double decay, xd_dtype dtype, int64
     xd_ctx_destroy(ctx);
 }
 
+static void check_roundings(xd_cpu_level level, xd_dtype dtype) {
+    check_random(level, 0.999, dtype, 0);
+    check_random(level, 0.3, dtype, (INT64_C(1) << 35) - 1003);
+}
+
 XD_TEST(shadows_round_at_random_by_the_rule_on_every_cpu_level) {
-    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
-    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++)
-        for (int k = 0; k < 4 && xd_cpu_supports((xd_cpu_level)level); k++) {
-            check_random((xd_cpu_level)level, 0.999, dtypes[k], 0);
-            check_random((xd_cpu_level)level, 0.3, dtypes[k], (INT64_C(1) << 35) - 1003);
-        }
+    on_every_level(check_roundings);
 }
 
 XD_TEST(the_mean_of_shadows_at_random_is_the_average_where_nearest_ones_stand_still) {

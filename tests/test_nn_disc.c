@@ -1,11 +1,9 @@
 /* test_nn_disc.c - the discriminator of examples/nn as a network: gradients, slots, batches, wrappers, first values. */
 #include "xdistill.h"
 
-#include "xd_test.h"
+#include "nn_alone.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "../examples/nn/nn_call.c"
 #include "../examples/nn/nn_disc.c"
@@ -20,57 +18,34 @@
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
 
-enum { SAMPLES = 5, HEADS = 3, MOST = 5000, WEIGHTS = HEADS * NN_HEAD_WEIGHTS, ALL = 301 + 4657 + 529 };
+enum { SAMPLES = 5, HEADS = 3, WEIGHTS = HEADS * NN_HEAD_WEIGHTS, ALL = 301 + 4657 + 529 };
 
 /* Odd and even sides, one group and several. */
 static const nn_disc_config tiny = { HEADS, { { 6, 5, 3 }, { 24, 3, 4 }, { 8, 2, 7 } } };
 
 /* ---- help ---- */
 
-static void noise(uint64_t stream, int64_t count, float *out) {
-    const xd_philox random = { .seed = stream, .stream = XD_STREAM_USER };
-    xd_philox_fill_normal(&random, 0, count, out);
-}
-
 static int64_t elements(int head) {
     return (int64_t)tiny.features[head].channels * tiny.features[head].height * tiny.features[head].width;
 }
 
-/* One rank's model under DDP, of one leaf, its weights away from their first values. */
-typedef struct alone {
-    xd_ctx *ctx;
-    xd_model *model;
-    xd_parallel *parallel;
-    xd_param params[WEIGHTS];
-    int64_t count;
-    nn_disc *passes;
-    xd_network network;
-} alone;
-
 static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots) {
-    float more[MOST];
+    nn_disc *passes;
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
     XD_TRY(nn_disc_describe(a->ctx, &tiny, 3, &a->model));
-    XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
-    XD_TRY(xd_parallel_params(a->parallel, WEIGHTS, a->params, &a->count));
-    for (int64_t i = 0; i < a->count; i++) {
-        float *w = (float *)a->params[i].value;
-        noise(100 + (uint64_t)i, a->params[i].count, more);
-        for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
-    }
-    XD_TRY(xd_parallel_publish(a->parallel));
-    XD_TRY(nn_disc_create(a->ctx, &tiny, a->model, samples, slots, &a->passes));
-    a->network = nn_disc_network(a->passes);
+    XD_TRY(alone_wrap(a, comm));
+    XD_TRY(nn_disc_create(a->ctx, &tiny, a->model, samples, slots, &passes));
+    a->passes = passes;
+    a->network = nn_disc_network(passes);
     CHECK(a->network.feature_count == HEADS && a->network.heads == HEADS);
     for (int k = 0; k < HEADS; k++) CHECK_EQ_INT(a->network.feature_elements[k], elements(k));
     return XD_OK;
 }
 
 static void alone_end(alone *a) {
-    nn_disc_destroy(a->passes);
-    xd_parallel_destroy(a->parallel);
-    xd_model_destroy(a->model);
+    nn_disc_destroy((nn_disc *)a->passes);
+    alone_unwrap(a);
 }
 
 /* A batch with everything that a call of the network needs. */
@@ -118,30 +93,11 @@ static xd_result backward(const alone *a, const batch *b) {
     return a->network.backward(a->network.user, &b->call);
 }
 
-static bool same(const float *x, const float *y, int64_t count) {
-    return memcmp(x, y, (size_t)count * sizeof *x) == 0;
-}
-
 static bool same_batches(const batch *a, const batch *b) {
     bool all = same(a->logits, b->logits, a->samples * HEADS);
     for (int k = 0; k < HEADS; k++)
         all = all && same(a->d_features[k], b->d_features[k], a->samples * elements(k));
     return all;
-}
-
-/* Gradients of all weights after a step of one leaf, one after another. */
-static xd_result take_gradients(alone *a, float *out) {
-    XD_TRY(xd_parallel_reduce(a->parallel));
-    for (int64_t i = 0; i < a->count; i++, out += a->params[i - 1].count)
-        memcpy(out, a->params[i].gradient, (size_t)a->params[i].count * sizeof *out);
-    return xd_parallel_publish(a->parallel);
-}
-
-static void run_alone(xd_rank_function function) {
-    xd_error error = { 0 };
-    const xd_result result = xd_run_threads(1, NULL, function, NULL, &error);
-    CHECK_EQ_INT(result, XD_OK);
-    if (result != XD_OK) printf("%s\n", error.message);
 }
 
 /* ---- the same network in double, loop by loop ---- */
@@ -451,7 +407,7 @@ XD_TEST(a_sample_has_the_same_bits_in_every_batch) {
 
 /* ---- several ranks ---- */
 
-enum { LEAVES = 8, IN_LEAF = 3, STEPS = 2 };
+enum { IN_LEAF = 3 };
 
 typedef struct training {
     bool fsdp, zero;         /* zero: a leaf without samples on every rank */
@@ -459,12 +415,12 @@ typedef struct training {
     uint64_t first[4], hash; /* of the first values on each rank; of all weights and moments afterwards */
 } training;
 
-static xd_result train_leaf(const xd_network *n, const xd_parallel *parallel, int64_t k, int step,
-                            bool zero) {
-    const int64_t leaf = xd_parallel_leaf(parallel, k);
-    const bool own = k < xd_parallel_leaves(parallel).own && !(zero && leaf == 3);
+static xd_result train_leaf(const trainer *t, int64_t k, int step) {
+    const xd_network *n = &t->network;
+    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    const bool own = k < xd_parallel_leaves(t->parallel).own && !(t->zero && leaf == 3);
     batch b;
-    batch_make(&b, (uint64_t)(1000 + step * LEAVES + leaf), IN_LEAF);
+    batch_make(&b, (uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF);
     b.call.samples = own ? IN_LEAF : 0;
     b.call.leaf = k;
     xd_result result = n->forward(n->user, &b.call);
@@ -474,58 +430,31 @@ static xd_result train_leaf(const xd_network *n, const xd_parallel *parallel, in
     return result;
 }
 
-static xd_result hash_part(void *user, const xd_state_tensor *tensor, xd_interval range, const void *data) {
-    uint64_t *hash = (uint64_t *)user;
-    *hash = xd_hash(*hash, data, (size_t)(range.end - range.begin) * xd_dtype_size(tensor->dtype));
-    return XD_OK;
-}
-
-static xd_result train(xd_comm *world, xd_parallel *parallel, const xd_network *network, training *t) {
-    xd_param params[WEIGHTS];
-    xd_tensor_part parts[WEIGHTS];
-    xd_optimizer *optimizer;
+static xd_result note_first(const xd_parallel *parallel, uint64_t *hash) {
+    xd_param params[ALONE_WEIGHTS];
     int64_t count;
-    uint64_t hash = 0;
-    XD_TRY(xd_parallel_params(parallel, WEIGHTS, params, &count));
-    XD_TRY(xd_parallel_parts(parallel, WEIGHTS, parts, &count));
+    XD_TRY(xd_parallel_params(parallel, ALONE_WEIGHTS, params, &count));
     for (int64_t i = 0; i < count; i++)
-        t->first[xd_comm_rank(world)] =
-            xd_hash(t->first[xd_comm_rank(world)], params[i].value, (size_t)params[i].count * sizeof(float));
-    xd_optimizer_desc adamw = xd_adamw_defaults(params, count);
-    adamw.learning_rate = 0.01;
-    XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adamw, &optimizer));
-    for (int step = 0; step < STEPS; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
-            XD_TRY(train_leaf(network, parallel, k, step, t->zero));
-        XD_TRY(xd_parallel_reduce(parallel));
-        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
-        XD_TRY(xd_parallel_publish(parallel));
-    }
-    const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = optimizer };
-    xd_state_gather_desc gather = { .networks = &all, .network_count = 1, .user = &hash };
-    if (xd_comm_rank(world) == 0) gather.take = hash_part;
-    XD_TRY(xd_state_gather(world, &gather));
-    if (xd_comm_rank(world) == 0) t->hash = hash;
-    xd_optimizer_destroy(optimizer);
+        *hash = xd_hash(*hash, params[i].value, (size_t)params[i].count * sizeof(float));
     return XD_OK;
 }
 
 static xd_result training_rank(xd_comm *world, void *argument) {
-    static const char *const units[] = { "head" };
     training *t = (training *)argument;
+    trainer how = { .rate = 0.01, .zero = t->zero, .leaf = train_leaf };
     xd_ctx *ctx = xd_comm_ctx(world);
-    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .unit_types = units, .unit_type_count = 1 };
     xd_model *model;
-    xd_parallel *parallel;
     nn_disc *passes;
+    uint64_t hash = 0;
     XD_TRY(nn_disc_describe(ctx, &tiny, t->seed, &model));
-    XD_TRY(t->fsdp ? xd_fsdp_create(model, world, &fsdp, &parallel)
-                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, &parallel));
+    XD_TRY(wrap_in(world, model, "head", t->fsdp, &how.parallel));
     XD_TRY(nn_disc_create(ctx, &tiny, model, IN_LEAF, 1, &passes));
-    const xd_network network = nn_disc_network(passes);
-    XD_TRY(train(world, parallel, &network, t));
+    how.network = nn_disc_network(passes);
+    XD_TRY(note_first(how.parallel, &t->first[xd_comm_rank(world)]));
+    XD_TRY(train(world, &how, &hash));
+    if (xd_comm_rank(world) == 0) t->hash = hash;
     nn_disc_destroy(passes);
-    xd_parallel_destroy(parallel);
+    xd_parallel_destroy(how.parallel);
     xd_model_destroy(model);
     return XD_OK;
 }
@@ -622,44 +551,19 @@ XD_TEST(convolutions_begin_uniform_within_the_root_of_their_inputs) {
     xd_ctx_destroy(ctx);
 }
 
-static void *count_allocate(void *user, size_t bytes) {
-    ++*(int *)user;
-    return malloc(bytes ? bytes : 1);
-}
-
-static void count_release(void *user, void *memory) {
-    (void)user;
-    free(memory);
-}
-
 static xd_result memory_rank(xd_comm *world, void *argument) {
-    const int *calls = (const int *)argument;
     alone a;
     batch b;
     XD_TRY(alone_start(&a, world, SAMPLES, 1));
     batch_make(&b, 1, SAMPLES);
-    const int before = *calls;
-    XD_TRY(forward(&a, &b));
-    XD_TRY(backward(&a, &b));
-    b.call.keep = false;
-    XD_TRY(forward(&a, &b));
-    CHECK_EQ_INT(*calls, before);
-    CHECK(before > 0);
+    XD_TRY(check_no_allocation(&a, &b.call, (const int *)argument));
     batch_free(&b);
     alone_end(&a);
     return XD_OK;
 }
 
 XD_TEST(passes_allocate_nothing) {
-    int calls = 0;
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &calls } };
-    xd_error error = { 0 };
-    CHECK_EQ_INT(xd_run_threads(1, &desc, memory_rank, &calls, &error), XD_OK);
-}
-
-static void check_refused(xd_ctx *ctx, xd_result result, xd_result code, const char *message) {
-    CHECK_EQ_INT(result, code);
-    CHECK_EQ_STR(xd_last_error(ctx)->message, message);
+    run_counted(memory_rank);
 }
 
 static void check_descriptions(xd_ctx *ctx) {

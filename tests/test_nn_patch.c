@@ -1,11 +1,9 @@
 /* test_nn_patch.c - the patch transformer of examples/nn as a network: gradients, slots, batches, wrappers. */
 #include "xdistill.h"
 
-#include "xd_test.h"
+#include "nn_alone.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "../examples/nn/nn_call.c"
 #include "../examples/nn/nn_exp.c"
@@ -25,7 +23,6 @@ enum {
     LABELS = 3,
     FEATURE = 16 * 16,
     FEATURES = 2, /* behind each layer */
-    MOST = 4096,
     ALL_WEIGHTS = 6788
 };
 
@@ -33,41 +30,18 @@ static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL };
 
 /* ---- help ---- */
 
-/* Repeatable numbers of mean 0 and variance 1. */
-static void noise(uint64_t stream, int64_t count, float *out) {
-    const xd_philox random = { .seed = stream, .stream = XD_STREAM_USER };
-    xd_philox_fill_normal(&random, 0, count, out);
-}
-
-/* One rank's model under DDP, of one leaf, its weights away from their first values: gates and output are not zero. */
-typedef struct alone {
-    xd_ctx *ctx;
-    xd_model *model;
-    xd_parallel *parallel;
-    xd_param params[64];
-    int64_t count;
-    nn_patch *passes;
-    xd_network network;
-} alone;
-
 static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *config, int64_t samples,
                                 int slots) {
     static const int both[FEATURES] = { 0, 1 };
-    float more[MOST];
+    nn_patch *passes;
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
     XD_TRY(nn_patch_describe(a->ctx, config, 3, &a->model));
-    XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
-    XD_TRY(xd_parallel_params(a->parallel, 64, a->params, &a->count));
-    for (int64_t i = 0; i < a->count; i++) {
-        float *w = (float *)a->params[i].value;
-        noise(100 + (uint64_t)i, a->params[i].count, more);
-        for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
-    }
-    XD_TRY(xd_parallel_publish(a->parallel));
-    XD_TRY(nn_patch_create(a->ctx, config, a->model, samples, slots, &a->passes));
-    XD_TRY(nn_patch_capture(a->passes, both, FEATURES));
-    a->network = nn_patch_network(a->passes);
+    XD_TRY(alone_wrap(a, comm));
+    XD_TRY(nn_patch_create(a->ctx, config, a->model, samples, slots, &passes));
+    XD_TRY(nn_patch_capture(passes, both, FEATURES));
+    a->passes = passes;
+    a->network = nn_patch_network(passes);
     CHECK_EQ_INT(a->network.feature_count, FEATURES);
     for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], FEATURE);
     return XD_OK;
@@ -78,9 +52,8 @@ static xd_result alone_start(alone *a, xd_comm *comm, int64_t samples, int slots
 }
 
 static void alone_end(alone *a) {
-    nn_patch_destroy(a->passes);
-    xd_parallel_destroy(a->parallel);
-    xd_model_destroy(a->model);
+    nn_patch_destroy((nn_patch *)a->passes);
+    alone_unwrap(a);
 }
 
 /* A batch with everything that a call of the network needs. */
@@ -125,13 +98,6 @@ static xd_result forward(const alone *a, const batch *b) {
 
 static xd_result backward(const alone *a, const batch *b) {
     return a->network.backward(a->network.user, &b->call);
-}
-
-static void run_alone(xd_rank_function function) {
-    xd_error error = { 0 };
-    const xd_result result = xd_run_threads(1, NULL, function, NULL, &error);
-    CHECK_EQ_INT(result, XD_OK);
-    if (result != XD_OK) printf("%s\n", error.message);
 }
 
 /* ---- the same network in double, loop by loop ---- */
@@ -282,9 +248,9 @@ static double reference_loss(const reference *r, const batch *b, const double *x
 /* A gradient against the difference of the loss along a direction, of weights or images at `place`. */
 static void check_place(const reference *r, const batch *b, const double *x, double *place,
                         const float *gradient, int64_t count) {
-    static double kept[MOST];
+    static double kept[ALONE_MOST];
     static outcome out;
-    float direction[MOST];
+    float direction[ALONE_MOST];
     double claimed = 0.0, length = 0.0, loss[2];
     noise(77, count, direction);
     memcpy(kept, place, (size_t)count * sizeof *kept);
@@ -334,18 +300,6 @@ XD_TEST(predictions_and_all_gradients_agree_with_the_same_network_in_double) {
 }
 
 /* ---- slots, batches, passes of one rank ---- */
-
-/* Gradients of all weights after a step of one leaf, one after another. */
-static xd_result take_gradients(alone *a, float *out) {
-    XD_TRY(xd_parallel_reduce(a->parallel));
-    for (int64_t i = 0; i < a->count; i++, out += a->params[i - 1].count)
-        memcpy(out, a->params[i].gradient, (size_t)a->params[i].count * sizeof *out);
-    return xd_parallel_publish(a->parallel);
-}
-
-static bool same(const float *x, const float *y, int64_t count) {
-    return memcmp(x, y, (size_t)count * sizeof *x) == 0;
-}
 
 static xd_result slots_rank(xd_comm *world, void *argument) {
     static batch one[2], other[2];
@@ -435,8 +389,8 @@ static xd_result captured_rank(xd_comm *world, void *argument) {
         b.call.weights = bare.call.weights = false;
         XD_TRY(forward(&a, &b));
         XD_TRY(backward(&a, &b));
-        XD_TRY(nn_patch_capture(a.passes, &which, 1));
-        a.network = nn_patch_network(a.passes);
+        XD_TRY(nn_patch_capture((nn_patch *)a.passes, &which, 1));
+        a.network = nn_patch_network((nn_patch *)a.passes);
         CHECK_EQ_INT(a.network.feature_count, 1);
         bare.d_features[0] = bare.d_feature[which];
         bare.call.raw_gradient = NULL;
@@ -444,7 +398,7 @@ static xd_result captured_rank(xd_comm *world, void *argument) {
         XD_TRY(backward(&a, &bare));
         CHECK(same(bare.feature[0], b.feature[which], SAMPLES * FEATURE));
         for (int i = 0; i < SAMPLES * PIXELS; i++) CHECK(bare.d_x[i] == b.d_x[i] && bare.d_x[i] != 0.0f);
-        XD_TRY(nn_patch_capture(a.passes, (const int[]){ 0, 1 }, FEATURES));
+        XD_TRY(nn_patch_capture((nn_patch *)a.passes, (const int[]){ 0, 1 }, FEATURES));
     }
     alone_end(&a);
     return XD_OK;
@@ -507,8 +461,6 @@ typedef struct shared_run {
     int64_t pixels; /* of a sample */
     shared_outcome *out;
 } shared_run;
-
-static xd_result take_gradients(alone *a, float *out);
 
 /* This rank's pixels of every sample, out of whole samples or into them. */
 static void share(xd_interval own, int64_t pixels, float *whole, float *part, bool into) {
@@ -635,19 +587,20 @@ XD_TEST(cuts_that_do_not_fit_are_refused_on_every_rank) {
 
 /* ---- training on several ranks ---- */
 
-enum { LEAVES = 8, IN_LEAF = 3, STEPS = 2 };
+enum { IN_LEAF = 3 };
 
 typedef struct training {
     bool fsdp;
     uint64_t hash; /* of the weights afterwards */
 } training;
 
-static xd_result train_leaf(const xd_network *n, const xd_parallel *parallel, int64_t k, int step) {
+static xd_result train_leaf(const trainer *t, int64_t k, int step) {
+    const xd_network *n = &t->network;
     float x[IN_LEAF * PIXELS], raw[IN_LEAF * PIXELS], d_raw[IN_LEAF * PIXELS];
     double times[IN_LEAF];
     int32_t labels[IN_LEAF];
-    const int64_t leaf = xd_parallel_leaf(parallel, k);
-    const bool own = k < xd_parallel_leaves(parallel).own;
+    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    const bool own = k < xd_parallel_leaves(t->parallel).own;
     xd_network_call call = { .samples = own ? IN_LEAF : 0,
                              .hidden = x,
                              .times = times,
@@ -657,63 +610,28 @@ static xd_result train_leaf(const xd_network *n, const xd_parallel *parallel, in
                              .raw_gradient = d_raw,
                              .weights = true,
                              .leaf = k };
-    if (own) noise((uint64_t)(1000 + step * LEAVES + leaf), IN_LEAF * PIXELS, x);
+    if (own) noise((uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF * PIXELS, x);
     for (int i = 0; i < IN_LEAF; i++) times[i] = (double)i / IN_LEAF, labels[i] = i % LABELS;
     XD_TRY(n->forward(n->user, &call));
     for (int i = 0; own && i < IN_LEAF * PIXELS; i++) d_raw[i] = (raw[i] - x[i]) * 0.125f;
     return n->backward(n->user, &call);
 }
 
-static xd_result hash_part(void *user, const xd_state_tensor *tensor, xd_interval elements,
-                           const void *data) {
-    uint64_t *hash = (uint64_t *)user;
-    *hash = xd_hash(*hash, data, (size_t)(elements.end - elements.begin) * xd_dtype_size(tensor->dtype));
-    return XD_OK;
-}
-
-static xd_result train(xd_comm *world, xd_parallel *parallel, const xd_network *network, uint64_t *hash) {
-    xd_param params[64];
-    xd_tensor_part parts[64];
-    xd_optimizer *optimizer;
-    int64_t count;
-    XD_TRY(xd_parallel_params(parallel, 64, params, &count));
-    XD_TRY(xd_parallel_parts(parallel, 64, parts, &count));
-    xd_optimizer_desc adamw = xd_adamw_defaults(params, count);
-    adamw.learning_rate = 0.05;
-    XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adamw, &optimizer));
-    for (int step = 0; step < STEPS; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
-            XD_TRY(train_leaf(network, parallel, k, step));
-        XD_TRY(xd_parallel_reduce(parallel));
-        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
-        XD_TRY(xd_parallel_publish(parallel));
-    }
-    const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = optimizer };
-    xd_state_gather_desc gather = { .networks = &all, .network_count = 1, .user = hash };
-    if (xd_comm_rank(world) == 0) gather.take = hash_part;
-    XD_TRY(xd_state_gather(world, &gather));
-    xd_optimizer_destroy(optimizer);
-    return XD_OK;
-}
-
 static xd_result training_rank(xd_comm *world, void *argument) {
-    static const char *const units[] = { "layer" };
     training *t = (training *)argument;
+    trainer how = { .rate = 0.05, .leaf = train_leaf };
     xd_ctx *ctx = xd_comm_ctx(world);
-    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .unit_types = units, .unit_type_count = 1 };
     xd_model *model;
-    xd_parallel *parallel;
     nn_patch *passes;
     uint64_t hash = 0;
     XD_TRY(nn_patch_describe(ctx, &tiny, 3, &model));
-    XD_TRY(t->fsdp ? xd_fsdp_create(model, world, &fsdp, &parallel)
-                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, &parallel));
+    XD_TRY(wrap_in(world, model, "layer", t->fsdp, &how.parallel));
     XD_TRY(nn_patch_create(ctx, &tiny, model, IN_LEAF, 1, &passes));
-    const xd_network network = nn_patch_network(passes);
-    XD_TRY(train(world, parallel, &network, &hash));
+    how.network = nn_patch_network(passes);
+    XD_TRY(train(world, &how, &hash));
     if (xd_comm_rank(world) == 0) t->hash = hash;
     nn_patch_destroy(passes);
-    xd_parallel_destroy(parallel);
+    xd_parallel_destroy(how.parallel);
     xd_model_destroy(model);
     return XD_OK;
 }
@@ -766,44 +684,18 @@ XD_TEST(the_usual_network_has_its_number_of_weights_and_begins_with_zero) {
     run_alone(plain_rank);
 }
 
-static void *count_allocate(void *user, size_t bytes) {
-    ++*(int *)user;
-    return malloc(bytes ? bytes : 1);
-}
-
-static void count_release(void *user, void *memory) {
-    (void)user;
-    free(memory);
-}
-
 static xd_result memory_rank(xd_comm *world, void *argument) {
     static batch b;
     alone a;
-    const int *calls = (const int *)argument;
     XD_TRY(alone_start(&a, world, SAMPLES, 1));
     batch_make(&b, 1);
-    const int before = *calls;
-    XD_TRY(forward(&a, &b));
-    XD_TRY(backward(&a, &b));
-    b.call.keep = false;
-    XD_TRY(forward(&a, &b));
-    CHECK_EQ_INT(*calls, before);
-    CHECK(before > 0);
+    XD_TRY(check_no_allocation(&a, &b.call, (const int *)argument));
     alone_end(&a);
     return XD_OK;
 }
 
 XD_TEST(passes_allocate_nothing) {
-    int calls = 0;
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &calls } };
-    xd_error error = { 0 };
-    CHECK_EQ_INT(xd_run_threads(1, &desc, memory_rank, &calls, &error), XD_OK);
-}
-
-/* The context's last message. */
-static void check_refused(const alone *a, xd_result result, xd_result code, const char *message) {
-    CHECK_EQ_INT(result, code);
-    CHECK_EQ_STR(xd_last_error(a->ctx)->message, message);
+    run_counted(memory_rank);
 }
 
 static xd_result refusals_rank(xd_comm *world, void *argument) {
@@ -814,33 +706,33 @@ static xd_result refusals_rank(xd_comm *world, void *argument) {
     (void)argument;
     XD_TRY(alone_start(&a, world, SAMPLES, 2));
     c.patch = 3;
-    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+    check_refused(a.ctx, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
                   "images of side 8 are not cut into patches of side 3");
     c.patch = 4;
-    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+    check_refused(a.ctx, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
                   "side 8 and patch 4 give 4 tokens, not a multiple of 8");
-    check_refused(&a, nn_patch_capture(a.passes, (const int[]){ 0, 2 }, 2), XD_ERROR_ARGUMENT,
+    check_refused(a.ctx, nn_patch_capture((nn_patch *)a.passes, (const int[]){ 0, 2 }, 2), XD_ERROR_ARGUMENT,
                   "a feature behind layer 2 of 2");
-    check_refused(&a, nn_patch_capture(a.passes, (const int[]){ 1, 1 }, 2), XD_ERROR_ARGUMENT,
+    check_refused(a.ctx, nn_patch_capture((nn_patch *)a.passes, (const int[]){ 1, 1 }, 2), XD_ERROR_ARGUMENT,
                   "a feature behind layer 1 after that behind layer 1");
-    CHECK_EQ_INT(nn_patch_network(a.passes).feature_count, FEATURES);
+    CHECK_EQ_INT(nn_patch_network((nn_patch *)a.passes).feature_count, FEATURES);
     c = tiny, c.heads = 4;
-    check_refused(&a, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
+    check_refused(a.ctx, nn_patch_describe(a.ctx, &c, 1, &model), XD_ERROR_ARGUMENT,
                   "width 16 is not a multiple of 8 for each of 4 heads");
     CHECK(model == NULL);
     batch_make(&b, 1);
     b.call.slot = 2;
-    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "slot 2 of 2");
+    check_refused(a.ctx, forward(&a, &b), XD_ERROR_ARGUMENT, "slot 2 of 2");
     b.call.slot = 1;
-    check_refused(&a, backward(&a, &b), XD_ERROR_STATE, "backward of 5 samples where slot 1 holds none");
+    check_refused(a.ctx, backward(&a, &b), XD_ERROR_STATE, "backward of 5 samples where slot 1 holds none");
     b.labels[4] = LABELS;
-    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "sample 4 has label 3 of 3");
+    check_refused(a.ctx, forward(&a, &b), XD_ERROR_ARGUMENT, "sample 4 has label 3 of 3");
     b.labels[4] = 0;
     XD_TRY(forward(&a, &b));
     b.call.samples = 4;
-    check_refused(&a, backward(&a, &b), XD_ERROR_STATE, "backward of 4 samples where slot 1 holds 5");
+    check_refused(a.ctx, backward(&a, &b), XD_ERROR_STATE, "backward of 4 samples where slot 1 holds 5");
     b.call.samples = 6;
-    check_refused(&a, forward(&a, &b), XD_ERROR_ARGUMENT, "6 samples where there is room for 5");
+    check_refused(a.ctx, forward(&a, &b), XD_ERROR_ARGUMENT, "6 samples where there is room for 5");
     alone_end(&a);
     return XD_OK;
 }

@@ -16,8 +16,8 @@
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
  *   xd_vsd_workspace_bytes, xd_denoise_workspace_bytes, xd_gan_workspace_bytes, xd_fdistill_workspace_bytes: read sizes
  *   xd_vsd_defaults, xd_denoise_defaults, xd_gan_defaults, xd_fdistill_defaults: make a struct
- *   xd_vsd_loss, xd_denoise_loss: every input, counted and masked, on one rank and over split samples: test_dmd_losses.c
- *   xd_denoise_term_at: numbers that are refused, tested in test_dmd_losses.c
+ *   xd_vsd_loss, xd_denoise_loss: every input, counted and masked, on one rank and over split samples: test_dmd_findings.c
+ *   xd_denoise_term_at: numbers that are refused, tested in test_denoise_terms.c
  *   xd_gan_loss, xd_fdistill_weights: logits, times and numbers that are refused: test_dmd_gan.c
  *   xd_f_weight: h of any number
  *   xd_optimizer_bytes, xd_ema_bytes: read sizes; their numbers are checked as by the calls that create

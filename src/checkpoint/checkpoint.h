@@ -136,7 +136,7 @@ typedef struct xd_checkpoint_report {
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
  * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
  * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
- * optimizer is of another kind; FORMAT for a malformed manifest; CORRUPT for one that does not have its own checksum, for files
+ * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
  * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
  * arrays partly loaded. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,

@@ -301,11 +301,13 @@ XD_PRIVATE xd_result xdi_checkpoint_sweep(xd_ctx *ctx, const char *root);
 typedef struct xdi_reader {
     const xd_checkpoint *checkpoint;
     const char *directory;
+    char *path;   /* room for that of any file, so that nothing is allocated amid a load */
     int64_t file; /* that is open; -1: none */
     intptr_t handle;
 } xdi_reader;
 
-XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory);
+/* Both pointers are kept. Closing what was never created is fine, where it is zero. Error: MEMORY. */
+XD_PRIVATE xd_result xdi_reader_create(xdi_reader *r, const xd_checkpoint *checkpoint, const char *directory);
 XD_PRIVATE void xdi_reader_close(xdi_reader *r);
 XD_PRIVATE xd_result xdi_reader_read(xdi_reader *r, int64_t file, uint64_t offset, size_t bytes, void *to);
 

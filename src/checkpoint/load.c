@@ -233,8 +233,7 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
                "no room for %llu bytes of staging and a list of %lld tensors",
                (unsigned long long)l->desc.staging_bytes, (long long)l->content.tensor_count);
-    l->reader = xdi_reader_create(c, l->directory);
-    return XD_OK;
+    return xdi_reader_create(&l->reader, c, l->directory);
 }
 
 /* ---- which blocks ---- */
@@ -407,8 +406,9 @@ static uint64_t xdi_load_bytes(const xdi_load *l) {
 
 /* ---- the whole ---- */
 
-static xd_result xdi_load_finish(xdi_load *l, char **state) {
-    XD_TRY(xdi_content_put_steps(&l->content));
+/* Memory, and what the caller's state may be refused for, come before anything is changed. */
+static xd_result xdi_load_prepare(xdi_load *l, char **state) {
+    XD_TRY(xdi_load_reserve(l));
     return state ? xdi_state_take(l->ctx, l->state, l->state_text, (size_t)l->sizes[2], state) : XD_OK;
 }
 
@@ -417,11 +417,11 @@ static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xd_agree_same(l->comm, xdi_load_hash(l), "step, check, lenient and convert"));
     XD_TRY(xdi_content_agree(&l->content, l->comm));
     XD_TRY(xdi_load_share(l));
-    XD_TRY(xd_agree(l->comm, xdi_load_reserve(l)));
+    XD_TRY(xd_agree(l->comm, xdi_load_prepare(l, state)));
     XD_TRY(xdi_load_match(l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_touch_all(l), xdi_load_compare, l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
-    XD_TRY(xd_agree(l->comm, xdi_load_finish(l, state)));
+    XD_TRY(xd_agree(l->comm, xdi_content_put_steps(&l->content)));
     xdi_state_apply(l->state, &l->desc);
     return XD_OK;
 }

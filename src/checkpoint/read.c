@@ -4,32 +4,49 @@
 #include "checkpoint/internal.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
-XD_PRIVATE xdi_reader xdi_reader_create(const xd_checkpoint *checkpoint, const char *directory) {
-    xdi_reader r;
-    memset(&r, 0, sizeof r);
-    r.checkpoint = checkpoint;
-    r.directory = directory;
-    r.file = -1;
-    return r;
+static size_t xdi_reader_room(const xd_checkpoint *checkpoint, const char *directory) {
+    size_t longest = 0;
+    for (int64_t i = 0; i < checkpoint->info.file_count; i++) {
+        const size_t length = strlen(checkpoint->files[i].name);
+        if (length > longest) longest = length;
+    }
+    return strlen(directory) + 1 + longest + 1;
+}
+
+XD_PRIVATE xd_result xdi_reader_create(xdi_reader *r, const xd_checkpoint *checkpoint,
+                                       const char *directory) {
+    memset(r, 0, sizeof *r);
+    r->checkpoint = checkpoint;
+    r->directory = directory;
+    r->file = -1;
+    r->path = (char *)xd_allocate(checkpoint->ctx, xdi_reader_room(checkpoint, directory));
+    XD_REQUIRE(checkpoint->ctx, r->path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
+    return XD_OK;
+}
+
+static void xdi_reader_close_file(xdi_reader *r) {
+    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
+    if (r->file >= 0) files->close(files->user, r->handle);
+    r->file = -1;
 }
 
 XD_PRIVATE void xdi_reader_close(xdi_reader *r) {
-    if (!r->checkpoint || r->file < 0) return;
-    const xd_files *files = &xd_ctx_settings(r->checkpoint->ctx)->files;
-    files->close(files->user, r->handle);
-    r->file = -1;
+    if (!r->checkpoint) return;
+    xdi_reader_close_file(r);
+    xd_release(r->checkpoint->ctx, r->path);
+    r->path = NULL;
 }
 
 static xd_result xdi_reader_open(xdi_reader *r, int64_t file) {
     xd_ctx *ctx = r->checkpoint->ctx;
     if (r->file == file) return XD_OK;
-    xdi_reader_close(r);
-    char *path = xdi_weights_path(ctx, r->directory, r->checkpoint->files[file].name);
-    XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", r->directory);
-    const int error = xdi_file_open_read(ctx, path, &r->handle);
-    xd_release(ctx, path);
+    xdi_reader_close_file(r);
+    snprintf(r->path, xdi_reader_room(r->checkpoint, r->directory), "%s/%s", r->directory,
+             r->checkpoint->files[file].name);
+    const int error = xdi_file_open_read(ctx, r->path, &r->handle);
     XD_REQUIRE(ctx, error == 0, error == ENOENT ? XD_ERROR_MISSING : XD_ERROR_IO, "%s/%s: open: %s",
                r->directory, r->checkpoint->files[file].name, xdi_open_error(error));
     r->file = file;

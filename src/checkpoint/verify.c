@@ -130,10 +130,10 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.ctx = ctx;
     v.c = c;
     v.directory = directory;
-    v.reader = xdi_reader_create(c, directory);
     v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
     xd_result result =
         v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
+    if (result == XD_OK) result = xdi_reader_create(&v.reader, c, directory);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
     if (result == XD_OK) result = xdi_verify_headers(&v);
     xdi_reader_close(&v.reader);

@@ -292,8 +292,11 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
- * Collective over data and split. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on every rank
- * unless a network's own exchange failed; STATE (a role without a trainer). */
+ * Collective over data and split. Allocates nothing. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on
+ * every rank unless a network's own exchange failed; STATE (a role without a trainer). After an error of the batch or of a network
+ * under DDP nothing has changed, and the same step may be made again; networks close their blocks before they return an
+ * error. Under FSDP other ranks may wait in a gather meanwhile, and where sums are begun on a queue it may have one of them: then the
+ * ranks are out of step, and the world is at its end. */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* One step of warm-up: every leaf's xd_dmd_warm_up, then the student alone is summed, clipped, stepped and published, as by

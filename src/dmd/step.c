@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "dmd/state.h"
+#include "model/internal.h"
 
 #include <string.h>
 
@@ -181,8 +182,15 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
     return XD_OK;
 }
 
+/* What was added up for a step that failed is forgotten, so that it may be made again. */
+static void xdi_dmd_drop_step(const xd_dmd *d, const xdi_dmd_source *source) {
+    for (int role = 0; role < XD_DMD_TEACHER; role++)
+        if (source->turns[role] && d->desc.trainers[role].parallel)
+            xdi_parallel_drop_step(d->desc.trainers[role].parallel);
+}
+
 /* Everything but the counters. */
-static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+static xd_result xdi_dmd_try_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
     const xd_launch launch = xd_ctx_launch(d->ctx);
     const bool weighs = d->desc.gan.fdistill.on && source->turns[XD_DMD_STUDENT] && !source->warm_up;
     xd_result result = xdi_dmd_check_turns(d, source);
@@ -193,6 +201,12 @@ static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_d
     XD_TRY(xdi_dmd_agree(&d->desc, result));
     XD_TRY(xdi_dmd_share(d, values));
     return xdi_dmd_step_roles(d, source, values);
+}
+
+static xd_result xdi_dmd_make_step(xd_dmd *d, const xdi_dmd_source *source, xd_dmd_values *values) {
+    const xd_result result = xdi_dmd_try_step(d, source, values);
+    if (result != XD_OK) xdi_dmd_drop_step(d, source);
+    return result;
 }
 
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values) {

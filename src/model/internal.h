@@ -368,6 +368,10 @@ XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
 /* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
  * units are started. */
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
+/* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a queue has
+ * begun a sum of them. Local. */
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */
 XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);
 /* parallel_values.c: where a weight's values are while its unit is open. */

@@ -461,6 +461,17 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     return XD_OK;
 }
 
+/* Whether a queue has a sum of this step, which other ranks may not have begun: dropped here it would stay there. */
+static bool xdi_parallel_has_sent(const xd_parallel *p) {
+    bool sent = p->launched > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) sent = sent || p->buckets[i].sending.open;
+    return sent && p->reductions;
+}
+
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+}
+
 /* ---- weights that are thawed ---- */
 
 /* Whether some block has had a backward pass, and the step has not ended. */

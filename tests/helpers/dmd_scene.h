@@ -371,28 +371,58 @@ static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *de
     return XD_OK;
 }
 
+/* The networks of a run on one rank, and where they stand in the settings, which are the run's. `nets` hold what was made in any
+ * case. */
+static xd_result dmd_make_all(xd_comm *world, const dmd_run *run, xd_queue *sums, dmd_net *nets,
+                              xd_dmd_desc *desc) {
+    xd_result result = XD_OK;
+    memset(nets, 0, XD_DMD_ROLES * sizeof *nets);
+    *desc = run->desc;
+    desc->data = world;
+    for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
+        if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
+        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run, sums);
+        desc->networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
+        desc->trainers[role] =
+            (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
+    }
+    return result;
+}
+
+static void dmd_free_all(dmd_net *nets) {
+    for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
+}
+
+/* What a checkpoint has of the three that train. */
+static inline int dmd_records(dmd_net *nets, xd_checkpoint_network *networks,
+                              xd_checkpoint_average *averages) {
+    static const char *const names[] = { NULL, "fake", "judge" };
+    memset(networks, 0, XD_DMD_TEACHER * sizeof *networks);
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        averages[role] = (xd_checkpoint_average){ "slow", nets[role].average };
+        networks[role].name = names[role];
+        networks[role].parts = nets[role].parts;
+        networks[role].part_count = nets[role].count;
+        networks[role].optimizer = nets[role].optimizer;
+        networks[role].averages = &averages[role];
+        networks[role].average_count = 1;
+    }
+    return XD_DMD_TEACHER;
+}
+
 static xd_result dmd_run_rank(xd_comm *world, void *argument) {
     dmd_run *run = (dmd_run *)argument;
     dmd_net nets[XD_DMD_ROLES];
     dmd_rank rank = { .run = run };
-    xd_dmd_desc desc = run->desc;
+    xd_dmd_desc desc;
     xd_queue *sums = NULL;
-    xd_result result = XD_OK;
-    memset(nets, 0, sizeof nets);
-    desc.data = world;
     if (run->mixed) XD_TRY(xd_queue_create(world, &(xd_queue_desc){ .form = XD_QUEUE_INLINE }, &sums));
-    for (int role = 0; role < XD_DMD_ROLES && result == XD_OK; role++) {
-        if (role == XD_DMD_DISCRIMINATOR && !run->gan) continue;
-        result = dmd_make_net(&nets[role], world, (xd_dmd_role)role, run, sums);
-        desc.networks[role] = dmd_network(&nets[role], (xd_dmd_role)role);
-        desc.trainers[role] =
-            (xd_dmd_trainer){ nets[role].parallel, nets[role].optimizer, &nets[role].average, 1, 1.0, NULL };
-    }
+    xd_result result = dmd_make_all(world, run, sums, nets, &desc);
     if (run->gan) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 0);
     if (result == XD_OK) result = dmd_steps(world, &rank, &desc);
     if (run->gan && result == XD_OK) dmd_note_judge(world, &nets[XD_DMD_DISCRIMINATOR], run, 1);
     if (result == XD_OK) result = dmd_hash_all(world, nets, run);
-    for (int role = 0; role < XD_DMD_ROLES; role++) dmd_free_net(&nets[role]);
+    dmd_free_all(nets);
     xd_queue_destroy(sums);
     return result;
 }

@@ -9,7 +9,14 @@
 #include <signal.h>
 #include <unistd.h>
 
-typedef enum call { CALL_NONE, CALL_SYNC, CALL_RENAME, CALL_REMOVE, CALL_SYNC_DIRECTORY, CALL_OTHER } call;
+typedef enum press_kind {
+    CALL_NONE,
+    CALL_SYNC,
+    CALL_RENAME,
+    CALL_REMOVE,
+    CALL_SYNC_DIRECTORY,
+    CALL_OTHER
+} press_kind;
 
 typedef struct press {
     xd_ctx *ctx;
@@ -17,14 +24,14 @@ typedef struct press {
     long calls, at; /* what happens, happens at call `at`; -1: nothing does. Ranks may share the table */
     bool kills;     /* instead of failing */
     bool no_locks, no_exchange;
-    call failed;
+    press_kind failed;
     int warnings;
     char last_warning[200];
     xd_result result; /* of a save of which a call failed */
 } press;
 
 /* Whether this call fails; a killed one does not return. */
-static inline bool press_call(press *p, call kind) {
+static inline bool press_call(press *p, press_kind kind) {
     if (__atomic_fetch_add(&p->calls, 1, __ATOMIC_RELAXED) != p->at) return false;
     if (p->kills) kill(getpid(), SIGKILL);
     p->failed = kind;

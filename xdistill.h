@@ -9905,10 +9905,11 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
     /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* measure, weigh and slope of one sample after the other, while it is in a cache: where nobody else has parts of samples and *factor
-     * is known before. Not of the COMPAT form. The same bits. NULL: not offered */
+    /* measure, weigh and slope of each sample at once, while it is in a cache: where nobody else has parts of samples, and
+     * N is known before, so that `factor` need not hold it. Not of the COMPAT form. The same bits. NULL: not offered */
     xd_result (*vsd_by_sample)(const xd_launch *launch, const xd_vsd_args *args);
     xd_result (*denoise_by_sample)(const xd_launch *launch, const xd_denoise_args *args);
+    int64_t by_sample_elements; /* the most that a sample of these two has */
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -19183,8 +19184,9 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
 }
 
 static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
-    const int64_t row = job->base->elements > 0 ? job->base->elements : 1,
-                  grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const xd_sample_args *a = job->base;
+    const int64_t row = a->elements > 0 ? a->elements : 1, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
     return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
 }
 
@@ -19328,6 +19330,9 @@ XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_den
 
 /* ---- the table ---- */
 
+/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
+enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
+
 static xd_result xdi_cpu_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
     return xdi_vsd_measure(launch, args, xdi_plain_sample_level());
 }
@@ -19426,7 +19431,7 @@ XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
         xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
         xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
         xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
-        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,
     };
     return &kernels;
 }
@@ -63614,8 +63619,8 @@ XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
 /* samples.c: parts -> all_sums. Collective over split. */
 XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
 
-/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for a cache, enough for all
- * threads, and the factor of their gradients is known, which is set then. */
+/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for the device, enough for
+ * all threads, and N is known. */
 XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call);
 
 /* Writes the gradients, when the factor is known. */
@@ -63779,19 +63784,16 @@ XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_cal
                                      a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
 }
 
-/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
-enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
-
 XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
     const xd_sample_args *a = call->args;
     const int64_t threads = xd_ctx_settings(call->ctx)->threads;
     const bool known = !a->mask || a->denominator || a->denominator_value != 0.0;
-    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample ||
-        xd_ctx_kernels(call->ctx)->device != XD_DEVICE_CPU || a->shards != 1 || a->ranks != 1 || !known)
+    const bool host = xd_ctx_kernels(call->ctx)->device == XD_DEVICE_CPU;
+    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample || a->shards != 1 ||
+        a->ranks != 1 || !known)
         return false;
-    if (a->elements > (int64_t)XDI_SAMPLE_CACHED || (threads > 1 && a->samples < 4 * threads)) return false;
-    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
-    return true;
+    if (host && threads > 1 && a->samples < 4 * threads) return false;
+    return a->elements <= call->kernels->by_sample_elements;
 }
 
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
@@ -70368,4 +70370,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e711965547adfc4dfd0cb3691cc38998af7c0d67dfba7c2ecfe44f08fb623d6f */
+/* xdistill sha256 a9767a6552cc12ebebaa574390b8350c4832a4cf97e1b82197d33ab2cb1ed16d */

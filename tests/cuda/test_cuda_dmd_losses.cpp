@@ -146,6 +146,146 @@ XD_TEST(losses_without_samples_find_nothing_counted) {
     }
 }
 
+/* ---- a sample at once ---- */
+
+/* The entry of a table over memory of one side. */
+static void call_by_sample(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_dmd_loss_kernels &kernels = xd_ctx_kernels(ctx)->dmd_loss;
+    xd_sample_args base = {};
+    base.samples = c.samples;
+    base.elements = c.elements;
+    base.fixed = fixed;
+    base.mask = c.masked ? place<uint8_t>(at, b.mask) : nullptr;
+    base.parts = base.sums = place<int64_t>(at, b.work);
+    base.all_sums = base.sums;
+    base.shards = 1;
+    base.sample = place<xd_sample>(at, b.losses);
+    base.weight = 0.7;
+    base.scale = place<double>(at, b.factor);
+    base.denominator_value = 900.0;
+    base.factor = place<double>(at, b.values);
+    if (c.kind == 2) {
+        xd_denoise_args a = {};
+        a.base = base;
+        a.prediction = rows_of(at, b.in[0], c.dtype, c);
+        a.clean = rows_of(at, b.in[1], c.dtype, c);
+        a.noise = rows_of(at, b.in[2], c.dtype, c);
+        if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
+        a.terms = place<xd_denoise_term>(at, b.terms);
+        CHECK(kernels.denoise_by_sample(&launch, &a) == XD_OK);
+        return;
+    }
+    xd_vsd_args a = {};
+    a.base = base;
+    a.generated = rows_of(at, b.in[0], c.dtype, c);
+    a.teacher = rows_of(at, b.in[1], c.dtype, c);
+    a.fake = rows_of(at, b.in[2], c.dtype, c);
+    if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
+    a.sample_scale = place<double>(at, b.scale);
+    a.normaliser = c.given ? XD_VSD_NONE : XD_VSD_MEAN;
+    CHECK(kernels.vsd_by_sample(&launch, &a) == XD_OK);
+}
+
+static void compare_by_sample(Pair *pair, const SampleCase &c, bool fixed, uint64_t seed) {
+    Random random(seed);
+    Board board;
+    SampleBoard b = {};
+    const size_t samples = (size_t)c.samples, size = xd_dtype_size(c.dtype);
+    const int64_t count = c.samples * (c.elements + c.padding);
+    const size_t stored = (size_t)count * xd_dtype_size(c.gradient);
+    board.add(nullptr, 64); /* offset 0 is none */
+    for (int k = 0; k < 3; k++) b.in[k] = board.add(elements(c.dtype, count, &random, c.bad), (size_t)c.skew * size);
+    if (seed % 5) b.gradient = c.over ? b.in[(seed + 1) % 3] : board.add(std::vector<unsigned char>(stored, 0x5a));
+    std::vector<uint8_t> mask((size_t)(c.samples * c.elements));
+    for (uint8_t &m : mask) m = random.below(4) != 0;
+    std::vector<double> scale(samples, 0.75);
+    if (samples > 1) scale[1] = 0.0;
+    b.mask = board.add(mask);
+    b.scale = board.add(scale);
+    b.terms = board.add(std::vector<xd_denoise_term>(samples, xd_denoise_term{ -0.7, -0.3, 0.37, 1.5 }));
+    b.factor = board.add(std::vector<double>(1, 0.5));
+    b.losses = board.add(nullptr, samples * sizeof(xd_sample));
+    b.values = board.add(nullptr, sizeof(double));
+    b.work = board.add(nullptr, samples * 512);
+    const std::vector<unsigned char> after = pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+        call_by_sample(ctx, at, b, c, fixed);
+    });
+    const xd_sample *x = (const xd_sample *)(const void *)(after.data() + b.losses);
+    const xd_sample *y = place<xd_sample>(board.bytes.data(), b.losses);
+    for (size_t i = 0; i < samples; i++) { /* a weight of a sample with a finding may be one NaN or another */
+        CHECK(memcmp(&x[i].loss, &y[i].loss, 2 * sizeof(double)) == 0 && x[i].counted == y[i].counted);
+        CHECK(x[i].finding == y[i].finding && (x[i].weight == y[i].weight || y[i].finding != XD_SAMPLE_FINE));
+    }
+    if (b.gradient)
+        CHECK(memcmp(after.data() + b.gradient, board.bytes.data() + b.gradient, stored) == 0);
+}
+
+XD_TEST(a_sample_at_once_has_the_bits_of_the_cpu) {
+    static const int64_t lengths[] = { 0, 1, 31, 256, 2049, 5001, 16383, 16384 };
+    static const xd_dtype types[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    Pair pair;
+    for (uint64_t k = 0; k < 96; k++) {
+        const int64_t length = lengths[k % 8];
+        const xd_dtype dtype = types[k % 3];
+        const bool over = k / 4 % 3 == 2;
+        const SampleCase c = { length > 3000 ? 2 : 4, length, (int64_t)k % 4, (int64_t)k % 2,
+                               dtype, over ? dtype : types[k / 3 % 3], k % 7 > 3, k % 5 > 2, k % 2 != 0, over,
+                               k / 8 % 2 ? 2 : 0 };
+        compare_by_sample(&pair, c, k / 2 % 2 != 0, 600 + k);
+    }
+}
+
+/* Three launches for one chunk: the samples, the total, the finish. Of more chunks, and where N is counted first: measure, a join
+ * of chunks, weigh, total, finish, slope. */
+XD_TEST(samples_of_one_chunk_take_one_launch) {
+    static const struct {
+        int64_t elements;
+        bool masked, given;
+        int kind;
+        long launches;
+    } cases[] = {
+        { 16384, false, false, 0, 3 }, { 77, true, true, 2, 3 },       { 77, true, false, 0, 5 },
+        { 16385, false, false, 2, 6 }, { 77, false, false, 1, 7 },
+    };
+    Pair pair;
+    Random random(1);
+    for (const auto &k : cases) {
+        const SampleCase c = { 3, k.elements, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, k.masked, false, k.given, false, k.kind };
+        const size_t cells = (size_t)(c.samples * c.elements);
+        Board board;
+        SampleBoard b = {};
+        for (int i = 0; i < 3; i++) b.in[i] = board.add(numbers(c, &random));
+        b.gradient = board.add(nullptr, cells * sizeof(float));
+        b.mask = board.add(std::vector<uint8_t>(cells, 1));
+        b.scale = b.chain = b.factor = board.add(std::vector<double>(3, 0.5));
+        b.terms = board.add(std::vector<xd_denoise_term>(3, xd_denoise_term{ 1.0, -1.0, 0.5, 1.0 }));
+        const xd_status none = {};
+        b.status = board.add(&none, sizeof none);
+        b.values = board.add(nullptr, sizeof(xd_sample_values));
+        b.losses = board.add(nullptr, 3 * sizeof(double));
+        b.distances = board.add(nullptr, 3 * sizeof(double));
+        b.work_bytes = 65536;
+        b.work = board.add(nullptr, b.work_bytes);
+        pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const long before = launch_count();
+            call(ctx, at, b, c);
+            if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CUDA && launch_count() >= 0)
+                CHECK_EQ_INT(launch_count() - before, k.launches);
+        });
+    }
+}
+
+XD_TEST(a_sample_too_long_to_be_finished_at_once_is_refused) {
+    const Gpu gpu;
+    const xd_launch launch = gpu.launch();
+    xd_vsd_args a = {};
+    a.base.samples = 1;
+    a.base.elements = gpu.kernels()->dmd_loss.by_sample_elements + 1;
+    CHECK(gpu.kernels()->dmd_loss.vsd_by_sample(&launch, &a) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "a sample of 16385 elements; 16384 are finished at once"));
+}
+
 /* ---- terms on logits ---- */
 
 XD_TEST(terms_on_logits_are_those_of_the_cpu) {

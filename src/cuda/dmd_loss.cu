@@ -1,4 +1,5 @@
-/* Losses over samples: kernel/cpu/dmd_loss.c is the reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
+/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
+ * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
  * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
 
 enum { XDI_CUDA_SAMPLE_THREADS = XD_SAMPLE_LANES };
@@ -264,26 +265,6 @@ XDI_CUDA_EACH_SAMPLE(gan_terms, xd_gan_args, base., xd_gan_sample)
 XDI_CUDA_EACH_SAMPLE(gan_slope, xd_gan_args, base., xd_gan_slope_sample)
 XDI_CUDA_EACH_SAMPLE(sample_join, xd_sample_args, , xd_sample_join_chunks)
 
-/* ---- one thread for all, in the order of samples and ranks ---- */
-
-#define XDI_CUDA_ONE_THREAD(name, type, call)                                                                        \
-    static __global__ void xdi_cuda_##name##_kernel(const __grid_constant__ type args, xd_status *status) {          \
-        (void)status;                                                                                                \
-        if (threadIdx.x == 0) call;                                                                                  \
-    }                                                                                                                \
-    static xd_result xdi_cuda_##name(const xd_launch *launch, const type *args) {                                    \
-        xdi_cuda_scope scope(launch);                                                                                \
-        XD_TRY(scope.result);                                                                                        \
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_##name##_kernel, *args,          \
-                               launch->status);                                                                      \
-    }
-
-XDI_CUDA_ONE_THREAD(sample_total, xd_sample_args, xd_sample_total(&args))
-XDI_CUDA_ONE_THREAD(sample_finish, xd_sample_args, xd_sample_finish(&args, status))
-XDI_CUDA_ONE_THREAD(fdistill_ratios, xd_fdistill_args, xd_fdistill_ratios_of(&args))
-XDI_CUDA_ONE_THREAD(fdistill_bins, xd_fdistill_args, xd_fdistill_bins_of(&args, status))
-XDI_CUDA_ONE_THREAD(fdistill_weights, xd_fdistill_args, xd_fdistill_weights_of(&args))
-
 /* ---- the table ---- */
 
 /* The dynamic shared memory is more than a block has unasked. */
@@ -311,11 +292,7 @@ static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_finish_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_ratios_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
+    return xdi_cuda_dmd_total_load(ctx);
 }
 
 static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {

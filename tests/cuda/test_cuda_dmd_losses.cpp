@@ -364,6 +364,83 @@ XD_TEST(weights_of_samples_are_those_of_the_cpu) {
     }
 }
 
+/* ---- many samples ---- */
+
+/* More than a tile of the block that adds them up, and losses of both signs: hinge has no exponential, so all bits are the CPU's. */
+XD_TEST(totals_of_many_samples_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1, 31, 64, 65, 255, 256, 257, 1030 };
+    for (uint64_t k = 0; k < 32; k++) {
+        Pair pair(k & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(700 + k);
+        const int64_t samples = counts[k / 4];
+        Board board;
+        std::vector<float> x((size_t)samples);
+        for (float &v : x) v = random.unit() * (random.below(3) ? 1e-3f : 1e4f);
+        if (k & 2) x[(size_t)random.below(samples)] = NAN, x[(size_t)(samples - 1)] = INFINITY;
+        const xd_status none = {};
+        const size_t fake = board.add(x), slope = board.add(x), status = board.add(&none, sizeof none),
+                     values = board.add(nullptr, sizeof(xd_sample_values)),
+                     losses = board.add(nullptr, (size_t)samples * sizeof(double)),
+                     room = 4096 + (size_t)samples * 256, work = board.add(nullptr, room);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_gan_desc d = xd_gan_defaults();
+            d.kind = XD_GAN_HINGE;
+            d.fake = xd_rows_of(place<void>(at, fake), XD_DTYPE_F32, samples, 1);
+            d.fake_gradient = xd_rows_of(place<void>(at, slope), XD_DTYPE_F32, samples, 1);
+            d.common.status = place<xd_status>(at, status);
+            d.common.sample_loss = place<double>(at, losses);
+            d.common.workspace = place<void>(at, work);
+            d.common.workspace_bytes = room;
+            CHECK(xd_gan_loss(ctx, &d, place<xd_sample_values>(at, values)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        CHECK(memcmp(a + values, b + values, sizeof(xd_sample_values)) == 0);
+        CHECK(memcmp(a + losses, b + losses, (size_t)samples * sizeof(double)) == 0);
+        CHECK(memcmp(a + slope, b + slope, (size_t)samples * sizeof(float)) == 0);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
+/* Ratios at the ends of their range need no exponential: all bits of weights and bins are the CPU's. More samples, and more bins, than
+ * a block has threads. */
+XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1, 64, 256, 257, 700 }, bin_counts[] = { 0, 1, 300, 4096 };
+    for (uint64_t k = 0; k < 40; k++) {
+        Pair pair(k & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(800 + k);
+        const int64_t samples = counts[k / 2 % 5], bin_count = bin_counts[k / 10];
+        Board board;
+        std::vector<float> logits((size_t)samples);
+        std::vector<double> times((size_t)samples), bins((size_t)bin_count + 1, 0.3), weights((size_t)samples, 9.0);
+        for (float &v : logits) v = random.below(2) ? 30.0f : -30.0f;
+        for (double &v : times) v = 0.5 + 0.5 * (double)random.unit();
+        if (k % 4 == 3) logits[(size_t)random.below(samples)] = NAN, times[(size_t)(samples / 2)] = INFINITY;
+        const xd_status none = {};
+        const size_t z = board.add(logits), t = board.add(times), v = board.add(bins), w = board.add(weights),
+                     status = board.add(&none, sizeof none), room = 8192 + (size_t)(bin_count + samples) * 512,
+                     work = board.add(nullptr, room);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_fdistill_desc d = xd_fdistill_defaults();
+            d.logits = xd_rows_of(place<void>(at, z), XD_DTYPE_F32, samples, 1);
+            d.divergence = XD_F_KL;
+            d.lower = 0.1;
+            d.upper = 7.3;
+            d.bins = bin_count;
+            d.rate = 0.6;
+            d.times = place<double>(at, t);
+            d.bin_values = place<double>(at, v);
+            d.status = place<xd_status>(at, status);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = room;
+            CHECK(xd_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        CHECK(memcmp(a + w, b + w, (size_t)samples * sizeof(double)) == 0);
+        CHECK(memcmp(a + v, b + v, bins.size() * sizeof(double)) == 0);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
 XD_TEST(a_loss_over_samples_without_a_status_is_refused) {
     const Gpu gpu;
     Device x(std::vector<float>(8)), out(std::vector<xd_sample_values>(1));

@@ -441,6 +441,77 @@ XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {
     }
 }
 
+/* ---- a captured step ---- */
+
+/* Noise, the student's term on it and the denoising term, captured once: a replay draws what the step in memory says, and has the
+ * bits of the host. */
+XD_TEST(a_captured_draw_and_losses_have_the_bits_of_the_cpu_at_every_replay) {
+    enum { ROWS = 3, COLUMNS = 1003, CELLS = ROWS * COLUMNS };
+    Pair pair;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    Board board;
+    Random random(900);
+    std::vector<float> x(2 * CELLS);
+    for (float &v : x) v = random.unit();
+    const xd_status none = {};
+    const size_t in = board.add(x), noise = board.add(nullptr, CELLS * sizeof(float)),
+                 gradients = board.add(nullptr, 2 * CELLS * sizeof(float)), step = board.add(std::vector<int64_t>(1, 0)),
+                 terms = board.add(std::vector<xd_denoise_term>(ROWS, xd_denoise_term{ -0.7, -0.3, 0.37, 1.5 })),
+                 status = board.add(&none, sizeof none), values = board.add(nullptr, 2 * sizeof(xd_sample_values)),
+                 work = board.add(nullptr, 16384);
+    const Device device(board.bytes);
+    const auto run = [&](xd_ctx *ctx, void *at) {
+        const auto rows = [&](size_t offset, int k) {
+            return xd_rows_of(place<float>(at, offset) + k * CELLS, XD_DTYPE_F32, ROWS, COLUMNS);
+        };
+        xd_draw_desc draw = {};
+        draw.random = { 3, XD_STREAM_EPSILON, 0, 40, 1 };
+        draw.step = place<int64_t>(at, step);
+        draw.first = 7;
+        draw.out = rows(noise, 0);
+        CHECK(xd_draw_rows(ctx, &draw) == XD_OK);
+        xd_vsd_desc vsd = xd_vsd_defaults();
+        vsd.generated = rows(in, 0);
+        vsd.teacher = rows(in, 1);
+        vsd.fake = rows(noise, 0);
+        vsd.gradient = rows(gradients, 0);
+        vsd.common.status = place<xd_status>(at, status);
+        vsd.common.workspace = place<void>(at, work);
+        vsd.common.workspace_bytes = 16384;
+        CHECK(xd_vsd_loss(ctx, &vsd, place<xd_sample_values>(at, values)) == XD_OK);
+        xd_denoise_desc denoise = xd_denoise_defaults();
+        denoise.prediction = rows(in, 0);
+        denoise.clean = rows(in, 1);
+        denoise.noise = rows(noise, 0);
+        denoise.gradient = rows(gradients, 1);
+        denoise.terms = place<xd_denoise_term>(at, terms);
+        denoise.common = vsd.common;
+        CHECK(xd_denoise_loss(ctx, &denoise, place<xd_sample_values>(at, values) + 1) == XD_OK);
+    };
+    CHECK(cudaStreamBeginCapture(pair.gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    run(pair.gpu.ctx, device.at<void>());
+    CHECK(cudaStreamEndCapture(pair.gpu.stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    std::vector<double> losses;
+    for (int64_t k = 0; k < 3; k++) {
+        *place<int64_t>(board.bytes.data(), step) = 5 * k;
+        CHECK(cudaMemcpy(device.at<unsigned char>() + step, board.bytes.data() + step, sizeof k,
+                         cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaGraphLaunch(exec, pair.gpu.stream) == cudaSuccess);
+        pair.gpu.wait();
+        run(pair.cpu, board.bytes.data());
+        const std::vector<unsigned char> after = device.host<unsigned char>();
+        CHECK(memcmp(after.data() + noise, board.bytes.data() + noise, CELLS * sizeof(float)) == 0);
+        CHECK(memcmp(after.data() + gradients, board.bytes.data() + gradients, 2 * CELLS * sizeof(float)) == 0);
+        CHECK(memcmp(after.data() + values, board.bytes.data() + values, 2 * sizeof(xd_sample_values)) == 0);
+        for (double loss : losses) CHECK(loss != place<xd_sample_values>(board.bytes.data(), values)->loss);
+        losses.push_back(place<xd_sample_values>(board.bytes.data(), values)->loss);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+}
+
 XD_TEST(a_loss_over_samples_without_a_status_is_refused) {
     const Gpu gpu;
     Device x(std::vector<float>(8)), out(std::vector<xd_sample_values>(1));

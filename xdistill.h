@@ -9809,13 +9809,6 @@ XD_SCALAR xd_philox xd_draw_of(const xd_draw_desc *d, int64_t r) {
     return random;
 }
 
-/* The elements of row r that block `block` of its sequence has, at most four: columns [*begin, *end). */
-XD_SCALAR void xd_draw_columns(const xd_draw_desc *d, int64_t block, int64_t *begin, int64_t *end) {
-    *begin = 4 * block - d->first;
-    *end = *begin + 4 < d->out.cols ? *begin + 4 : d->out.cols;
-    if (*begin < 0) *begin = 0;
-}
-
 /* Blocks that a row has numbers of. */
 XD_SCALAR int64_t xd_draw_blocks(const xd_draw_desc *d) {
     return d->out.cols > 0 ? (d->first + d->out.cols + 3) / 4 - d->first / 4 : 0;
@@ -18220,14 +18213,13 @@ static void xdi_cpu_draw_piece(const xd_launch *launch, const void *args, int64_
     for (int64_t i = begin, r = begin / blocks; i < end; r++) {
         const xd_philox random = xd_draw_of(d, r);
         for (; i < end && i < (r + 1) * blocks; i++) {
-            const int64_t block = d->first / 4 + (i - r * blocks);
-            int64_t from, to;
+            const int64_t block = d->first / 4 + (i - r * blocks), column = 4 * block - d->first;
             float lanes[4];
             xd_philox_lanes(&random, block, !d->uniform, lanes);
-            xd_draw_columns(d, block, &from, &to);
-            for (int64_t c = from; c < to; c++)
-                xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + c,
-                                 (double)lanes[(d->first + c) % 4]);
+            for (int k = 0; k < 4; k++)
+                if (column + k >= 0 && column + k < d->out.cols)
+                    xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + column + k,
+                                     (double)lanes[k]);
         }
     }
 }
@@ -70544,4 +70536,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 10b6ceb287e8b25459eadca29b081124e387a3e34d63f132dc9b906dcc70fcc4 */
+/* xdistill sha256 b85082d58be3b13731c9de48472c8d253c4f20297ee00f12fbab1673e478ca85 */

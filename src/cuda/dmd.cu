@@ -36,21 +36,21 @@ static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_draw_kernel(const __grid_constant__ xd_draw_desc d, int64_t blocks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = i / blocks;
     if (r >= d.out.rows) return;
-    const int64_t block = d.first / 4 + (i - r * blocks);
+    const int64_t block = d.first / 4 + (i - r * blocks), column = 4 * block - d.first;
     const xd_philox random = xd_draw_of(&d, r);
-    int64_t from, to;
     xdi_cuda_pack<float> lanes;
     xd_philox_lanes(&random, block, !d.uniform, lanes.at);
-    xd_draw_columns(&d, block, &from, &to);
-    if (d.out.dtype == XD_DTYPE_F32 && to - from == 4) {
-        float *out = (float *)d.out.data + r * d.out.stride + from;
+    if (d.out.dtype == XD_DTYPE_F32 && column >= 0 && column + 4 <= d.out.cols) {
+        float *out = (float *)d.out.data + (r * d.out.stride + column);
         if (xdi_cuda_is_aligned16(out)) {
             xdi_cuda_store16(out, lanes);
             return;
         }
     }
-    for (int64_t c = from; c < to; c++)
-        xd_element_store(d.out.data, d.out.dtype, r * d.out.stride + c, (double)lanes.at[(d.first + c) % 4]);
+    XD_UNROLL
+    for (int k = 0; k < 4; k++)
+        if (column + k >= 0 && column + k < d.out.cols)
+            xd_element_store(d.out.data, d.out.dtype, r * d.out.stride + column + k, (double)lanes.at[k]);
 }
 
 static xd_result xdi_cuda_draw(const xd_launch *launch, const xd_draw_desc *d) {

@@ -51,8 +51,8 @@ template <bool FIXED> struct xdi_cuda_total_sum {
     }
     /* The magnitudes of those numbers of a tile whose place is this sum's. */
     __device__ void add(const double *tile, const int *places, int own, int64_t n) {
-        if (FIXED || (int)threadIdx.x != thread) return;
-        for (int64_t k = 0; k < n; k++)
+        const bool adds = !FIXED && (int)threadIdx.x == thread;
+        for (int64_t k = 0; adds && k < n; k++)
             if (places[k] == own) sum = xd_add(sum, fabs(tile[k]));
     }
     /* All threads' puts lie before a barrier. */

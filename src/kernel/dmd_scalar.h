@@ -36,13 +36,6 @@ XD_SCALAR xd_philox xd_draw_of(const xd_draw_desc *d, int64_t r) {
     return random;
 }
 
-/* The elements of row r that block `block` of its sequence has, at most four: columns [*begin, *end). */
-XD_SCALAR void xd_draw_columns(const xd_draw_desc *d, int64_t block, int64_t *begin, int64_t *end) {
-    *begin = 4 * block - d->first;
-    *end = *begin + 4 < d->out.cols ? *begin + 4 : d->out.cols;
-    if (*begin < 0) *begin = 0;
-}
-
 /* Blocks that a row has numbers of. */
 XD_SCALAR int64_t xd_draw_blocks(const xd_draw_desc *d) {
     return d->out.cols > 0 ? (d->first + d->out.cols + 3) / 4 - d->first / 4 : 0;

@@ -33,14 +33,13 @@ static void xdi_cpu_draw_piece(const xd_launch *launch, const void *args, int64_
     for (int64_t i = begin, r = begin / blocks; i < end; r++) {
         const xd_philox random = xd_draw_of(d, r);
         for (; i < end && i < (r + 1) * blocks; i++) {
-            const int64_t block = d->first / 4 + (i - r * blocks);
-            int64_t from, to;
+            const int64_t block = d->first / 4 + (i - r * blocks), column = 4 * block - d->first;
             float lanes[4];
             xd_philox_lanes(&random, block, !d->uniform, lanes);
-            xd_draw_columns(d, block, &from, &to);
-            for (int64_t c = from; c < to; c++)
-                xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + c,
-                                 (double)lanes[(d->first + c) % 4]);
+            for (int k = 0; k < 4; k++)
+                if (column + k >= 0 && column + k < d->out.cols)
+                    xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + column + k,
+                                     (double)lanes[k]);
         }
     }
 }

@@ -5626,6 +5626,17 @@ XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *
 /* Distillation of diffusion models. */
 /* >>kernel/dmd_types */
 
+/* Random numbers for rows of samples, each row one sample or a part of one whose elements follow each other. */
+typedef struct xd_draw_desc {
+    xd_philox random; /* `sample` is that of row 0; row r has the one r further */
+    const int64_t *
+        step; /* in memory of the device: added to random.step, so that a captured graph draws other numbers when it
+                          * runs again; NULL -> 0 */
+    int64_t first; /* element of the whole sample that column 0 is */
+    bool uniform;  /* in (0, 1); else normal, of mean 0 and variance 1 */
+    xd_rows out;   /* F32, BF16, F16 or F64 */
+} xd_draw_desc;
+
 /* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
 
 /* What a loss over samples returns; on a GPU in its memory. */
@@ -5943,6 +5954,23 @@ XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sample
  * so that nothing has to be broadcast. Pure; count >= 1. */
 XD_API int64_t xd_draw_index(const xd_philox *random, int64_t block, int64_t count);
 
+/* >>dmd/draw */
+
+/* Writes random numbers to rows of samples, formed where the tensors are: those of xd_philox_fill_normal, or of
+ * xd_philox_fill_uniform, of each row's sample at its elements, rounded once to the type of out. They are what xd_dmd and xd_sampler
+ * draw. A part of a sample has the bits of the same elements of the whole, on every device.
+ *
+ *     xd_draw_desc d = { .random = { .seed = 1, .stream = XD_STREAM_USER, .sample = 0, .step = 12 } };
+ *     d.out = xd_rows_of(noise, XD_DTYPE_F32, samples, elements);
+ *     xd_draw_rows(ctx, &d);
+ *
+ *   desc   read during the call; *desc->step by the device, when it comes to it
+ *
+ * Local; does not wait for a GPU, allocates nothing. Deterministic: a number depends on (random, *step, sample, element) alone. Errors,
+ * with nothing written: SHAPE (a negative size, a stride smaller than a row, elements beyond 2^42), DTYPE, ARGUMENT (no memory,
+ * a negative first element, samples past 2^32 - 1), UNSUPPORTED (a table of kernels of yours without the entry). */
+XD_API xd_result xd_draw_rows(xd_ctx *ctx, const xd_draw_desc *desc);
+
 /* >>dmd/samples */
 
 /* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
@@ -6005,7 +6033,7 @@ XD_API xd_vsd_desc xd_vsd_defaults(void);
  * bytes do not fit into a size_t. Local. */
 XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
 
-/* Value and gradient, in two passes over memory. Gradients are those of the global loss: sum them over data ranks, do not
+/* Value and gradient, in two passes over memory; a GPU that has samples whole, of up to 16384 elements, makes one. Gradients are those of the global loss: sum them over data ranks, do not
  * average.
  *
  * Collective over split and comm; the same bits on all their ranks. One small exchange over split for all samples together
@@ -9759,9 +9787,12 @@ XD_SCALAR void xd_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum 
  *         predictions, guidance. In double: round(fma(c0, p, c1 q)) with the product c1 q rounded to double, and one
  *         rounding to the type of out, also to F16 and BF16. Without q, and in rows whose c1 is 0, q is not read and the
  *         result is round(c0 p). The bits are the same on every level and device; where p and q are both NaN the result is
- *         one NaN or the other. */
+ *         one NaN or the other.
+ *   draw  row r, column c = number first + c of the Philox sequence of the row's sample, formed in f32 and rounded once to the type
+ *         of out. The bits are the same on every level and device. NULL: the host draws, and what it has drawn is copied. */
 typedef struct xd_dmd_kernels {
     xd_result (*mix)(const xd_launch *launch, const xd_mix_desc *desc);
+    xd_result (*draw)(const xd_launch *launch, const xd_draw_desc *desc); /* out.stride is not 0 */
 } xd_dmd_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -9791,6 +9822,19 @@ XD_SCALAR void xd_store_once(void *data, xd_dtype dtype, int64_t index, double v
 /* An element of mix; `both`: there is a q and c1 is not 0. */
 XD_SCALAR double xd_mix_of(xd_mix pair, bool both, double p, double q) {
     return both ? xd_fma(pair.c0, p, xd_mul(pair.c1, q)) : xd_mul(pair.c0, p);
+}
+
+/* The sequence of row r of draw. */
+XD_SCALAR xd_philox xd_draw_of(const xd_draw_desc *d, int64_t r) {
+    xd_philox random = d->random;
+    random.sample += (uint32_t)r;
+    if (d->step) random.step += (uint32_t)(uint64_t)*d->step;
+    return random;
+}
+
+/* Blocks that a row has numbers of. */
+XD_SCALAR int64_t xd_draw_blocks(const xd_draw_desc *d) {
+    return d->out.cols > 0 ? (d->first + d->out.cols + 3) / 4 - d->first / 4 : 0;
 }
 
 /* >>kernel/dmd_loss */
@@ -9928,10 +9972,11 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
     /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* measure, weigh and slope of one sample after the other, while it is in a cache: where nobody else has parts of samples and *factor
-     * is known before. Not of the COMPAT form. The same bits. NULL: not offered */
+    /* measure, weigh and slope of each sample at once, while it is in a cache: where nobody else has parts of samples, and
+     * N is known before, so that `factor` need not hold it. Not of the COMPAT form. The same bits. NULL: not offered */
     xd_result (*vsd_by_sample)(const xd_launch *launch, const xd_vsd_args *args);
     xd_result (*denoise_by_sample)(const xd_launch *launch, const xd_denoise_args *args);
+    int64_t by_sample_elements; /* the most that a sample of these two has */
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -9950,7 +9995,19 @@ XD_SCALAR int xd_sum_words(bool fixed) {
     return fixed ? XD_NORM_LIMBS : 1;
 }
 
-/* Adds a number in [0, XD_SAMPLE_LARGEST). When fixed, what is below 2^-320 is cut off. */
+/* A number in [0, XD_SAMPLE_LARGEST) as mantissa 2^(*bit - 320); what is below 2^-320 is cut off. */
+XD_SCALAR uint64_t xd_sum_mantissa(double term, int *bit) {
+    int exponent = 0;
+    const double fraction = frexp(term, &exponent); /* term = fraction 2^exponent */
+    const uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
+    *bit = exponent - 53 + 320;
+    if (*bit >= 0) return mantissa;
+    const int cut = -*bit;
+    *bit = 0;
+    return cut < 53 ? mantissa >> cut : 0;
+}
+
+/* Adds a number in [0, XD_SAMPLE_LARGEST). */
 XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
     if (!fixed) {
         double sum;
@@ -9959,13 +10016,9 @@ XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
         memcpy(words, &sum, sizeof sum);
         return;
     }
-    int exponent;
-    const double fraction = frexp(term, &exponent);                           /* term = fraction 2^exponent */
-    uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
-    int bit = exponent - 53 + 320;
-    if (bit <= -53 || mantissa == 0) return;
-    if (bit < 0) mantissa >>= -bit;
-    if (bit < 0) bit = 0;
+    int bit;
+    const uint64_t mantissa = xd_sum_mantissa(term, &bit);
+    if (mantissa == 0) return;
     const int limb = bit / 32, shift = bit % 32;
     const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
     words[limb] += (int64_t)(low & 0xffffffffu);
@@ -10337,21 +10390,27 @@ XD_SCALAR int64_t xd_fdistill_bin(const xd_fdistill_args *a, double t) {
     return (int64_t)xd_clamp(bin, 0.0, (double)(a->bins - 1));
 }
 
+/* A sample with its ratio: weights[b] becomes rho, or NaN for a finding, whose value it is then. Its bin; -1: it goes into none. */
+XD_SCALAR int64_t xd_fdistill_place(const xd_fdistill_args *a, int64_t b, double *value) {
+    const double rho = xd_fdistill_ratio(a, b, value), t = a->bins > 0 ? a->times[b] : 0.0;
+    const bool fine = isfinite(rho) && isfinite(t);
+    if (isfinite(rho)) *value = t;
+    a->weights[b] = fine ? rho : (double)NAN;
+    return fine && a->bins > 0 ? xd_fdistill_bin(a, t) : -1;
+}
+
 /* fdistill_ratios, in the order of the samples. */
 XD_SCALAR void xd_fdistill_ratios_of(const xd_fdistill_args *a) {
     int64_t *findings = a->record + a->bins * (int)XD_FDISTILL_BIN_WORDS;
     for (int64_t i = 0; i < (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS; i++) a->record[i] = 0;
     for (int64_t b = 0; b < a->logits.rows; b++) {
         double value;
-        const double rho = xd_fdistill_ratio(a, b, &value), t = a->bins > 0 ? a->times[b] : 0.0;
-        const bool fine = isfinite(rho) && isfinite(t);
-        if (isfinite(rho)) value = t;
-        a->weights[b] = fine ? rho : (double)NAN;
-        if (fine && a->bins > 0) {
-            int64_t *bin = a->record + xd_fdistill_bin(a, t) * (int)XD_FDISTILL_BIN_WORDS;
+        const int64_t place = xd_fdistill_place(a, b, &value);
+        if (place >= 0) {
+            int64_t *bin = a->record + place * (int)XD_FDISTILL_BIN_WORDS;
             bin[0]++;
-            xd_sum_put(bin + 1, a->fixed, rho);
-        } else if (!fine && findings[0]++ == 0) {
+            xd_sum_put(bin + 1, a->fixed, a->weights[b]);
+        } else if (isnan(a->weights[b]) && findings[0]++ == 0) {
             findings[1] = b;
             memcpy(findings + 2, &value, sizeof value);
         }
@@ -10392,6 +10451,15 @@ XD_SCALAR bool xd_fdistill_report(const xd_fdistill_args *a, xd_status *status) 
     return status->label_out_of_range + status->not_finite + status->nothing_counted + status->overflow == 0;
 }
 
+/* Makes rho of sample b its h. False for a finding, which stays as it is. */
+XD_SCALAR bool xd_fdistill_weigh(const xd_fdistill_args *a, int64_t b) {
+    double rho = a->weights[b];
+    if (isnan(rho)) return false;
+    if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
+    a->weights[b] = xd_f_weight_of(a->divergence, rho);
+    return true;
+}
+
 /* fdistill_bins. */
 XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status) {
     const bool clean = xd_fdistill_report(a, status);
@@ -10399,22 +10467,27 @@ XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status)
     for (int64_t k = 0; k < a->bins && clean; k++) a->bin_values[k] = a->next[k];
     for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a->mass[i] = 0;
     for (int64_t b = 0; b < a->logits.rows; b++) {
-        double rho = a->weights[b];
-        if (isnan(rho)) continue;
-        if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
-        a->weights[b] = xd_f_weight_of(a->divergence, rho);
+        if (!xd_fdistill_weigh(a, b)) continue;
         a->mass[0]++;
         xd_sum_put(a->mass + 1, a->fixed, a->weights[b]);
     }
 }
 
-/* fdistill_weights. */
-XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+/* The mean of h over all ranks. */
+XD_SCALAR double xd_fdistill_mean(const xd_fdistill_args *a) {
     int64_t count;
     const double sum = xd_fdistill_gather(a, a->masses, (int)XD_FDISTILL_BIN_WORDS, &count);
-    const double mean = count > 0 ? sum / (double)count : 0.0;
-    for (int64_t b = 0; b < a->logits.rows; b++)
-        a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
+    return count > 0 ? sum / (double)count : 0.0;
+}
+
+XD_SCALAR void xd_fdistill_share(const xd_fdistill_args *a, int64_t b, double mean) {
+    a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
+}
+
+/* fdistill_weights. */
+XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+    const double mean = xd_fdistill_mean(a);
+    for (int64_t b = 0; b < a->logits.rows; b++) xd_fdistill_share(a, b, mean);
 }
 
 /* >>kernel/kernels */
@@ -10794,6 +10867,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_times_draw (XDISTILL_NO_DMD_leaves_out_xd_times_draw)
 #    define xd_times_draw_frames (XDISTILL_NO_DMD_leaves_out_xd_times_draw_frames)
 #    define xd_draw_index (XDISTILL_NO_DMD_leaves_out_xd_draw_index)
+#    define xd_draw_rows (XDISTILL_NO_DMD_leaves_out_xd_draw_rows)
 #    define xd_vsd_defaults (XDISTILL_NO_DMD_leaves_out_xd_vsd_defaults)
 #    define xd_vsd_workspace_bytes (XDISTILL_NO_DMD_leaves_out_xd_vsd_workspace_bytes)
 #    define xd_vsd_loss (XDISTILL_NO_DMD_leaves_out_xd_vsd_loss)
@@ -18151,8 +18225,36 @@ static xd_result xdi_cpu_mix(const xd_launch *launch, const xd_mix_desc *desc) {
     return xdi_spread_elements(launch, desc->out.rows * desc->out.cols, 1, xdi_cpu_mix_piece, desc);
 }
 
+/* ---- draw ---- */
+
+/* Blocks [begin, end) of the sequences of all rows. */
+static void xdi_cpu_draw_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                               int slot) {
+    const xd_draw_desc *d = (const xd_draw_desc *)args;
+    const int64_t blocks = xd_draw_blocks(d);
+    (void)launch, (void)slot;
+    for (int64_t i = begin, r = begin / blocks; i < end; r++) {
+        const xd_philox random = xd_draw_of(d, r);
+        for (; i < end && i < (r + 1) * blocks; i++) {
+            const int64_t block = d->first / 4 + (i - r * blocks), column = 4 * block - d->first;
+            float lanes[4];
+            xd_philox_lanes(&random, block, !d->uniform, lanes);
+            for (int k = 0; k < 4; k++)
+                if (column + k >= 0 && column + k < d->out.cols)
+                    xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + column + k,
+                                     (double)lanes[k]);
+        }
+    }
+}
+
+static xd_result xdi_cpu_draw(const xd_launch *launch, const xd_draw_desc *desc) {
+    const int64_t grain = 4096; /* some hundred microseconds */
+    if (desc->out.rows == 0 || desc->out.cols == 0) return XD_OK;
+    return xdi_spread_items(launch, desc->out.rows * xd_draw_blocks(desc), grain, xdi_cpu_draw_piece, desc);
+}
+
 XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
-    static const xd_dmd_kernels kernels = { xdi_cpu_mix };
+    static const xd_dmd_kernels kernels = { xdi_cpu_mix, xdi_cpu_draw };
     return &kernels;
 }
 
@@ -19206,8 +19308,9 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
 }
 
 static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
-    const int64_t row = job->base->elements > 0 ? job->base->elements : 1,
-                  grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const xd_sample_args *a = job->base;
+    const int64_t row = a->elements > 0 ? a->elements : 1, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
     return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
 }
 
@@ -19351,6 +19454,9 @@ XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_den
 
 /* ---- the table ---- */
 
+/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
+enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
+
 static xd_result xdi_cpu_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
     return xdi_vsd_measure(launch, args, xdi_plain_sample_level());
 }
@@ -19449,7 +19555,7 @@ XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
         xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
         xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
         xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
-        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,
     };
     return &kernels;
 }
@@ -62957,6 +63063,9 @@ XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
 /* noise_schedule.c: time `index` of EDM's grid. */
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
 
+/* convert.c: a matrix of floating elements with the shape of `out`. Sets a stride of 0 to the number of columns. */
+XD_PRIVATE xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x);
+
 /* >>dmd/noise_schedule.c */
 
 /* Noise schedules: levels, ratios, grids, lists of steps. */
@@ -63443,8 +63552,7 @@ static bool xdi_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F64;
 }
 
-/* Sets a stride of 0 to the number of columns. */
-static xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
+XD_PRIVATE xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
     if (x->stride == 0) x->stride = x->cols;
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && x->stride >= x->cols, XD_ERROR_SHAPE,
                "%s has %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,
@@ -63798,6 +63906,35 @@ XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sample
     return XD_OK;
 }
 
+/* >>dmd/draw.c */
+
+/* Random numbers for rows of samples. */
+
+static xd_result xdi_draw_check(xd_ctx *ctx, const xd_draw_desc *d) {
+    const int64_t most = INT64_C(1) << 42, samples = INT64_C(1) << 32;
+    XD_REQUIRE(ctx, d->first >= 0, XD_ERROR_ARGUMENT, "the first element is number %lld",
+               (long long)d->first);
+    XD_REQUIRE(ctx, d->first <= most && d->out.cols <= most - d->first, XD_ERROR_SHAPE,
+               "%lld elements from %lld on; random numbers are for %lld", (long long)d->out.cols,
+               (long long)d->first, (long long)most);
+    XD_REQUIRE(ctx, d->out.rows <= samples - (int64_t)d->random.sample, XD_ERROR_ARGUMENT,
+               "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)d->out.rows,
+               (long long)d->random.sample);
+    return XD_OK;
+}
+
+XD_API xd_result xd_draw_rows(xd_ctx *ctx, const xd_draw_desc *desc) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_draw_desc d = *desc;
+    XD_TRY(xdi_mix_check_rows(ctx, &d.out, "out", &d.out));
+    XD_TRY(xdi_draw_check(ctx, &d));
+    if (d.out.rows == 0 || d.out.cols == 0) return XD_OK;
+    XD_REQUIRE(ctx, kernels->dmd.draw, XD_ERROR_UNSUPPORTED, "kernels \"%.80s\" draw no random numbers",
+               kernels->name);
+    return kernels->dmd.draw(&launch, &d);
+}
+
 /* >>dmd/losses */
 
 /* What the losses over samples share. */
@@ -63832,8 +63969,8 @@ XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
 /* samples.c: parts -> all_sums. Collective over split. */
 XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
 
-/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for a cache, enough for all
- * threads, and the factor of their gradients is known, which is set then. */
+/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for the device, enough for
+ * all threads, and N is known. */
 XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call);
 
 /* Writes the gradients, when the factor is known. */
@@ -63997,19 +64134,16 @@ XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_cal
                                      a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
 }
 
-/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
-enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
-
 XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
     const xd_sample_args *a = call->args;
     const int64_t threads = xd_ctx_settings(call->ctx)->threads;
     const bool known = !a->mask || a->denominator || a->denominator_value != 0.0;
-    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample ||
-        xd_ctx_kernels(call->ctx)->device != XD_DEVICE_CPU || a->shards != 1 || a->ranks != 1 || !known)
+    const bool host = xd_ctx_kernels(call->ctx)->device == XD_DEVICE_CPU;
+    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample || a->shards != 1 ||
+        a->ranks != 1 || !known)
         return false;
-    if (a->elements > (int64_t)XDI_SAMPLE_CACHED || (threads > 1 && a->samples < 4 * threads)) return false;
-    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
-    return true;
+    if (host && threads > 1 && a->samples < 4 * threads) return false;
+    return a->elements <= call->kernels->by_sample_elements;
 }
 
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
@@ -64630,11 +64764,11 @@ struct xd_dmd {
     /* On the device. */
     void *memory;
     void *tensors[XDI_DMD_TENSORS];
-    void *kept;             /* [leaves] of GENERATED */
-    float *slope;           /* by x */
-    float *hidden_slope;    /* by x_t */
-    float *raw_slope;       /* by a network's prediction */
-    float *normals;         /* drawn numbers on their way to another dtype */
+    void *kept;          /* [leaves] of GENERATED */
+    float *slope;        /* by x */
+    float *hidden_slope; /* by x_t */
+    float *raw_slope;    /* by a network's prediction */
+    float *normals; /* numbers drawn on the host, on their way into an array; NULL where they need none */
     float **feature_slopes; /* [feature_count] */
     float
         *penalty; /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a slope */
@@ -64649,7 +64783,7 @@ struct xd_dmd {
     xdi_dmd_features features[XDI_DMD_SLOTS];
     xdi_dmd_ratios ratios;
     /* On the host. */
-    float *host_normals; /* NULL where the device is the host */
+    float *host_normals; /* NULL where nothing that the host draws is copied */
     float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
@@ -64682,6 +64816,12 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
 
 /* tensors.c: to memory of the device, at once. */
 XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
+
+/* tensors.c: where normals are drawn. There: by the device, straight into the array. Otherwise on the host; apart: of a device, so that
+ * they are copied; between: by way of an array of f32 on the device, `normals`. */
+XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d);
+XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d);
+XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d);
 
 /* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's phases apart; the
  * teacher's are those of warm-up, whose steps are counted apart. */
@@ -65233,13 +65373,12 @@ static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
     const xd_dmd_sizes *sizes = &d->desc.sizes;
     const int64_t n = sizes->samples, all = n * sizes->elements;
     const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
-    const bool direct = xd_ctx_kernels(d->ctx)->device == XD_DEVICE_CPU && sizes->dtype == XD_DTYPE_F32;
     for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
     if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
     d->slope = xdi_dmd_floats(device, all);
     d->raw_slope = xdi_dmd_floats(device, all);
     if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
-    if (!direct) d->normals = xdi_dmd_floats(device, all);
+    if (xdi_dmd_draws_between(d)) d->normals = xdi_dmd_floats(device, all);
     d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
     d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
     d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
@@ -65264,8 +65403,8 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
     const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
-    const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
-    if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    if (xdi_dmd_draws_apart(d))
+        d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
@@ -65442,7 +65581,8 @@ XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
 
 /* ---- draws ---- */
 
-static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t columns) {
+/* A number for each row. */
+static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where) {
     xd_dmd_draw draw;
     memset(&draw, 0, sizeof draw);
     draw.random.seed = d->desc.seed;
@@ -65451,32 +65591,60 @@ static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t co
     draw.random.sample = (uint32_t)where.first;
     draw.random.step = (uint32_t)(where.role == XD_DMD_TEACHER ? d->record.warm_up : d->record.step);
     draw.rows = where.samples;
-    draw.columns = columns;
-    draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
+    draw.columns = 1;
     return draw;
 }
 
-static void xdi_dmd_fill(const xd_dmd_draw *draw, float *out) {
-    xd_philox random = draw->random;
-    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
-        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+/* The elements of each row. */
+static xd_dmd_draw xdi_dmd_draw_elements(const xd_dmd *d, xdi_dmd_where where) {
+    xd_dmd_draw draw = xdi_dmd_draw(d, where);
+    draw.columns = d->desc.sizes.elements;
+    draw.first = d->desc.sizes.first_element;
+    return draw;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d) {
+    const xd_dmd_draws *own = d->desc.draws;
+    return !(own && own->normals) && xd_ctx_kernels(d->ctx)->dmd.draw;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d) {
+    return !xdi_dmd_draws_there(d) && xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d) {
+    return xdi_dmd_draws_apart(d) || (!xdi_dmd_draws_there(d) && d->desc.sizes.dtype != XD_DTYPE_F32);
+}
+
+/* By the counters, on a device or with the host's kernels. */
+static xd_result xdi_dmd_fill(xd_dmd *d, const xd_dmd_kernels *kernels, const xd_dmd_draw *draw,
+                              xd_rows out) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    xd_draw_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.random = draw->random;
+    desc.first = draw->first;
+    desc.out = out;
+    if (desc.out.stride == 0) desc.out.stride = desc.out.cols;
+    return kernels->draw(&launch, &desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) {
     const int64_t elements = d->desc.sizes.elements;
-    const xd_dmd_draw draw = xdi_dmd_draw(d, where, elements);
+    const xd_dmd_draw draw = xdi_dmd_draw_elements(d, where);
     const xd_dmd_draws *own = d->desc.draws;
-    const bool direct = !d->host_normals && d->desc.sizes.dtype == XD_DTYPE_F32;
-    float *here = d->host_normals ? d->host_normals : d->normals;
+    float *here = d->host_normals ? d->host_normals : d->normals ? d->normals : (float *)out;
     xd_rows none;
     memset(&none, 0, sizeof none);
-    if (direct) here = (float *)out;
     if (where.samples == 0) return XD_OK;
+    if (xdi_dmd_draws_there(d))
+        return xdi_dmd_fill(d, &xd_ctx_kernels(d->ctx)->dmd, &draw, xdi_dmd_rows(d, out, where.samples));
     if (own && own->normals)
         XD_TRY(own->normals(own->user, &draw, here));
     else
-        xdi_dmd_fill(&draw, here);
-    if (direct) return XD_OK;
+        XD_TRY(xdi_dmd_fill(d, &xd_ctx_host_kernels(d->ctx)->dmd, &draw,
+                            xdi_dmd_slopes(d, here, where.samples)));
+    if (!d->normals) return XD_OK;
     if (d->host_normals)
         XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
     for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
@@ -65493,7 +65661,7 @@ XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, in
 
 XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
                                         const xdi_dmd_times *out) {
-    const xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     if (own && own->numbers) {
         XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
@@ -65507,7 +65675,7 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
 }
 
 XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
-    xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     const int64_t count = d->desc.rungs.steps;
     draw.rows = rows;
@@ -67347,14 +67515,14 @@ static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
 static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
     xd_dmd *d = &s->d;
     const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
-    const bool apart = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     xd_arena_take_pointer(host, sizeof *s);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
-    if (apart) d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
+    if (xdi_dmd_draws_apart(d))
+        d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
     d->mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->mixes);
-    if (apart || d->desc.sizes.dtype != XD_DTYPE_F32)
+    if (xdi_dmd_draws_between(d))
         d->normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->normals);
     for (int i = 0; i < XDI_DMD_TENSORS; i++)
         if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
@@ -70599,4 +70767,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6a17a0cd1a706fde55213581cacb5dff0f179b4952c22b6b4e79ff1e9a5aa1f4 */
+/* xdistill sha256 e61d250e5ae01932754292289ab2648c06b751b344ca183e7b3a21497f18c1ae */

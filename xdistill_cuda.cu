@@ -8010,19 +8010,307 @@ static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
                            pieces);
 }
 
+/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32 elements
+ * of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the pace: with the
+ * CPU's bits. ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_draw_kernel(const __grid_constant__ xd_draw_desc d, int64_t blocks) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = i / blocks;
+    if (r >= d.out.rows) return;
+    const int64_t block = d.first / 4 + (i - r * blocks), column = 4 * block - d.first;
+    const xd_philox random = xd_draw_of(&d, r);
+    xdi_cuda_pack<float> lanes;
+    xd_philox_lanes(&random, block, !d.uniform, lanes.at);
+    if (d.out.dtype == XD_DTYPE_F32 && column >= 0 && column + 4 <= d.out.cols) {
+        float *out = (float *)d.out.data + (r * d.out.stride + column);
+        if (xdi_cuda_is_aligned16(out)) {
+            xdi_cuda_store16(out, lanes);
+            return;
+        }
+    }
+    XD_UNROLL
+    for (int k = 0; k < 4; k++)
+        if (column + k >= 0 && column + k < d.out.cols)
+            xd_element_store(d.out.data, d.out.dtype, r * d.out.stride + column + k, (double)lanes.at[k]);
+}
+
+static xd_result xdi_cuda_draw(const xd_launch *launch, const xd_draw_desc *d) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const int64_t blocks = xd_draw_blocks(d), all = d->out.rows * blocks;
+    if (all == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch,
+                           xdi_cuda_grid_of((all + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_draw_kernel, *d, blocks);
+}
+
 static xd_result xdi_cuda_dmd_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_draw_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_mix_kernel);
 }
 
 static xd_dmd_kernels xdi_cuda_dmd_table() {
     xd_dmd_kernels kernels = {};
     kernels.mix = xdi_cuda_mix;
+    kernels.draw = xdi_cuda_draw;
     return kernels;
+}
+
+/* >>cuda/dmd_total.cu */
+
+/* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
+ * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read, and its
+ * exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory, by one thread for
+ * each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in fixed point have no order.
+ * A rank has tens to thousands of samples: more blocks would wait for each other longer than they compute. */
+
+enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
+
+struct xdi_cuda_smaller {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a < b ? a : b;
+    }
+};
+
+/* What the samples of a thread have found, and the first of them over the block. */
+struct xdi_cuda_total_findings {
+    int64_t count = 0, first = INT64_MAX;
+    double value = 0.0; /* of this thread's first */
+
+    __device__ void note(int64_t b, double what) {
+        if (count++ > 0) return;
+        first = b;
+        value = what;
+    }
+    /* Count, sample and value to three words; every thread calls it. */
+    __device__ void write(int64_t *words) {
+        const int64_t all = xdi_cuda_block_reduce(count, (int64_t)0, xdi_cuda_add());
+        const int64_t least = xdi_cuda_block_reduce(first, (int64_t)INT64_MAX, xdi_cuda_smaller());
+        if (threadIdx.x == 0) words[0] = all;
+        if (threadIdx.x == 0 && all == 0) words[1] = words[2] = 0;
+        if (all == 0 || least != first) return;
+        words[1] = first;
+        memcpy(words + 2, &value, sizeof value);
+    }
+};
+
+/* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
+template <bool FIXED> struct xdi_cuda_total_sum {
+    unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
+    double sum = 0.0;
+    int thread; /* that adds in order */
+
+    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), thread(adder) {
+        for (int k = (int)threadIdx.x; k < XD_NORM_LIMBS; k += (int)blockDim.x) limbs[k] = 0;
+    }
+    /* A thread's own number, in fixed point. */
+    __device__ void put(double term) {
+        int bit;
+        const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
+        if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
+    }
+    /* The magnitudes of those numbers of a tile whose place is this sum's. */
+    __device__ void add(const double *tile, const int *places, int own, int64_t n) {
+        const bool adds = !FIXED && (int)threadIdx.x == thread;
+        for (int64_t k = 0; adds && k < n; k++)
+            if (places[k] == own) sum = xd_add(sum, fabs(tile[k]));
+    }
+    /* All threads' puts lie before a barrier. */
+    __device__ void write(int64_t *words) {
+        if ((int)threadIdx.x != thread) return;
+        if (FIXED) {
+            xd_norm_carry((int64_t *)limbs);
+            for (int k = 0; k < XD_NORM_LIMBS; k++) words[k] = (int64_t)limbs[k];
+        } else {
+            memcpy(words, &sum, sizeof sum);
+        }
+    }
+};
+
+static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
+    const int64_t most = samples > bins ? samples : bins;
+    int64_t threads = (most + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
+    if (threads < XDI_CUDA_TOTAL_LEAST) threads = XDI_CUDA_TOTAL_LEAST;
+    if (threads > XDI_CUDA_TOTAL_THREADS) threads = XDI_CUDA_TOTAL_THREADS;
+    return (int)threads;
+}
+
+/* ---- total ---- */
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
+    xdi_cuda_total_findings findings;
+    int64_t counted = 0;
+    __syncthreads();
+    for (int64_t begin = 0; begin < a.samples; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.samples - begin;
+        if (b < a.samples) {
+            const xd_sample s = a.sample[b];
+            if (a.sample_loss) a.sample_loss[b] = s.loss;
+            counted += s.counted;
+            if (s.finding != (int64_t)XD_SAMPLE_FINE) findings.note(b, s.value);
+            tile[t] = s.loss;
+            places[t] = s.loss < 0.0 ? 1 : 0; /* 1: a negative one */
+            if (s.loss < 0.0)
+                negative.put(-s.loss);
+            else
+                positive.put(s.loss);
+        }
+        __syncthreads();
+        positive.add(tile, places, 0, left < blockDim.x ? left : blockDim.x);
+        negative.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        __syncthreads();
+    }
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    if (t == 0) a.record[XD_SAMPLE_RECORD_COUNTED] = counted;
+    findings.write(a.record + XD_SAMPLE_RECORD_FINDINGS);
+    positive.write(a.record + XD_SAMPLE_RECORD_SUMS);
+    negative.write(a.record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+}
+
+static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a);
+}
+
+/* ---- finish: one thread, in the order of the ranks ---- */
+
+static __global__ void xdi_cuda_sample_finish_kernel(const __grid_constant__ xd_sample_args a, xd_status *status) {
+    if (threadIdx.x == 0) xd_sample_finish(&a, status);
+}
+
+static xd_result xdi_cuda_sample_finish(const xd_launch *launch, const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_sample_finish_kernel, *a, launch->status);
+}
+
+/* ---- f-distill: ratios. A thread has every bin whose number is its own modulo the block, and adds to it in the order of the
+ * samples. ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_ratios_kernel(const __grid_constant__ xd_fdistill_args a) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_findings findings;
+    for (int64_t k = t; k <= a.bins; k += blockDim.x)
+        for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a.record[k * (int)XD_FDISTILL_BIN_WORDS + i] = 0;
+    for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.logits.rows - begin, n = left < blockDim.x ? left : blockDim.x;
+        if (b < a.logits.rows) {
+            double value;
+            places[t] = (int)xd_fdistill_place(&a, b, &value);
+            tile[t] = a.weights[b];
+            if (isnan(tile[t])) findings.note(b, value);
+        }
+        __syncthreads();
+        for (int64_t k = t; k < a.bins; k += blockDim.x)
+            for (int64_t i = 0; i < n; i++) {
+                int64_t *bin = a.record + k * (int)XD_FDISTILL_BIN_WORDS;
+                if (places[i] != k) continue;
+                bin[0]++;
+                xd_sum_put(bin + 1, a.fixed, tile[i]);
+            }
+        __syncthreads();
+    }
+    findings.write(a.record + a.bins * (int)XD_FDISTILL_BIN_WORDS);
+}
+
+static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_ratios_kernel, *a);
+}
+
+/* ---- f-distill: bins ---- */
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]); /* 0: of a finding */
+    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
+    XD_SHARED(int, clean, [1]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_sum<FIXED> sum(limbs, 0);
+    int64_t counted = 0;
+    if (t == 0) *clean = xd_fdistill_report(&a, status) ? 1 : 0;
+    __syncthreads();
+    for (int64_t k = t; k < a.bins; k += blockDim.x) {
+        a.next[k] = xd_fdistill_next(&a, k);
+        if (*clean) a.bin_values[k] = a.next[k];
+    }
+    __syncthreads();
+    for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.logits.rows - begin;
+        if (b < a.logits.rows) {
+            places[t] = xd_fdistill_weigh(&a, b) ? 1 : 0;
+            tile[t] = a.weights[b];
+            counted += places[t];
+            if (places[t]) sum.put(tile[t]);
+        }
+        __syncthreads();
+        sum.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        __syncthreads();
+    }
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    if (t == 0) {
+        for (int i = 1; i < (int)XD_FDISTILL_BIN_WORDS; i++) a.mass[i] = 0;
+        a.mass[0] = counted;
+    }
+    sum.write(a.mass + 1);
+}
+
+static xd_result xdi_cuda_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<true>, *a, launch->status);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<false>, *a, launch->status);
+}
+
+/* ---- f-distill: weights ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_weights_kernel(const __grid_constant__ xd_fdistill_args a) {
+    XD_SHARED(double, mean, [1]);
+    if (threadIdx.x == 0) *mean = xd_fdistill_mean(&a);
+    __syncthreads();
+    for (int64_t b = (int64_t)threadIdx.x; b < a.logits.rows; b += blockDim.x) xd_fdistill_share(&a, b, *mean);
+}
+
+static xd_result xdi_cuda_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_weights_kernel, *a);
+}
+
+static xd_result xdi_cuda_dmd_total_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_finish_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_ratios_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
 }
 
 /* >>cuda/dmd_loss.cu */
 
-/* Losses over samples: kernel/cpu/dmd_loss.c is the reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
+/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
+ * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
  * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
 
 enum { XDI_CUDA_SAMPLE_THREADS = XD_SAMPLE_LANES };
@@ -8047,6 +8335,9 @@ struct xdi_cuda_vsd_terms {
     __device__ const xd_rows &out() const {
         return a.gradient;
     }
+    __device__ void weigh(int64_t b) const {
+        xd_vsd_weigh_sample(&a, b);
+    }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
                     f = xdi_cuda_sample_load(a.fake, b, i);
@@ -8070,6 +8361,9 @@ struct xdi_cuda_denoise_terms {
     __device__ const xd_rows &out() const {
         return a.gradient;
     }
+    __device__ void weigh(int64_t b) const {
+        xd_denoise_weigh_sample(&a, b);
+    }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
                                            xdi_cuda_sample_load(a.clean, b, i), xdi_cuda_sample_load(a.noise, b, i)) };
@@ -8079,28 +8373,37 @@ struct xdi_cuda_denoise_terms {
     }
 };
 
-/* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES, one lane a thread; reads every element once. The tree over the
- * block's threads is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. ---- */
+/* ---- what a block does with a chunk ---- */
 
+struct xdi_cuda_sample_range {
+    int64_t begin, end; /* elements of a sample, XD_SAMPLE_CHUNK at most */
+};
+
+static __device__ inline xdi_cuda_sample_range xdi_cuda_sample_chunk(const xd_sample_args &a, int64_t chunk) {
+    const int64_t begin = chunk * XD_SAMPLE_CHUNK, end = begin + XD_SAMPLE_CHUNK;
+    return { begin, end < a.elements ? end : a.elements };
+}
+
+/* The sums of a range to out[xd_sample_words]; all threads of a block of XD_SAMPLE_LANES, one lane a thread. The tree over them
+ * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the gradient is
+ * a multiple of, or NULL; a thread reads only what it has written there itself. */
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
-    xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
+static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
+                                            float *kept) {
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     const xd_sample_args &a = terms.base();
-    const int64_t b = (int64_t)blockIdx.x / chunks, begin = ((int64_t)blockIdx.x - b * chunks) * XD_SAMPLE_CHUNK;
-    const int64_t end = begin + XD_SAMPLE_CHUNK < a.elements ? begin + XD_SAMPLE_CHUNK : a.elements;
     const int t = (int)threadIdx.x;
-    int64_t *out = a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED);
     double sums[2] = { 0.0, 0.0 };
     int64_t counted = 0, finding = XD_SAMPLE_FINE;
     if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
     if (FIXED) __syncthreads();
-    for (int64_t tile = begin; tile < end; tile += XD_SAMPLE_TILE) {
+    for (int64_t tile = range.begin; tile < range.end; tile += XD_SAMPLE_TILE) {
         double lane[2] = { 0.0, 0.0 };
-        for (int64_t i = tile + t; i < end && i < tile + XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+        for (int64_t i = tile + t; i < range.end && i < tile + XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
             if (a.mask && !a.mask[b * a.elements + i]) continue;
             const xdi_cuda_sample_pair pair = terms.at(b, i);
             counted++;
+            if (kept) kept[i - range.begin] = pair.second;
             lane[0] = xd_add(lane[0], fabs((double)pair.first));
             lane[1] = xd_add(lane[1], xd_mul((double)pair.second, (double)pair.second));
             if (!FIXED || !isfinite(pair.first) || !isfinite(pair.second)) continue;
@@ -8127,22 +8430,79 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
+/* The gradient of a range, of what was kept of it or is read again. */
+template <typename Terms>
+static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
+                                             const float *kept) {
+    const xd_sample_args &a = terms.base();
+    const xd_rows &out = terms.out();
+    const bool none = a.sample[b].factor == 0.0;
+    const double factor = xd_mul(a.sample[b].factor, whole);
+    for (int64_t i = range.begin + (int64_t)threadIdx.x; i < range.end; i += XD_SAMPLE_LANES) {
+        const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
+        const float slope = !counts ? 0.0f : kept ? kept[i - range.begin] : terms.slope(b, i);
+        xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
+    }
+}
+
+/* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES; reads every element once. ---- */
+
+template <bool FIXED, typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
+    xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
+    const int64_t b = (int64_t)blockIdx.x / chunks, words = xd_sample_words(FIXED);
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), (int64_t)blockIdx.x - b * chunks);
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
+}
+
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
 template <typename Terms>
 static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
+    const int64_t b = (int64_t)blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), (int64_t)blockIdx.x - b * chunks);
+    xdi_cuda_sample_write(terms, b, range, *terms.base().factor, nullptr);
+}
+
+/* ---- by sample: a block a sample, whose only chunk it keeps in shared memory, 64 KiB at most, so nothing is read twice: three
+ * reads and one write of an element in place of the six or seven that measure and slope make, and one launch for three. That
+ * predicts, in f32, 16 bytes an element for 24 of the student's term and 28 of denoising. A sample of more chunks stays with those:
+ * they have a block for each chunk, and one block alone would get the bandwidth of one multiprocessor for all of it. ---- */
+
+enum { XDI_CUDA_BY_SAMPLE = XD_SAMPLE_CHUNK };
+
+template <bool FIXED, typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
+    xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms) {
+    XD_DYN_SHARED(float, kept);
+    XD_SHARED(double, whole, [1]);
     const xd_sample_args &a = terms.base();
-    const xd_rows &out = terms.out();
-    const int64_t b = (int64_t)blockIdx.x / chunks, begin = ((int64_t)blockIdx.x - b * chunks) * XD_SAMPLE_CHUNK;
-    const int64_t end = begin + XD_SAMPLE_CHUNK < a.elements ? begin + XD_SAMPLE_CHUNK : a.elements;
-    const bool none = a.sample[b].factor == 0.0;
-    const double factor = xd_mul(a.sample[b].factor, *a.factor);
-    for (int64_t i = begin + (int64_t)threadIdx.x; i < end; i += XD_SAMPLE_LANES) {
-        const bool kept = !none && (!a.mask || a.mask[b * a.elements + i]);
-        const double value = kept ? xd_mul(factor, (double)terms.slope(b, i)) : none ? 0.0 : xd_mul(factor, 0.0);
-        xd_sample_store(&out, b, i, value);
+    const int64_t b = (int64_t)blockIdx.x;
+    const xdi_cuda_sample_range range = { 0, a.elements };
+    const bool slope = terms.out().data != nullptr;
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.sums + b * xd_sample_words(FIXED), slope ? kept : nullptr);
+    __syncthreads(); /* the sums are there for the first thread */
+    if (threadIdx.x == 0) {
+        terms.weigh(b);
+        *whole = xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
     }
+    __syncthreads();
+    if (slope) xdi_cuda_sample_write(terms, b, range, *whole, kept);
+}
+
+template <typename Terms> static xd_result xdi_cuda_by_sample(const xd_launch *launch, const Terms &terms,
+                                                              const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XD_REQUIRE(launch->ctx, a->elements <= XDI_CUDA_BY_SAMPLE, XD_ERROR_ARGUMENT,
+               "a sample of %lld elements; %lld are finished at once", (long long)a->elements,
+               (long long)XDI_CUDA_BY_SAMPLE);
+    if (a->samples == 0) return XD_OK;
+    const xdi_cuda_grid grid =
+        xdi_cuda_grid_of(a->samples, XDI_CUDA_SAMPLE_THREADS, (size_t)a->elements * sizeof(float));
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<true, Terms>, terms);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<false, Terms>, terms);
 }
 
 template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_launch *launch, const Terms &terms,
@@ -8186,6 +8546,14 @@ static xd_result xdi_cuda_denoise_slope(const xd_launch *launch, const xd_denois
     return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
 }
 
+static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    return xdi_cuda_by_sample(launch, xdi_cuda_vsd_terms{ *args, false }, &args->base);
+}
+
+static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
+    return xdi_cuda_by_sample(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+}
+
 /* ---- a thread for each sample ---- */
 
 #define XDI_CUDA_EACH_SAMPLE(name, type, base, call)                                                               \
@@ -8208,29 +8576,21 @@ XDI_CUDA_EACH_SAMPLE(gan_terms, xd_gan_args, base., xd_gan_sample)
 XDI_CUDA_EACH_SAMPLE(gan_slope, xd_gan_args, base., xd_gan_slope_sample)
 XDI_CUDA_EACH_SAMPLE(sample_join, xd_sample_args, , xd_sample_join_chunks)
 
-/* ---- one thread for all, in the order of samples and ranks ---- */
-
-#define XDI_CUDA_ONE_THREAD(name, type, call)                                                                        \
-    static __global__ void xdi_cuda_##name##_kernel(const __grid_constant__ type args, xd_status *status) {          \
-        (void)status;                                                                                                \
-        if (threadIdx.x == 0) call;                                                                                  \
-    }                                                                                                                \
-    static xd_result xdi_cuda_##name(const xd_launch *launch, const type *args) {                                    \
-        xdi_cuda_scope scope(launch);                                                                                \
-        XD_TRY(scope.result);                                                                                        \
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_##name##_kernel, *args,          \
-                               launch->status);                                                                      \
-    }
-
-XDI_CUDA_ONE_THREAD(sample_total, xd_sample_args, xd_sample_total(&args))
-XDI_CUDA_ONE_THREAD(sample_finish, xd_sample_args, xd_sample_finish(&args, status))
-XDI_CUDA_ONE_THREAD(fdistill_ratios, xd_fdistill_args, xd_fdistill_ratios_of(&args))
-XDI_CUDA_ONE_THREAD(fdistill_bins, xd_fdistill_args, xd_fdistill_bins_of(&args, status))
-XDI_CUDA_ONE_THREAD(fdistill_weights, xd_fdistill_args, xd_fdistill_weights_of(&args))
-
 /* ---- the table ---- */
 
+/* The dynamic shared memory is more than a block has unasked. */
+template <typename... Parameters>
+static xd_result xdi_cuda_by_sample_load(xd_ctx *ctx, void (*kernel)(Parameters...)) {
+    XD_TRY(xdi_cuda_load(ctx, kernel));
+    return XDI_CUDA_CHECK(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    (int)(XDI_CUDA_BY_SAMPLE * sizeof(float))));
+}
+
 static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms>));
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_terms>));
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_denoise_terms>));
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_denoise_terms>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_vsd_terms>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_vsd_terms>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_denoise_terms>));
@@ -8243,11 +8603,7 @@ static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_finish_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_ratios_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
+    return xdi_cuda_dmd_total_load(ctx);
 }
 
 static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
@@ -8268,6 +8624,9 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     kernels.fdistill_ratios = xdi_cuda_fdistill_ratios;
     kernels.fdistill_bins = xdi_cuda_fdistill_bins;
     kernels.fdistill_weights = xdi_cuda_fdistill_weights;
+    kernels.vsd_by_sample = xdi_cuda_vsd_by_sample;
+    kernels.denoise_by_sample = xdi_cuda_denoise_by_sample;
+    kernels.by_sample_elements = XDI_CUDA_BY_SAMPLE;
     return kernels;
 }
 
@@ -8432,4 +8791,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 f0aa43d3f2447034775d8ebe780c28c12db71a3cbf1a1431107cca9cb36fb21f */
+/* xdistill sha256 cf7677eb365ef0a34946ef9249ac11f7125d4964f9f031587c628ee4d067d310 */

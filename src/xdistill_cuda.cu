@@ -40,5 +40,6 @@
 #include "cuda/xtoken_chunks.cu"
 #include "cuda/uld.cu"
 #include "cuda/dmd.cu"
+#include "cuda/dmd_total.cu"
 #include "cuda/dmd_loss.cu"
 #include "cuda/table.cu"

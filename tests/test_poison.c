@@ -48,6 +48,7 @@
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
  *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
+ *   xd_draw_rows: takes whole numbers, and writes what it draws
  *   xd_times_check, xd_time_of_draw, xd_times_draw, xd_times_draw_frames: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
  *   xd_times_narrow: compares numbers

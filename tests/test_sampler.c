@@ -190,6 +190,11 @@ XD_TEST(elements_of_a_sample_have_the_noise_of_the_whole_one) {
     xd_sampler_destroy(sampler);
     for (int i = 0; i < SAMPLES; i++)
         CHECK(memcmp(half + 2 * i, whole + ELEMENTS * i + 3, 2 * sizeof(float)) == 0);
+    d.elements = 1, d.first_element = 2; /* a single element is one, too */
+    CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
+    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, half), XD_OK);
+    xd_sampler_destroy(sampler);
+    for (int i = 0; i < SAMPLES; i++) CHECK(half[i] == whole[ELEMENTS * i + 2]);
     xd_ctx_destroy(ctx);
 }
 

@@ -29,12 +29,48 @@ static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
                            pieces);
 }
 
+/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32 elements
+ * of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the pace: with the
+ * CPU's bits. ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_draw_kernel(const __grid_constant__ xd_draw_desc d, int64_t blocks) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = i / blocks;
+    if (r >= d.out.rows) return;
+    const int64_t block = d.first / 4 + (i - r * blocks), column = 4 * block - d.first;
+    const xd_philox random = xd_draw_of(&d, r);
+    xdi_cuda_pack<float> lanes;
+    xd_philox_lanes(&random, block, !d.uniform, lanes.at);
+    if (d.out.dtype == XD_DTYPE_F32 && column >= 0 && column + 4 <= d.out.cols) {
+        float *out = (float *)d.out.data + (r * d.out.stride + column);
+        if (xdi_cuda_is_aligned16(out)) {
+            xdi_cuda_store16(out, lanes);
+            return;
+        }
+    }
+    XD_UNROLL
+    for (int k = 0; k < 4; k++)
+        if (column + k >= 0 && column + k < d.out.cols)
+            xd_element_store(d.out.data, d.out.dtype, r * d.out.stride + column + k, (double)lanes.at[k]);
+}
+
+static xd_result xdi_cuda_draw(const xd_launch *launch, const xd_draw_desc *d) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const int64_t blocks = xd_draw_blocks(d), all = d->out.rows * blocks;
+    if (all == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch,
+                           xdi_cuda_grid_of((all + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_draw_kernel, *d, blocks);
+}
+
 static xd_result xdi_cuda_dmd_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_draw_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_mix_kernel);
 }
 
 static xd_dmd_kernels xdi_cuda_dmd_table() {
     xd_dmd_kernels kernels = {};
     kernels.mix = xdi_cuda_mix;
+    kernels.draw = xdi_cuda_draw;
     return kernels;
 }

@@ -164,8 +164,7 @@ static bool xdi_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F64;
 }
 
-/* Sets a stride of 0 to the number of columns. */
-static xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
+XD_PRIVATE xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x) {
     if (x->stride == 0) x->stride = x->cols;
     XD_REQUIRE(ctx, x->rows >= 0 && x->cols >= 0 && x->stride >= x->cols, XD_ERROR_SHAPE,
                "%s has %lld rows of %lld elements, %lld apart", name, (long long)x->rows, (long long)x->cols,

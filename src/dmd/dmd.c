@@ -430,13 +430,12 @@ static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
     const xd_dmd_sizes *sizes = &d->desc.sizes;
     const int64_t n = sizes->samples, all = n * sizes->elements;
     const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
-    const bool direct = xd_ctx_kernels(d->ctx)->device == XD_DEVICE_CPU && sizes->dtype == XD_DTYPE_F32;
     for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
     if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
     d->slope = xdi_dmd_floats(device, all);
     d->raw_slope = xdi_dmd_floats(device, all);
     if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
-    if (!direct) d->normals = xdi_dmd_floats(device, all);
+    if (xdi_dmd_draws_between(d)) d->normals = xdi_dmd_floats(device, all);
     d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
     d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
     d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
@@ -461,8 +460,8 @@ static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
     const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
-    const bool device = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
-    if (device) d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    if (xdi_dmd_draws_apart(d))
+        d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
     d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
     d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);

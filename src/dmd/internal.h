@@ -28,4 +28,7 @@ XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32);
 /* noise_schedule.c: time `index` of EDM's grid. */
 XD_PRIVATE double xdi_edm_time(double min_t, double max_t, int64_t count, int64_t index);
 
+/* convert.c: a matrix of floating elements with the shape of `out`. Sets a stride of 0 to the number of columns. */
+XD_PRIVATE xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const char *name, xd_rows *x);
+
 #endif

@@ -142,14 +142,14 @@ static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
 static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
     xd_dmd *d = &s->d;
     const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
-    const bool apart = xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
     xd_arena_take_pointer(host, sizeof *s);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
     d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
-    if (apart) d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
+    if (xdi_dmd_draws_apart(d))
+        d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
     d->mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->mixes);
-    if (apart || d->desc.sizes.dtype != XD_DTYPE_F32)
+    if (xdi_dmd_draws_between(d))
         d->normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->normals);
     for (int i = 0; i < XDI_DMD_TENSORS; i++)
         if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))

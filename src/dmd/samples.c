@@ -154,19 +154,16 @@ XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_cal
                                      a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
 }
 
-/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
-enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
-
 XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
     const xd_sample_args *a = call->args;
     const int64_t threads = xd_ctx_settings(call->ctx)->threads;
     const bool known = !a->mask || a->denominator || a->denominator_value != 0.0;
-    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample ||
-        xd_ctx_kernels(call->ctx)->device != XD_DEVICE_CPU || a->shards != 1 || a->ranks != 1 || !known)
+    const bool host = xd_ctx_kernels(call->ctx)->device == XD_DEVICE_CPU;
+    if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample || a->shards != 1 ||
+        a->ranks != 1 || !known)
         return false;
-    if (a->elements > (int64_t)XDI_SAMPLE_CACHED || (threads > 1 && a->samples < 4 * threads)) return false;
-    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
-    return true;
+    if (host && threads > 1 && a->samples < 4 * threads) return false;
+    return a->elements <= call->kernels->by_sample_elements;
 }
 
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,

@@ -75,11 +75,11 @@ struct xd_dmd {
     /* On the device. */
     void *memory;
     void *tensors[XDI_DMD_TENSORS];
-    void *kept;             /* [leaves] of GENERATED */
-    float *slope;           /* by x */
-    float *hidden_slope;    /* by x_t */
-    float *raw_slope;       /* by a network's prediction */
-    float *normals;         /* drawn numbers on their way to another dtype */
+    void *kept;          /* [leaves] of GENERATED */
+    float *slope;        /* by x */
+    float *hidden_slope; /* by x_t */
+    float *raw_slope;    /* by a network's prediction */
+    float *normals; /* numbers drawn on the host, on their way into an array; NULL where they need none */
     float **feature_slopes; /* [feature_count] */
     float
         *penalty; /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a slope */
@@ -94,7 +94,7 @@ struct xd_dmd {
     xdi_dmd_features features[XDI_DMD_SLOTS];
     xdi_dmd_ratios ratios;
     /* On the host. */
-    float *host_normals; /* NULL where the device is the host */
+    float *host_normals; /* NULL where nothing that the host draws is copied */
     float *ones;         /* [samples, heads] where a penalty is a slope; else NULL */
     xd_mix *host_mixes;
     xd_denoise_term *host_terms;
@@ -127,6 +127,12 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
 
 /* tensors.c: to memory of the device, at once. */
 XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
+
+/* tensors.c: where normals are drawn. There: by the device, straight into the array. Otherwise on the host; apart: of a device, so that
+ * they are copied; between: by way of an array of f32 on the device, `normals`. */
+XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d);
+XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d);
+XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d);
 
 /* tensors.c: normals of a stream into an array; times of a sampler. `role` keeps the draws of a step's phases apart; the
  * teacher's are those of warm-up, whose steps are counted apart. */

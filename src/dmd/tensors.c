@@ -42,7 +42,8 @@ XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
 
 /* ---- draws ---- */
 
-static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t columns) {
+/* A number for each row. */
+static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where) {
     xd_dmd_draw draw;
     memset(&draw, 0, sizeof draw);
     draw.random.seed = d->desc.seed;
@@ -51,32 +52,60 @@ static xd_dmd_draw xdi_dmd_draw(const xd_dmd *d, xdi_dmd_where where, int64_t co
     draw.random.sample = (uint32_t)where.first;
     draw.random.step = (uint32_t)(where.role == XD_DMD_TEACHER ? d->record.warm_up : d->record.step);
     draw.rows = where.samples;
-    draw.columns = columns;
-    draw.first = columns == 1 ? 0 : d->desc.sizes.first_element;
+    draw.columns = 1;
     return draw;
 }
 
-static void xdi_dmd_fill(const xd_dmd_draw *draw, float *out) {
-    xd_philox random = draw->random;
-    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
-        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+/* The elements of each row. */
+static xd_dmd_draw xdi_dmd_draw_elements(const xd_dmd *d, xdi_dmd_where where) {
+    xd_dmd_draw draw = xdi_dmd_draw(d, where);
+    draw.columns = d->desc.sizes.elements;
+    draw.first = d->desc.sizes.first_element;
+    return draw;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d) {
+    const xd_dmd_draws *own = d->desc.draws;
+    return !(own && own->normals) && xd_ctx_kernels(d->ctx)->dmd.draw;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d) {
+    return !xdi_dmd_draws_there(d) && xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+}
+
+XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d) {
+    return xdi_dmd_draws_apart(d) || (!xdi_dmd_draws_there(d) && d->desc.sizes.dtype != XD_DTYPE_F32);
+}
+
+/* By the counters, on a device or with the host's kernels. */
+static xd_result xdi_dmd_fill(xd_dmd *d, const xd_dmd_kernels *kernels, const xd_dmd_draw *draw,
+                              xd_rows out) {
+    const xd_launch launch = xd_ctx_launch(d->ctx);
+    xd_draw_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.random = draw->random;
+    desc.first = draw->first;
+    desc.out = out;
+    if (desc.out.stride == 0) desc.out.stride = desc.out.cols;
+    return kernels->draw(&launch, &desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) {
     const int64_t elements = d->desc.sizes.elements;
-    const xd_dmd_draw draw = xdi_dmd_draw(d, where, elements);
+    const xd_dmd_draw draw = xdi_dmd_draw_elements(d, where);
     const xd_dmd_draws *own = d->desc.draws;
-    const bool direct = !d->host_normals && d->desc.sizes.dtype == XD_DTYPE_F32;
-    float *here = d->host_normals ? d->host_normals : d->normals;
+    float *here = d->host_normals ? d->host_normals : d->normals ? d->normals : (float *)out;
     xd_rows none;
     memset(&none, 0, sizeof none);
-    if (direct) here = (float *)out;
     if (where.samples == 0) return XD_OK;
+    if (xdi_dmd_draws_there(d))
+        return xdi_dmd_fill(d, &xd_ctx_kernels(d->ctx)->dmd, &draw, xdi_dmd_rows(d, out, where.samples));
     if (own && own->normals)
         XD_TRY(own->normals(own->user, &draw, here));
     else
-        xdi_dmd_fill(&draw, here);
-    if (direct) return XD_OK;
+        XD_TRY(xdi_dmd_fill(d, &xd_ctx_host_kernels(d->ctx)->dmd, &draw,
+                            xdi_dmd_slopes(d, here, where.samples)));
+    if (!d->normals) return XD_OK;
     if (d->host_normals)
         XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
     for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
@@ -93,7 +122,7 @@ XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, in
 
 XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
                                         const xdi_dmd_times *out) {
-    const xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    const xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     if (own && own->numbers) {
         XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
@@ -107,7 +136,7 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
 }
 
 XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t rows) {
-    xd_dmd_draw draw = xdi_dmd_draw(d, where, 1);
+    xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     const int64_t count = d->desc.rungs.steps;
     draw.rows = rows;

@@ -38,7 +38,7 @@ XD_API xd_vsd_desc xd_vsd_defaults(void);
  * bytes do not fit into a size_t. Local. */
 XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
 
-/* Value and gradient, in two passes over memory. Gradients are those of the global loss: sum them over data ranks, do not
+/* Value and gradient, in two passes over memory; a GPU that has samples whole, of up to 16384 elements, makes one. Gradients are those of the global loss: sum them over data ranks, do not
  * average.
  *
  * Collective over split and comm; the same bits on all their ranks. One small exchange over split for all samples together

@@ -136,10 +136,11 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*fdistill_bins)(const xd_launch *launch, const xd_fdistill_args *args);
     /* masses -> weights */
     xd_result (*fdistill_weights)(const xd_launch *launch, const xd_fdistill_args *args);
-    /* measure, weigh and slope of one sample after the other, while it is in a cache: where nobody else has parts of samples and *factor
-     * is known before. Not of the COMPAT form. The same bits. NULL: not offered */
+    /* measure, weigh and slope of each sample at once, while it is in a cache: where nobody else has parts of samples, and
+     * N is known before, so that `factor` need not hold it. Not of the COMPAT form. The same bits. NULL: not offered */
     xd_result (*vsd_by_sample)(const xd_launch *launch, const xd_vsd_args *args);
     xd_result (*denoise_by_sample)(const xd_launch *launch, const xd_denoise_args *args);
+    int64_t by_sample_elements; /* the most that a sample of these two has */
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

@@ -15,7 +15,19 @@ XD_SCALAR int xd_sum_words(bool fixed) {
     return fixed ? XD_NORM_LIMBS : 1;
 }
 
-/* Adds a number in [0, XD_SAMPLE_LARGEST). When fixed, what is below 2^-320 is cut off. */
+/* A number in [0, XD_SAMPLE_LARGEST) as mantissa 2^(*bit - 320); what is below 2^-320 is cut off. */
+XD_SCALAR uint64_t xd_sum_mantissa(double term, int *bit) {
+    int exponent = 0;
+    const double fraction = frexp(term, &exponent); /* term = fraction 2^exponent */
+    const uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
+    *bit = exponent - 53 + 320;
+    if (*bit >= 0) return mantissa;
+    const int cut = -*bit;
+    *bit = 0;
+    return cut < 53 ? mantissa >> cut : 0;
+}
+
+/* Adds a number in [0, XD_SAMPLE_LARGEST). */
 XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
     if (!fixed) {
         double sum;
@@ -24,13 +36,9 @@ XD_SCALAR void xd_sum_put(int64_t *words, bool fixed, double term) {
         memcpy(words, &sum, sizeof sum);
         return;
     }
-    int exponent;
-    const double fraction = frexp(term, &exponent);                           /* term = fraction 2^exponent */
-    uint64_t mantissa = (uint64_t)xd_mul_exact(fraction, 9007199254740992.0); /* 2^53 */
-    int bit = exponent - 53 + 320;
-    if (bit <= -53 || mantissa == 0) return;
-    if (bit < 0) mantissa >>= -bit;
-    if (bit < 0) bit = 0;
+    int bit;
+    const uint64_t mantissa = xd_sum_mantissa(term, &bit);
+    if (mantissa == 0) return;
     const int limb = bit / 32, shift = bit % 32;
     const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
     words[limb] += (int64_t)(low & 0xffffffffu);
@@ -402,21 +410,27 @@ XD_SCALAR int64_t xd_fdistill_bin(const xd_fdistill_args *a, double t) {
     return (int64_t)xd_clamp(bin, 0.0, (double)(a->bins - 1));
 }
 
+/* A sample with its ratio: weights[b] becomes rho, or NaN for a finding, whose value it is then. Its bin; -1: it goes into none. */
+XD_SCALAR int64_t xd_fdistill_place(const xd_fdistill_args *a, int64_t b, double *value) {
+    const double rho = xd_fdistill_ratio(a, b, value), t = a->bins > 0 ? a->times[b] : 0.0;
+    const bool fine = isfinite(rho) && isfinite(t);
+    if (isfinite(rho)) *value = t;
+    a->weights[b] = fine ? rho : (double)NAN;
+    return fine && a->bins > 0 ? xd_fdistill_bin(a, t) : -1;
+}
+
 /* fdistill_ratios, in the order of the samples. */
 XD_SCALAR void xd_fdistill_ratios_of(const xd_fdistill_args *a) {
     int64_t *findings = a->record + a->bins * (int)XD_FDISTILL_BIN_WORDS;
     for (int64_t i = 0; i < (a->bins + 1) * (int)XD_FDISTILL_BIN_WORDS; i++) a->record[i] = 0;
     for (int64_t b = 0; b < a->logits.rows; b++) {
         double value;
-        const double rho = xd_fdistill_ratio(a, b, &value), t = a->bins > 0 ? a->times[b] : 0.0;
-        const bool fine = isfinite(rho) && isfinite(t);
-        if (isfinite(rho)) value = t;
-        a->weights[b] = fine ? rho : (double)NAN;
-        if (fine && a->bins > 0) {
-            int64_t *bin = a->record + xd_fdistill_bin(a, t) * (int)XD_FDISTILL_BIN_WORDS;
+        const int64_t place = xd_fdistill_place(a, b, &value);
+        if (place >= 0) {
+            int64_t *bin = a->record + place * (int)XD_FDISTILL_BIN_WORDS;
             bin[0]++;
-            xd_sum_put(bin + 1, a->fixed, rho);
-        } else if (!fine && findings[0]++ == 0) {
+            xd_sum_put(bin + 1, a->fixed, a->weights[b]);
+        } else if (isnan(a->weights[b]) && findings[0]++ == 0) {
             findings[1] = b;
             memcpy(findings + 2, &value, sizeof value);
         }
@@ -457,6 +471,15 @@ XD_SCALAR bool xd_fdistill_report(const xd_fdistill_args *a, xd_status *status) 
     return status->label_out_of_range + status->not_finite + status->nothing_counted + status->overflow == 0;
 }
 
+/* Makes rho of sample b its h. False for a finding, which stays as it is. */
+XD_SCALAR bool xd_fdistill_weigh(const xd_fdistill_args *a, int64_t b) {
+    double rho = a->weights[b];
+    if (isnan(rho)) return false;
+    if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
+    a->weights[b] = xd_f_weight_of(a->divergence, rho);
+    return true;
+}
+
 /* fdistill_bins. */
 XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status) {
     const bool clean = xd_fdistill_report(a, status);
@@ -464,22 +487,27 @@ XD_SCALAR void xd_fdistill_bins_of(const xd_fdistill_args *a, xd_status *status)
     for (int64_t k = 0; k < a->bins && clean; k++) a->bin_values[k] = a->next[k];
     for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a->mass[i] = 0;
     for (int64_t b = 0; b < a->logits.rows; b++) {
-        double rho = a->weights[b];
-        if (isnan(rho)) continue;
-        if (a->bins > 0) rho = rho / xd_add(a->next[xd_fdistill_bin(a, a->times[b])], 1e-6);
-        a->weights[b] = xd_f_weight_of(a->divergence, rho);
+        if (!xd_fdistill_weigh(a, b)) continue;
         a->mass[0]++;
         xd_sum_put(a->mass + 1, a->fixed, a->weights[b]);
     }
 }
 
-/* fdistill_weights. */
-XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+/* The mean of h over all ranks. */
+XD_SCALAR double xd_fdistill_mean(const xd_fdistill_args *a) {
     int64_t count;
     const double sum = xd_fdistill_gather(a, a->masses, (int)XD_FDISTILL_BIN_WORDS, &count);
-    const double mean = count > 0 ? sum / (double)count : 0.0;
-    for (int64_t b = 0; b < a->logits.rows; b++)
-        a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
+    return count > 0 ? sum / (double)count : 0.0;
+}
+
+XD_SCALAR void xd_fdistill_share(const xd_fdistill_args *a, int64_t b, double mean) {
+    a->weights[b] = isnan(a->weights[b]) ? 0.0 : a->weights[b] / xd_add(mean, 1e-6);
+}
+
+/* fdistill_weights. */
+XD_SCALAR void xd_fdistill_weights_of(const xd_fdistill_args *a) {
+    const double mean = xd_fdistill_mean(a);
+    for (int64_t b = 0; b < a->logits.rows; b++) xd_fdistill_share(a, b, mean);
 }
 
 #endif

@@ -12,6 +12,7 @@ LEFT_OUT = {
     "xd_mix_desc.p": "in test_convert.c",
     "xd_mix_desc.q": "in test_convert.c",
     "xd_mix_desc.out": "in test_convert.c",
+    "xd_draw_desc.out": "an output, in test_draw.c",
     "xd_latent_pack(packed)": "in test_pack.c",
     "xd_latent_unpack(packed)": "in test_pack.c",
 }
@@ -96,6 +97,7 @@ COUNTS_LEFT_OUT = {
         xd_noise_schedule.table_count xd_noise_steps(steps) xd_noise_steps_check(count) xd_noise_steps_check(steps)
         xd_time_sampler.chunk xd_time_sampler.count xd_time_sampler.first xd_time_sampler.last xd_time_sampler.list_count
         xd_times_draw(count) xd_times_draw_frames(frames)""",
+    "tests/test_draw.c makes it wrong": "xd_draw_desc.first",
     "tests/test_thaw.c and test_rounding.c make them wrong": "xd_optimizer_thaw(index) xd_param.first",
     "tests/test_post_hoc.c makes those wrong that can be": """xd_post_hoc_desc.snapshot_count xd_post_hoc_profile.iteration
         xd_post_hoc_sum(count) xd_post_hoc_sum_desc.snapshot_count""",

@@ -15,9 +15,11 @@
 #if defined(XD_EMU)
 static inline void seal() { emu_seal(); }
 static inline void unseal() { emu_unseal(); }
+static inline long launch_count() { return emu_launch_count(); }
 #else
 static inline void seal() {}
 static inline void unseal() {}
+static inline long launch_count() { return -1; } /* unknown */
 #endif
 
 static std::string test_log; /* what contexts of the tests have logged */

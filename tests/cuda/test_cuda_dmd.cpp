@@ -14,6 +14,8 @@ struct Setting {
     bool fresh_noise, fdistill;
     xd_dmd_penalty penalty;
     std::vector<double> seen; /* everything that came of it, on rank 0 */
+    bool own_draws = false;   /* normals by a function of the caller's, on the host */
+    int sent = 0;             /* copies of a leaf's noise to the device */
 };
 
 static const int with_condition = 0, without_condition = 0; /* their addresses tell networks which it is */
@@ -271,6 +273,32 @@ static xd_dmd_desc settings_of(const Setting &setting, xd_comm *world, Net *nets
     return d;
 }
 
+/* The same numbers, drawn by the caller. */
+static xd_result draw_normals(void *, const xd_dmd_draw *draw, float *out) {
+    xd_philox random = draw->random;
+    for (int64_t i = 0; i < draw->rows; i++, random.sample++)
+        xd_philox_fill_normal(&random, draw->first, draw->columns, out + i * draw->columns);
+    return XD_OK;
+}
+
+static const xd_dmd_draws drawn_by_caller = { nullptr, draw_normals, nullptr, nullptr };
+
+/* Counts what the library copies to the device and is as large as the f32 noise of a leaf; nothing else is. */
+static thread_local int sent;
+static thread_local xd_result (*real_copy)(const xd_launch *, void *, const void *, size_t, xd_copy_kind);
+
+static xd_result counted_copy(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind) {
+    sent += kind == XD_COPY_TO_DEVICE && bytes == SAMPLES * ELEMENTS * sizeof(float);
+    return real_copy(launch, to, from, bytes, kind);
+}
+
+static void count_copies(xd_ctx *ctx) {
+    xd_kernels *kernels = const_cast<xd_kernels *>(xd_ctx_kernels(ctx));
+    sent = 0;
+    real_copy = kernels->memory.copy;
+    kernels->memory.copy = counted_copy;
+}
+
 struct Run {
     Place place;
     const Setting *setting;
@@ -349,8 +377,10 @@ static xd_result distil(xd_comm *world, void *argument) {
         make_net(&nets[(size_t)role], world, (xd_dmd_role)role);
     }
     fill_real(&run);
-    const xd_dmd_desc d = settings_of(setting, world, nets.data());
+    xd_dmd_desc d = settings_of(setting, world, nets.data());
     xd_dmd *dmd = nullptr;
+    if (setting.own_draws) d.draws = &drawn_by_caller;
+    if (setting.on_gpu) count_copies(p.ctx);
     xd_dmd_values values;
     XD_TRY(xd_dmd_create(p.ctx, &d, &dmd));
     XD_TRY(xd_dmd_warm_up_step(dmd, batch_of, &run, &values));
@@ -364,7 +394,7 @@ static xd_result distil(xd_comm *world, void *argument) {
     seen.insert(seen.end(), bins, bins + 3);
     sample(place, setting, d, &seen);
     for (const Net &net : nets) note_weights(&seen, net);
-    if (p.rank == 0) setting.seen = seen;
+    if (p.rank == 0) setting.seen = seen, setting.sent = setting.on_gpu ? sent : 0;
     xd_dmd_destroy(dmd);
     for (void *at : run.real) xd_ctx_kernels(p.ctx)->memory.release(p.ctx, at);
     for (Net &net : nets) free_net(&net);
@@ -398,6 +428,65 @@ XD_TEST(a_distillation_on_gpus_has_the_bits_of_the_host) {
         CHECK(host.seen.size() > 100);
         CHECK_SAME(host.seen, gpu.seen);
         for (double x : host.seen) CHECK(std::isfinite(x));
+        CHECK_EQ_INT(gpu.sent, 0); /* noise is drawn there */
+    }
+}
+
+XD_TEST(draws_of_the_caller_go_to_the_gpu_and_have_the_bits_of_those_that_it_makes) {
+    for (xd_dtype dtype : { XD_DTYPE_F32, XD_DTYPE_BF16 }) {
+        Setting setting = { false, false, dtype, XD_DMD_ONE_RUNG, true, true, XD_DMD_PENALTY_SLOPE, {} };
+        const Setting made = run_once(setting, 1, true);
+        setting.own_draws = true;
+        const Setting given = run_once(setting, 1, true), host = run_once(setting, 1, false);
+        CHECK_SAME(made.seen, given.seen);
+        CHECK_SAME(made.seen, host.seen);
+        CHECK(given.sent > 20);
+    }
+}
+
+/* What ranks have of samples that are split, drawn there, is the whole sample's of the host. */
+XD_TEST(noise_of_split_samples_is_drawn_on_the_gpu) {
+    static const int64_t cuts[] = { 0, 3, 4, 17, 30 };
+    static const double list[] = { 0.9, 0.4, 0.0 };
+    for (xd_dtype dtype : narrow) {
+        Gpu gpu;
+        xd_ctx *host = nullptr;
+        CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+        count_copies(gpu.ctx);
+        const size_t size = xd_dtype_size(dtype);
+        std::vector<unsigned char> whole(3 * 30 * size);
+        for (size_t c = 0; c < 5; c++) { /* the whole one first */
+            const int64_t first = c ? cuts[c - 1] : 0, elements = c ? cuts[c] - first : 30;
+            xd_ctx *ctx = c ? gpu.ctx : host;
+            xd_sampler_desc s = {};
+            xd_sampler *sampler = nullptr;
+            xd_dmd_batch batch = {};
+            s.network.forward = forward;
+            s.network.predicts = XD_PREDICT_FLOW;
+            s.schedule = xd_noise_defaults(XD_NOISE_FLOW);
+            s.steps = 2;
+            s.list = list;
+            s.samples = 3;
+            s.elements = elements;
+            s.first_element = first;
+            s.dtype = dtype;
+            s.seed = 21;
+            s.step = 6;
+            batch.samples = 3;
+            batch.first = 12;
+            CHECK(xd_sampler_create(ctx, &s, &sampler) == XD_OK);
+            std::vector<unsigned char> here((size_t)(3 * elements) * size);
+            const Device there(here);
+            CHECK(xd_sampler_noise(sampler, &batch, c ? there.at() : whole.data()) == XD_OK);
+            gpu.wait();
+            here = there.host<unsigned char>();
+            for (int64_t i = 0; c && i < 3; i++)
+                CHECK(memcmp(here.data() + (size_t)(i * elements) * size,
+                             whole.data() + (size_t)(i * 30 + first) * size, (size_t)elements * size) == 0);
+            xd_sampler_destroy(sampler);
+        }
+        CHECK_EQ_INT(sent, 0);
+        xd_ctx_destroy(host);
     }
 }
 

@@ -146,6 +146,146 @@ XD_TEST(losses_without_samples_find_nothing_counted) {
     }
 }
 
+/* ---- a sample at once ---- */
+
+/* The entry of a table over memory of one side. */
+static void call_by_sample(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_dmd_loss_kernels &kernels = xd_ctx_kernels(ctx)->dmd_loss;
+    xd_sample_args base = {};
+    base.samples = c.samples;
+    base.elements = c.elements;
+    base.fixed = fixed;
+    base.mask = c.masked ? place<uint8_t>(at, b.mask) : nullptr;
+    base.parts = base.sums = place<int64_t>(at, b.work);
+    base.all_sums = base.sums;
+    base.shards = 1;
+    base.sample = place<xd_sample>(at, b.losses);
+    base.weight = 0.7;
+    base.scale = place<double>(at, b.factor);
+    base.denominator_value = 900.0;
+    base.factor = place<double>(at, b.values);
+    if (c.kind == 2) {
+        xd_denoise_args a = {};
+        a.base = base;
+        a.prediction = rows_of(at, b.in[0], c.dtype, c);
+        a.clean = rows_of(at, b.in[1], c.dtype, c);
+        a.noise = rows_of(at, b.in[2], c.dtype, c);
+        if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
+        a.terms = place<xd_denoise_term>(at, b.terms);
+        CHECK(kernels.denoise_by_sample(&launch, &a) == XD_OK);
+        return;
+    }
+    xd_vsd_args a = {};
+    a.base = base;
+    a.generated = rows_of(at, b.in[0], c.dtype, c);
+    a.teacher = rows_of(at, b.in[1], c.dtype, c);
+    a.fake = rows_of(at, b.in[2], c.dtype, c);
+    if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
+    a.sample_scale = place<double>(at, b.scale);
+    a.normaliser = c.given ? XD_VSD_NONE : XD_VSD_MEAN;
+    CHECK(kernels.vsd_by_sample(&launch, &a) == XD_OK);
+}
+
+static void compare_by_sample(Pair *pair, const SampleCase &c, bool fixed, uint64_t seed) {
+    Random random(seed);
+    Board board;
+    SampleBoard b = {};
+    const size_t samples = (size_t)c.samples, size = xd_dtype_size(c.dtype);
+    const int64_t count = c.samples * (c.elements + c.padding);
+    const size_t stored = (size_t)count * xd_dtype_size(c.gradient);
+    board.add(nullptr, 64); /* offset 0 is none */
+    for (int k = 0; k < 3; k++) b.in[k] = board.add(elements(c.dtype, count, &random, c.bad), (size_t)c.skew * size);
+    if (seed % 5) b.gradient = c.over ? b.in[(seed + 1) % 3] : board.add(std::vector<unsigned char>(stored, 0x5a));
+    std::vector<uint8_t> mask((size_t)(c.samples * c.elements));
+    for (uint8_t &m : mask) m = random.below(4) != 0;
+    std::vector<double> scale(samples, 0.75);
+    if (samples > 1) scale[1] = 0.0;
+    b.mask = board.add(mask);
+    b.scale = board.add(scale);
+    b.terms = board.add(std::vector<xd_denoise_term>(samples, xd_denoise_term{ -0.7, -0.3, 0.37, 1.5 }));
+    b.factor = board.add(std::vector<double>(1, 0.5));
+    b.losses = board.add(nullptr, samples * sizeof(xd_sample));
+    b.values = board.add(nullptr, sizeof(double));
+    b.work = board.add(nullptr, samples * 512);
+    const std::vector<unsigned char> after = pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+        call_by_sample(ctx, at, b, c, fixed);
+    });
+    const xd_sample *x = (const xd_sample *)(const void *)(after.data() + b.losses);
+    const xd_sample *y = place<xd_sample>(board.bytes.data(), b.losses);
+    for (size_t i = 0; i < samples; i++) { /* a weight of a sample with a finding may be one NaN or another */
+        CHECK(memcmp(&x[i].loss, &y[i].loss, 2 * sizeof(double)) == 0 && x[i].counted == y[i].counted);
+        CHECK(x[i].finding == y[i].finding && (x[i].weight == y[i].weight || y[i].finding != XD_SAMPLE_FINE));
+    }
+    if (b.gradient)
+        CHECK(memcmp(after.data() + b.gradient, board.bytes.data() + b.gradient, stored) == 0);
+}
+
+XD_TEST(a_sample_at_once_has_the_bits_of_the_cpu) {
+    static const int64_t lengths[] = { 0, 1, 31, 256, 2049, 5001, 16383, 16384 };
+    static const xd_dtype types[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    Pair pair;
+    for (uint64_t k = 0; k < 96; k++) {
+        const int64_t length = lengths[k % 8];
+        const xd_dtype dtype = types[k % 3];
+        const bool over = k / 4 % 3 == 2;
+        const SampleCase c = { length > 3000 ? 2 : 4, length, (int64_t)k % 4, (int64_t)k % 2,
+                               dtype, over ? dtype : types[k / 3 % 3], k % 7 > 3, k % 5 > 2, k % 2 != 0, over,
+                               k / 8 % 2 ? 2 : 0 };
+        compare_by_sample(&pair, c, k / 2 % 2 != 0, 600 + k);
+    }
+}
+
+/* Three launches for one chunk: the samples, the total, the finish. Of more chunks, and where N is counted first: measure, a join
+ * of chunks, weigh, total, finish, slope. */
+XD_TEST(samples_of_one_chunk_take_one_launch) {
+    static const struct {
+        int64_t elements;
+        bool masked, given;
+        int kind;
+        long launches;
+    } cases[] = {
+        { 16384, false, false, 0, 3 }, { 77, true, true, 2, 3 },       { 77, true, false, 0, 5 },
+        { 16385, false, false, 2, 6 }, { 77, false, false, 1, 7 },
+    };
+    Pair pair;
+    Random random(1);
+    for (const auto &k : cases) {
+        const SampleCase c = { 3, k.elements, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, k.masked, false, k.given, false, k.kind };
+        const size_t cells = (size_t)(c.samples * c.elements);
+        Board board;
+        SampleBoard b = {};
+        for (int i = 0; i < 3; i++) b.in[i] = board.add(numbers(c, &random));
+        b.gradient = board.add(nullptr, cells * sizeof(float));
+        b.mask = board.add(std::vector<uint8_t>(cells, 1));
+        b.scale = b.chain = b.factor = board.add(std::vector<double>(3, 0.5));
+        b.terms = board.add(std::vector<xd_denoise_term>(3, xd_denoise_term{ 1.0, -1.0, 0.5, 1.0 }));
+        const xd_status none = {};
+        b.status = board.add(&none, sizeof none);
+        b.values = board.add(nullptr, sizeof(xd_sample_values));
+        b.losses = board.add(nullptr, 3 * sizeof(double));
+        b.distances = board.add(nullptr, 3 * sizeof(double));
+        b.work_bytes = 65536;
+        b.work = board.add(nullptr, b.work_bytes);
+        pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const long before = launch_count();
+            call(ctx, at, b, c);
+            if (xd_ctx_kernels(ctx)->device == XD_DEVICE_CUDA && launch_count() >= 0)
+                CHECK_EQ_INT(launch_count() - before, k.launches);
+        });
+    }
+}
+
+XD_TEST(a_sample_too_long_to_be_finished_at_once_is_refused) {
+    const Gpu gpu;
+    const xd_launch launch = gpu.launch();
+    xd_vsd_args a = {};
+    a.base.samples = 1;
+    a.base.elements = gpu.kernels()->dmd_loss.by_sample_elements + 1;
+    CHECK(gpu.kernels()->dmd_loss.vsd_by_sample(&launch, &a) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "a sample of 16385 elements; 16384 are finished at once"));
+}
+
 /* ---- terms on logits ---- */
 
 XD_TEST(terms_on_logits_are_those_of_the_cpu) {
@@ -222,6 +362,154 @@ XD_TEST(weights_of_samples_are_those_of_the_cpu) {
         check_near((const double *)(const void *)(a + k), (const double *)(const void *)(b + k), 10, 1e-12);
         check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
     }
+}
+
+/* ---- many samples ---- */
+
+/* More than a tile of the block that adds them up, and losses of both signs: hinge has no exponential, so all bits are the CPU's. */
+XD_TEST(totals_of_many_samples_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1, 31, 64, 65, 255, 256, 257, 1030 };
+    for (uint64_t k = 0; k < 32; k++) {
+        Pair pair(k & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(700 + k);
+        const int64_t samples = counts[k / 4];
+        Board board;
+        std::vector<float> x((size_t)samples);
+        for (float &v : x) v = random.unit() * (random.below(3) ? 1e-3f : 1e4f);
+        if (k & 2) x[(size_t)random.below(samples)] = NAN, x[(size_t)(samples - 1)] = INFINITY;
+        const xd_status none = {};
+        const size_t fake = board.add(x), slope = board.add(x), status = board.add(&none, sizeof none),
+                     values = board.add(nullptr, sizeof(xd_sample_values)),
+                     losses = board.add(nullptr, (size_t)samples * sizeof(double)),
+                     room = 4096 + (size_t)samples * 256, work = board.add(nullptr, room);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_gan_desc d = xd_gan_defaults();
+            d.kind = XD_GAN_HINGE;
+            d.fake = xd_rows_of(place<void>(at, fake), XD_DTYPE_F32, samples, 1);
+            d.fake_gradient = xd_rows_of(place<void>(at, slope), XD_DTYPE_F32, samples, 1);
+            d.common.status = place<xd_status>(at, status);
+            d.common.sample_loss = place<double>(at, losses);
+            d.common.workspace = place<void>(at, work);
+            d.common.workspace_bytes = room;
+            CHECK(xd_gan_loss(ctx, &d, place<xd_sample_values>(at, values)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        CHECK(memcmp(a + values, b + values, sizeof(xd_sample_values)) == 0);
+        CHECK(memcmp(a + losses, b + losses, (size_t)samples * sizeof(double)) == 0);
+        CHECK(memcmp(a + slope, b + slope, (size_t)samples * sizeof(float)) == 0);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
+/* Ratios at the ends of their range need no exponential: all bits of weights and bins are the CPU's. More samples, and more bins, than
+ * a block has threads. */
+XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {
+    static const int64_t counts[] = { 1, 64, 256, 257, 700 }, bin_counts[] = { 0, 1, 300, 4096 };
+    for (uint64_t k = 0; k < 40; k++) {
+        Pair pair(k & 1 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        Random random(800 + k);
+        const int64_t samples = counts[k / 2 % 5], bin_count = bin_counts[k / 10];
+        Board board;
+        std::vector<float> logits((size_t)samples);
+        std::vector<double> times((size_t)samples), bins((size_t)bin_count + 1, 0.3), weights((size_t)samples, 9.0);
+        for (float &v : logits) v = random.below(2) ? 30.0f : -30.0f;
+        for (double &v : times) v = 0.5 + 0.5 * (double)random.unit();
+        if (k % 4 == 3) logits[(size_t)random.below(samples)] = NAN, times[(size_t)(samples / 2)] = INFINITY;
+        const xd_status none = {};
+        const size_t z = board.add(logits), t = board.add(times), v = board.add(bins), w = board.add(weights),
+                     status = board.add(&none, sizeof none), room = 8192 + (size_t)(bin_count + samples) * 512,
+                     work = board.add(nullptr, room);
+        const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            xd_fdistill_desc d = xd_fdistill_defaults();
+            d.logits = xd_rows_of(place<void>(at, z), XD_DTYPE_F32, samples, 1);
+            d.divergence = XD_F_KL;
+            d.lower = 0.1;
+            d.upper = 7.3;
+            d.bins = bin_count;
+            d.rate = 0.6;
+            d.times = place<double>(at, t);
+            d.bin_values = place<double>(at, v);
+            d.status = place<xd_status>(at, status);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = room;
+            CHECK(xd_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
+        });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        CHECK(memcmp(a + w, b + w, (size_t)samples * sizeof(double)) == 0);
+        CHECK(memcmp(a + v, b + v, bins.size() * sizeof(double)) == 0);
+        check_status((const xd_status *)(const void *)(a + status), (const xd_status *)(const void *)(b + status));
+    }
+}
+
+/* ---- a captured step ---- */
+
+/* Noise, the student's term on it and the denoising term, captured once: a replay draws what the step in memory says, and has the
+ * bits of the host. */
+XD_TEST(a_captured_draw_and_losses_have_the_bits_of_the_cpu_at_every_replay) {
+    enum { ROWS = 3, COLUMNS = 1003, CELLS = ROWS * COLUMNS };
+    Pair pair;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    Board board;
+    Random random(900);
+    std::vector<float> x(2 * CELLS);
+    for (float &v : x) v = random.unit();
+    const xd_status none = {};
+    const size_t in = board.add(x), noise = board.add(nullptr, CELLS * sizeof(float)),
+                 gradients = board.add(nullptr, 2 * CELLS * sizeof(float)), step = board.add(std::vector<int64_t>(1, 0)),
+                 terms = board.add(std::vector<xd_denoise_term>(ROWS, xd_denoise_term{ -0.7, -0.3, 0.37, 1.5 })),
+                 status = board.add(&none, sizeof none), values = board.add(nullptr, 2 * sizeof(xd_sample_values)),
+                 work = board.add(nullptr, 16384);
+    const Device device(board.bytes);
+    const auto run = [&](xd_ctx *ctx, void *at) {
+        const auto rows = [&](size_t offset, int k) {
+            return xd_rows_of(place<float>(at, offset) + k * CELLS, XD_DTYPE_F32, ROWS, COLUMNS);
+        };
+        xd_draw_desc draw = {};
+        draw.random = { 3, XD_STREAM_EPSILON, 0, 40, 1 };
+        draw.step = place<int64_t>(at, step);
+        draw.first = 7;
+        draw.out = rows(noise, 0);
+        CHECK(xd_draw_rows(ctx, &draw) == XD_OK);
+        xd_vsd_desc vsd = xd_vsd_defaults();
+        vsd.generated = rows(in, 0);
+        vsd.teacher = rows(in, 1);
+        vsd.fake = rows(noise, 0);
+        vsd.gradient = rows(gradients, 0);
+        vsd.common.status = place<xd_status>(at, status);
+        vsd.common.workspace = place<void>(at, work);
+        vsd.common.workspace_bytes = 16384;
+        CHECK(xd_vsd_loss(ctx, &vsd, place<xd_sample_values>(at, values)) == XD_OK);
+        xd_denoise_desc denoise = xd_denoise_defaults();
+        denoise.prediction = rows(in, 0);
+        denoise.clean = rows(in, 1);
+        denoise.noise = rows(noise, 0);
+        denoise.gradient = rows(gradients, 1);
+        denoise.terms = place<xd_denoise_term>(at, terms);
+        denoise.common = vsd.common;
+        CHECK(xd_denoise_loss(ctx, &denoise, place<xd_sample_values>(at, values) + 1) == XD_OK);
+    };
+    CHECK(cudaStreamBeginCapture(pair.gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    run(pair.gpu.ctx, device.at<void>());
+    CHECK(cudaStreamEndCapture(pair.gpu.stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    std::vector<double> losses;
+    for (int64_t k = 0; k < 3; k++) {
+        *place<int64_t>(board.bytes.data(), step) = 5 * k;
+        CHECK(cudaMemcpy(device.at<unsigned char>() + step, board.bytes.data() + step, sizeof k,
+                         cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaGraphLaunch(exec, pair.gpu.stream) == cudaSuccess);
+        pair.gpu.wait();
+        run(pair.cpu, board.bytes.data());
+        const std::vector<unsigned char> after = device.host<unsigned char>();
+        CHECK(memcmp(after.data() + noise, board.bytes.data() + noise, CELLS * sizeof(float)) == 0);
+        CHECK(memcmp(after.data() + gradients, board.bytes.data() + gradients, 2 * CELLS * sizeof(float)) == 0);
+        CHECK(memcmp(after.data() + values, board.bytes.data() + values, 2 * sizeof(xd_sample_values)) == 0);
+        for (double loss : losses) CHECK(loss != place<xd_sample_values>(board.bytes.data(), values)->loss);
+        losses.push_back(place<xd_sample_values>(board.bytes.data(), values)->loss);
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
 }
 
 XD_TEST(a_loss_over_samples_without_a_status_is_refused) {

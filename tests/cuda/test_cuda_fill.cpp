@@ -76,6 +76,41 @@ XD_TEST(a_long_run_of_normal_numbers_has_the_bits_of_the_cpu) {
     CHECK_SAME(host, device.host<float>());
 }
 
+/* The rows of samples that a distillation draws: whole, and in parts as ranks have them. */
+XD_TEST(rows_of_samples_have_the_bits_of_the_cpu_however_they_are_split) {
+    static const int64_t cuts[] = { 0, 1, 6, 8, 1003, 1004, 4111 };
+    static const xd_dtype floating[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
+    Gpu gpu;
+    xd_ctx *host = nullptr;
+    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    for (int k = 0; k < 16; k++) {
+        xd_draw_desc d = {};
+        const int64_t rows = 3, columns = 4111, stride = k % 3 ? columns + 1 : columns, pad = k % 5;
+        const size_t size = xd_dtype_size(floating[k % 4]);
+        std::vector<unsigned char> whole((size_t)(rows * stride + pad) * size, 0x5a);
+        const Device parts(whole), step(std::vector<int64_t>(1, 3));
+        d.random = { 5, XD_STREAM_EPSILON, 1, 17, 4 };
+        d.uniform = k / 4 % 2 != 0;
+        d.first = k * 3;
+        d.out = { whole.data() + (size_t)pad * size, floating[k % 4], rows, columns, stride };
+        d.random.step += k % 2 ? 3 : 0;
+        CHECK(xd_draw_rows(host, &d) == XD_OK);
+        d.random.step -= k % 2 ? 3 : 0;
+        d.step = k % 2 ? step.at<int64_t>() : nullptr;
+        seal();
+        for (size_t c = 0; c + 1 < sizeof cuts / sizeof *cuts; c++) {
+            d.first = k * 3 + cuts[c];
+            d.out.data = parts.at<unsigned char>() + (size_t)(pad + cuts[c]) * size;
+            d.out.cols = cuts[c + 1] - cuts[c];
+            CHECK(xd_draw_rows(gpu.ctx, &d) == XD_OK);
+        }
+        unseal();
+        gpu.wait();
+        CHECK_SAME(whole, parts.host<unsigned char>());
+    }
+    xd_ctx_destroy(host);
+}
+
 /* Padded rows, and several types. */
 static xd_model *make_model(xd_ctx *ctx) {
     xd_model_desc seeded = {};

@@ -22,7 +22,35 @@ static xd_result xdi_cpu_mix(const xd_launch *launch, const xd_mix_desc *desc) {
     return xdi_spread_elements(launch, desc->out.rows * desc->out.cols, 1, xdi_cpu_mix_piece, desc);
 }
 
+/* ---- draw ---- */
+
+/* Blocks [begin, end) of the sequences of all rows. */
+static void xdi_cpu_draw_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                               int slot) {
+    const xd_draw_desc *d = (const xd_draw_desc *)args;
+    const int64_t blocks = xd_draw_blocks(d);
+    (void)launch, (void)slot;
+    for (int64_t i = begin, r = begin / blocks; i < end; r++) {
+        const xd_philox random = xd_draw_of(d, r);
+        for (; i < end && i < (r + 1) * blocks; i++) {
+            const int64_t block = d->first / 4 + (i - r * blocks), column = 4 * block - d->first;
+            float lanes[4];
+            xd_philox_lanes(&random, block, !d->uniform, lanes);
+            for (int k = 0; k < 4; k++)
+                if (column + k >= 0 && column + k < d->out.cols)
+                    xd_element_store(d->out.data, d->out.dtype, r * d->out.stride + column + k,
+                                     (double)lanes[k]);
+        }
+    }
+}
+
+static xd_result xdi_cpu_draw(const xd_launch *launch, const xd_draw_desc *desc) {
+    const int64_t grain = 4096; /* some hundred microseconds */
+    if (desc->out.rows == 0 || desc->out.cols == 0) return XD_OK;
+    return xdi_spread_items(launch, desc->out.rows * xd_draw_blocks(desc), grain, xdi_cpu_draw_piece, desc);
+}
+
 XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
-    static const xd_dmd_kernels kernels = { xdi_cpu_mix };
+    static const xd_dmd_kernels kernels = { xdi_cpu_mix, xdi_cpu_draw };
     return &kernels;
 }

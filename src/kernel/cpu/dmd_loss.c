@@ -217,8 +217,9 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
 }
 
 static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
-    const int64_t row = job->base->elements > 0 ? job->base->elements : 1,
-                  grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const xd_sample_args *a = job->base;
+    const int64_t row = a->elements > 0 ? a->elements : 1, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
     return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
 }
 
@@ -362,6 +363,9 @@ XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_den
 
 /* ---- the table ---- */
 
+/* A sample of this many elements, in three tensors of f32, is three quarters of a MiB. */
+enum { XDI_SAMPLE_CACHED = 4 * XD_SAMPLE_CHUNK };
+
 static xd_result xdi_cpu_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
     return xdi_vsd_measure(launch, args, xdi_plain_sample_level());
 }
@@ -460,7 +464,7 @@ XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
         xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
         xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
         xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
-        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,
     };
     return &kernels;
 }

@@ -1,0 +1,248 @@
+/* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
+ * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read, and its
+ * exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory, by one thread for
+ * each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in fixed point have no order.
+ * A rank has tens to thousands of samples: more blocks would wait for each other longer than they compute. */
+
+enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
+
+struct xdi_cuda_smaller {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a < b ? a : b;
+    }
+};
+
+/* What the samples of a thread have found, and the first of them over the block. */
+struct xdi_cuda_total_findings {
+    int64_t count = 0, first = INT64_MAX;
+    double value = 0.0; /* of this thread's first */
+
+    __device__ void note(int64_t b, double what) {
+        if (count++ > 0) return;
+        first = b;
+        value = what;
+    }
+    /* Count, sample and value to three words; every thread calls it. */
+    __device__ void write(int64_t *words) {
+        const int64_t all = xdi_cuda_block_reduce(count, (int64_t)0, xdi_cuda_add());
+        const int64_t least = xdi_cuda_block_reduce(first, (int64_t)INT64_MAX, xdi_cuda_smaller());
+        if (threadIdx.x == 0) words[0] = all;
+        if (threadIdx.x == 0 && all == 0) words[1] = words[2] = 0;
+        if (all == 0 || least != first) return;
+        words[1] = first;
+        memcpy(words + 2, &value, sizeof value);
+    }
+};
+
+/* A sum of numbers of the block's threads, tile after tile; all threads call its functions. */
+template <bool FIXED> struct xdi_cuda_total_sum {
+    unsigned long long *limbs; /* [XD_NORM_LIMBS] shared */
+    double sum = 0.0;
+    int thread; /* that adds in order */
+
+    __device__ xdi_cuda_total_sum(unsigned long long *room, int adder) : limbs(room), thread(adder) {
+        for (int k = (int)threadIdx.x; k < XD_NORM_LIMBS; k += (int)blockDim.x) limbs[k] = 0;
+    }
+    /* A thread's own number, in fixed point. */
+    __device__ void put(double term) {
+        int bit;
+        const uint64_t mantissa = FIXED ? xd_sum_mantissa(term, &bit) : 0;
+        if (mantissa) xdi_cuda_limbs_add(limbs, mantissa, bit);
+    }
+    /* The magnitudes of those numbers of a tile whose place is this sum's. */
+    __device__ void add(const double *tile, const int *places, int own, int64_t n) {
+        const bool adds = !FIXED && (int)threadIdx.x == thread;
+        for (int64_t k = 0; adds && k < n; k++)
+            if (places[k] == own) sum = xd_add(sum, fabs(tile[k]));
+    }
+    /* All threads' puts lie before a barrier. */
+    __device__ void write(int64_t *words) {
+        if ((int)threadIdx.x != thread) return;
+        if (FIXED) {
+            xd_norm_carry((int64_t *)limbs);
+            for (int k = 0; k < XD_NORM_LIMBS; k++) words[k] = (int64_t)limbs[k];
+        } else {
+            memcpy(words, &sum, sizeof sum);
+        }
+    }
+};
+
+static int xdi_cuda_total_threads(int64_t samples, int64_t bins) {
+    const int64_t most = samples > bins ? samples : bins;
+    int64_t threads = (most + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP * XDI_CUDA_WARP;
+    if (threads < XDI_CUDA_TOTAL_LEAST) threads = XDI_CUDA_TOTAL_LEAST;
+    if (threads > XDI_CUDA_TOTAL_THREADS) threads = XDI_CUDA_TOTAL_THREADS;
+    return (int)threads;
+}
+
+/* ---- total ---- */
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_sample_total_kernel(const __grid_constant__ xd_sample_args a) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_sum<FIXED> positive(limbs, 0), negative(limbs + XD_NORM_LIMBS, XDI_CUDA_WARP);
+    xdi_cuda_total_findings findings;
+    int64_t counted = 0;
+    __syncthreads();
+    for (int64_t begin = 0; begin < a.samples; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.samples - begin;
+        if (b < a.samples) {
+            const xd_sample s = a.sample[b];
+            if (a.sample_loss) a.sample_loss[b] = s.loss;
+            counted += s.counted;
+            if (s.finding != (int64_t)XD_SAMPLE_FINE) findings.note(b, s.value);
+            tile[t] = s.loss;
+            places[t] = s.loss < 0.0 ? 1 : 0; /* 1: a negative one */
+            if (s.loss < 0.0)
+                negative.put(-s.loss);
+            else
+                positive.put(s.loss);
+        }
+        __syncthreads();
+        positive.add(tile, places, 0, left < blockDim.x ? left : blockDim.x);
+        negative.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        __syncthreads();
+    }
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    if (t == 0) a.record[XD_SAMPLE_RECORD_COUNTED] = counted;
+    findings.write(a.record + XD_SAMPLE_RECORD_FINDINGS);
+    positive.write(a.record + XD_SAMPLE_RECORD_SUMS);
+    negative.write(a.record + XD_SAMPLE_RECORD_SUMS + xd_sum_words(FIXED));
+}
+
+static xd_result xdi_cuda_sample_total(const xd_launch *launch, const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->samples, 0));
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<true>, *a);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_total_kernel<false>, *a);
+}
+
+/* ---- finish: one thread, in the order of the ranks ---- */
+
+static __global__ void xdi_cuda_sample_finish_kernel(const __grid_constant__ xd_sample_args a, xd_status *status) {
+    if (threadIdx.x == 0) xd_sample_finish(&a, status);
+}
+
+static xd_result xdi_cuda_sample_finish(const xd_launch *launch, const xd_sample_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_sample_finish_kernel, *a, launch->status);
+}
+
+/* ---- f-distill: ratios. A thread has every bin whose number is its own modulo the block, and adds to it in the order of the
+ * samples. ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_ratios_kernel(const __grid_constant__ xd_fdistill_args a) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_findings findings;
+    for (int64_t k = t; k <= a.bins; k += blockDim.x)
+        for (int i = 0; i < (int)XD_FDISTILL_BIN_WORDS; i++) a.record[k * (int)XD_FDISTILL_BIN_WORDS + i] = 0;
+    for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.logits.rows - begin, n = left < blockDim.x ? left : blockDim.x;
+        if (b < a.logits.rows) {
+            double value;
+            places[t] = (int)xd_fdistill_place(&a, b, &value);
+            tile[t] = a.weights[b];
+            if (isnan(tile[t])) findings.note(b, value);
+        }
+        __syncthreads();
+        for (int64_t k = t; k < a.bins; k += blockDim.x)
+            for (int64_t i = 0; i < n; i++) {
+                int64_t *bin = a.record + k * (int)XD_FDISTILL_BIN_WORDS;
+                if (places[i] != k) continue;
+                bin[0]++;
+                xd_sum_put(bin + 1, a.fixed, tile[i]);
+            }
+        __syncthreads();
+    }
+    findings.write(a.record + a.bins * (int)XD_FDISTILL_BIN_WORDS);
+}
+
+static xd_result xdi_cuda_fdistill_ratios(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_ratios_kernel, *a);
+}
+
+/* ---- f-distill: bins ---- */
+
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_bins_kernel(const __grid_constant__ xd_fdistill_args a, xd_status *status) {
+    XD_SHARED(double, tile, [XDI_CUDA_TOTAL_THREADS]);
+    XD_SHARED(int, places, [XDI_CUDA_TOTAL_THREADS]); /* 0: of a finding */
+    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
+    XD_SHARED(int, clean, [1]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_total_sum<FIXED> sum(limbs, 0);
+    int64_t counted = 0;
+    if (t == 0) *clean = xd_fdistill_report(&a, status) ? 1 : 0;
+    __syncthreads();
+    for (int64_t k = t; k < a.bins; k += blockDim.x) {
+        a.next[k] = xd_fdistill_next(&a, k);
+        if (*clean) a.bin_values[k] = a.next[k];
+    }
+    __syncthreads();
+    for (int64_t begin = 0; begin < a.logits.rows; begin += blockDim.x) {
+        const int64_t b = begin + t, left = a.logits.rows - begin;
+        if (b < a.logits.rows) {
+            places[t] = xd_fdistill_weigh(&a, b) ? 1 : 0;
+            tile[t] = a.weights[b];
+            counted += places[t];
+            if (places[t]) sum.put(tile[t]);
+        }
+        __syncthreads();
+        sum.add(tile, places, 1, left < blockDim.x ? left : blockDim.x);
+        __syncthreads();
+    }
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    if (t == 0) {
+        for (int i = 1; i < (int)XD_FDISTILL_BIN_WORDS; i++) a.mass[i] = 0;
+        a.mass[0] = counted;
+    }
+    sum.write(a.mass + 1);
+}
+
+static xd_result xdi_cuda_fdistill_bins(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, a->bins));
+    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<true>, *a, launch->status);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_bins_kernel<false>, *a, launch->status);
+}
+
+/* ---- f-distill: weights ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_TOTAL_THREADS)
+    xdi_cuda_fdistill_weights_kernel(const __grid_constant__ xd_fdistill_args a) {
+    XD_SHARED(double, mean, [1]);
+    if (threadIdx.x == 0) *mean = xd_fdistill_mean(&a);
+    __syncthreads();
+    for (int64_t b = (int64_t)threadIdx.x; b < a.logits.rows; b += blockDim.x) xd_fdistill_share(&a, b, *mean);
+}
+
+static xd_result xdi_cuda_fdistill_weights(const xd_launch *launch, const xd_fdistill_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, xdi_cuda_total_threads(a->logits.rows, 0));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_fdistill_weights_kernel, *a);
+}
+
+static xd_result xdi_cuda_dmd_total_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_finish_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_ratios_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_fdistill_bins_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
+}

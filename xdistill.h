@@ -3596,8 +3596,9 @@ typedef struct xd_optimizer_step_desc {
     const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list is
-                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * Those that average, were created over the optimizer's own list and count no
+                                     * elements are updated while the new parameters are in the cache, up to nine (on a
+                                     * device one, without compensation or random rounding), so the order among
                                      * averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;
@@ -8714,6 +8715,11 @@ typedef struct xd_update_args {
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
     uint64_t rounding_seed;          /* of arrays without master */
+    /* Averages beside those of the arrays, of any format, in the same pass and with the bits of the average entry; only for a table
+     * that has `averages_in_steps`. arrays[k] is of array k of the step and has the new parameter as its source; without target it
+     * is left out. Kind MOVE, not counted. */
+    const struct xd_average_args *averages;
+    int average_count;
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -8839,6 +8845,7 @@ typedef struct xd_optimizer_kernels {
     xd_memory_bytes (*list_bytes)(int64_t arrays);
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
+    bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -14262,6 +14269,9 @@ typedef struct xdi_span_kernels {
     /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
      * still. NULL: as the plain spans do. */
     void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
+
+    /* xd_lerp_compensated. NULL: as the plain spans do. */
+    void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -14352,6 +14362,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         NULL,                                                                                            \
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
+        true,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \
@@ -18243,10 +18254,16 @@ static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out
     }
 }
 
-static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
-                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
-                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round,     xdi_plain_mix };
+static void xdi_plain_compensated(float weight, const float *source, float *target, uint16_t *compensation,
+                                  int64_t n) {
+    for (int64_t i = 0; i < n; i++) xd_lerp_compensated(weight, source[i], &target[i], &compensation[i]);
+}
+
+static const xdi_span_kernels xdi_plain_spans = {
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,       xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,  NULL,          false,
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated
+};
 
 /* ---- loops over arrays ---- */
 
@@ -18404,6 +18421,66 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
     return xdi_walk_run(launch, &walk);
 }
 
+/* ---- averages in other formats ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        (j->spans->compensated ? j->spans->compensated
+                               : xdi_plain_compensated)(weight, xdi_average_source(j->spans, a, at, n, room),
+                                                        (float *)a->target + at, a->compensation + at, n);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+static xd_result xdi_average_check(const xd_launch *launch, const xd_average_args *args, int64_t k) {
+    const xd_average_array *a = &args->arrays[k];
+    XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+    XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+               XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    XD_REQUIRE(launch->ctx,
+               (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    return XD_OK;
+}
+
+/* ---- steps ---- */
+
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
@@ -18417,6 +18494,8 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
                    (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+        for (int i = 0; i < args->average_count; i++)
+            if (args->averages[i].arrays[k].target) XD_TRY(xdi_average_check(launch, &args->averages[i], k));
     }
     return XD_OK;
 }
@@ -18457,6 +18536,14 @@ static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a
                                                           (uint16_t *)a->value + at, n);
 }
 
+/* The averages beside those of the arrays, of a span of array k that has just been updated. */
+static void xdi_update_averages(const xdi_update_job *j, int64_t k, int64_t at, int64_t n) {
+    for (int i = 0; i < j->args->average_count; i++) {
+        const xdi_average_job job = { &j->args->averages[i], j->spans };
+        if (job.args->arrays[k].target) xdi_average_move(&job, &job.args->arrays[k], at, n);
+    }
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -18478,6 +18565,7 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
             xdi_update_rounded(j, a, gradient, at, n);
         if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
+        xdi_update_averages(j, k, at, n);
     }
 }
 
@@ -18555,53 +18643,10 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     return xdi_walk_run(launch, &walk);
 }
 
-/* ---- averages in other formats, and counted ones ---- */
-
-typedef struct xdi_average_job {
-    const xd_average_args *args;
-    const xdi_span_kernels *spans;
-} xdi_average_job;
+/* ---- averages, counted ones too ---- */
 
 static int64_t xdi_average_count(const void *job, int64_t k) {
     return ((const xdi_average_job *)job)->args->arrays[k].count;
-}
-
-/* Elements [at, at + n) of the source, rounded to f32. */
-static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
-                                       int64_t n, float *buffer) {
-    if (a->source_dtype != XD_DTYPE_F64)
-        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
-    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
-    return buffer;
-}
-
-/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
-static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
-    float source_room[XDI_SPAN], values[XDI_SPAN];
-    xdi_span_average average;
-    average.weight = (float)(1.0 - j->args->keep);
-    average.keep = (float)j->args->keep;
-    average.weighted_sum = false;
-    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
-    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
-    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
-                                                          (uint16_t *)a->target + at, n);
-}
-
-static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
-    const float weight = (float)(1.0 - j->args->keep);
-    float room[XDI_SPAN];
-    if (a->random) {
-        xdi_average_random(j, a, at, n);
-    } else if (a->compensation) {
-        const float *source = xdi_average_source(j->spans, a, at, n, room);
-        for (int64_t i = 0; i < n; i++)
-            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
-    } else {
-        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
-    }
 }
 
 /* xdi_average_move, and how many elements it left as they were although their sources differ. */
@@ -18658,17 +18703,7 @@ static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t 
 
 XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
                                      const xdi_span_kernels *spans) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_average_array *a = &args->arrays[k];
-        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
-        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
-                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(launch->ctx,
-                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
-                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-    }
+    for (int64_t k = 0; k < args->array_count; k++) XD_TRY(xdi_average_check(launch, args, k));
     if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_average_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };
@@ -21429,6 +21464,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     true,
     NULL,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -21552,6 +21588,31 @@ XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *targe
         _mm256_storeu_ps(target + i, moved);
     }
     xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
+}
+
+/* xd_lerp_compensated. */
+XDI_AVX2 static void xdi_avx2_compensated(float weight, const float *source, float *target,
+                                          uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m256 factor = _mm256_set1_ps(far ? weight - 1.0f : weight);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i *term = (__m128i *)(void *)(compensation + i);
+        const __m256 t = _mm256_loadu_ps(target + i), x = _mm256_loadu_ps(source + i);
+        const __m256 kept = xdi_avx2_from_half(_mm_loadu_si128(term), XD_DTYPE_BF16);
+        const __m256 difference = _mm256_sub_ps(_mm256_sub_ps(x, t), kept), base = far ? x : t;
+        const __m256 step = far ? xdi_avx2_rounded(_mm256_mul_ps(factor, difference))
+                                : _mm256_fmadd_ps(factor, difference, kept);
+        const __m256 sum = _mm256_add_ps(base, step), moved = _mm256_sub_ps(sum, base);
+        const __m256 lost =
+            _mm256_add_ps(_mm256_sub_ps(base, _mm256_sub_ps(sum, moved)), _mm256_sub_ps(step, moved));
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(lost), exponent);
+        const __m256i finite = _mm256_cmpgt_epi32(exponent, magnitude);
+        _mm256_storeu_ps(target + i, sum);
+        _mm_storeu_si128(term, xdi_avx2_to_bf16(_mm256_and_ps(lost, _mm256_castsi256_ps(finite))));
+    }
+    xdi_span_kernels_plain()->compensated(weight, source + i, target + i, compensation + i, n - i);
 }
 
 XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
@@ -21745,8 +21806,9 @@ XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, fl
 }
 
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
+    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -21914,6 +21976,30 @@ XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, flo
     }
 }
 
+/* xd_lerp_compensated. */
+XDI_AVX512 static void xdi_avx512_compensated(float weight, const float *source, float *target,
+                                              uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m512 factor = _mm512_set1_ps(far ? weight - 1.0f : weight);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i), x = xdi_avx512_get(source + i, n - i);
+        const __m256i term = xdi_avx512_get_half(compensation + i, n - i);
+        const __m512 kept = xdi_avx512_from_half(term, XD_DTYPE_BF16);
+        const __m512 difference = _mm512_sub_ps(_mm512_sub_ps(x, t), kept), base = far ? x : t;
+        const __m512 step =
+            far ? xdi_avx512_mul(factor, difference) : _mm512_fmadd_ps(factor, difference, kept);
+        const __m512 sum = _mm512_add_ps(base, step), moved = _mm512_sub_ps(sum, base);
+        const __m512 lost =
+            _mm512_add_ps(_mm512_sub_ps(base, _mm512_sub_ps(sum, moved)), _mm512_sub_ps(step, moved));
+        const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(lost), exponent);
+        const __mmask16 finite = _mm512_cmplt_epu32_mask(magnitude, exponent);
+        xdi_avx512_put(target + i, n - i, sum);
+        xdi_avx512_put_half(compensation + i, n - i,
+                            _mm256_maskz_mov_epi16(finite, xdi_avx512_to_bf16(lost)));
+    }
+}
+
 XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
@@ -22042,9 +22128,9 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,   xdi_avx512_mix,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
+    xdi_avx2_round,   xdi_avx512_mix,    xdi_avx512_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -31155,16 +31241,22 @@ XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
- * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
- * concern averages. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
+ * this very list, so that a step over its `count` entries can update it in the same pass. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count);
+
+/* ema.c: makes it the average of the arrays of a step, if it has a format of the lerp entry; false otherwise. */
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args);
+
+/* ema.c: makes it an average beside those, of any format; false when the list has more entries than it follows. */
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args);
 
 /* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
- * step then skips this shadow. */
+/* ema.c: makes the update of parameter `index` of the list, array k of the step, update its shadow too, if possible. The
+ * update after the step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
@@ -31544,8 +31636,9 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
-    xd_cast_array *casts; /* [param_count] */
+    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
+    xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
+    xd_cast_array *casts;    /* [param_count] */
     int64_t iteration;
     bool initialized;
     bool swapped;
@@ -31751,6 +31844,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
     laid.shadows = (xdi_ema_shadow *)xd_arena_take_pointer(arena, n * sizeof *laid.shadows);
     laid.lerps = (xd_lerp_array *)xd_arena_take_pointer(arena, n * sizeof *laid.lerps);
     laid.casts = (xd_cast_array *)xd_arena_take_pointer(arena, n * sizeof *laid.casts);
+    laid.moves = (xd_average_array *)xd_arena_take_pointer(arena, n * sizeof *laid.moves);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         const xd_dtype dtype = xdi_ema_shadow_dtype(d, p);
@@ -31797,9 +31891,24 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
-/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
-static bool xdi_ema_is_special(const xd_ema *ema) {
-    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+/* Whether the lerp entry has its format. */
+static bool xdi_ema_is_plain(const xd_ema *ema) {
+    return !ema->desc.compensated && !ema->desc.stochastic_bf16;
+}
+
+/* Whether random bits of a shadow are those of one sequence; otherwise it is averaged in pieces. */
+static bool xdi_ema_is_adjacent(const xd_ema *ema, const xdi_ema_shadow *s, int64_t *origin) {
+    const int64_t count = ema->created[s->source].count;
+    *origin = ema->created[s->source].first;
+    if (!ema->desc.parts || !ema->desc.stochastic_bf16 || count == 0) return true;
+    const xd_tensor_part *part = &ema->desc.parts[s->source];
+    return xdi_part_run(part, part->range.begin, origin) == count;
+}
+
+/* Whether a step of this shadow's parameter can update it in the same pass. */
+static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
+    int64_t origin;
+    return !s->tied && xdi_train_steps(&ema->params[s->source]) && xdi_ema_is_adjacent(ema, s, &origin);
 }
 
 /* A list of arrays that is given to the average entry whenever it is full. */
@@ -31818,10 +31927,9 @@ static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
 }
 
 /* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
-static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
-                              xd_interval elements, int64_t origin) {
+static void xdi_ema_describe_move(const xd_ema *ema, const xdi_ema_shadow *s, xd_interval elements,
+                                  int64_t origin, xd_average_array *a) {
     const xd_param *p = &ema->created[s->source];
-    xd_average_array *a = &batch->arrays[batch->args.array_count++];
     memset(a, 0, sizeof *a);
     a->count = elements.end - elements.begin;
     if (a->count > 0) {
@@ -31834,6 +31942,11 @@ static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi
     a->target_dtype = s->dtype;
     a->source_dtype = p->dtype;
     a->random = ema->desc.stochastic_bf16;
+}
+
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    xdi_ema_describe_move(ema, s, elements, origin, &batch->arrays[batch->args.array_count++]);
     return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
 }
 
@@ -31851,22 +31964,31 @@ static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, co
     return XD_OK;
 }
 
-/* The average entry over all shadows of parameters. */
-static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+/* The average entry's arguments for an iteration, without arrays. */
+static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                              xd_average_args *args) {
+    memset(args, 0, sizeof *args);
+    args->kind = kind;
+    args->keep = xdi_ema_decay_at(&ema->desc, iteration);
+    args->weighted_sum = ema->desc.compat_credit;
+    args->seed = ema->desc.seed;
+    args->iteration = iteration;
+    args->unmoved = ema->unmoved;
+}
+
+/* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration, bool joined,
                              const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xdi_ema_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.launch = &launch;
-    batch.args.kind = kind;
-    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
-    batch.args.weighted_sum = ema->desc.compat_credit;
-    batch.args.seed = ema->desc.seed;
-    batch.args.iteration = iteration;
-    batch.args.unmoved = ema->unmoved;
-    for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (!ema->created[ema->shadows[i].source].buffer)
-            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    xdi_ema_fill_args(ema, kind, iteration, &batch.args);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        if (ema->created[s->source].buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        XD_TRY(xdi_ema_push_shadow(&batch, ema, s));
+    }
     return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
 }
 
@@ -31886,7 +32008,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->count = p->count;
     }
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
-    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, false, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -31965,15 +32087,10 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* Whether a step of this shadow's parameter can update it in the same pass. */
-static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
-    return !s->tied && xdi_train_steps(&ema->params[s->source]);
-}
-
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
-    if (xdi_ema_is_special(ema)) {
-        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+    if (!xdi_ema_is_plain(ema) || ema->unmoved) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
     }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -32051,13 +32168,24 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     return XD_OK;
 }
 
-/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
-    const int64_t i = ema->iteration + 1;
-    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
-        return false;
-    args->keep = xdi_ema_decay_at(&ema->desc, i);
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. Elements that do not move are
+ * counted in a pass of its own. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count) {
+    return list == ema->params && count >= ema->param_count && ema->initialized && !ema->unmoved &&
+           ema->iteration + 1 > ema->desc.start_iteration;
+}
+
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args) {
+    if (!xdi_ema_is_plain(ema)) return false;
+    args->keep = xdi_ema_decay_at(&ema->desc, ema->iteration + 1);
     args->weighted_sum = ema->desc.compat_credit;
+    return true;
+}
+
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args) {
+    if (count != ema->param_count) return false;
+    xdi_ema_fill_args(ema, XD_AVERAGE_MOVE, ema->iteration + 1, args);
+    args->arrays = ema->moves;
     return true;
 }
 
@@ -32067,6 +32195,16 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
     if (!xdi_ema_can_join(ema, s)) return;
     update->average = s->value;
     update->average_dtype = s->dtype;
+}
+
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
+    int64_t origin;
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    const xd_interval all = { 0, ema->created[s->source].count };
+    memset(&ema->moves[k], 0, sizeof ema->moves[k]);
+    if (!xdi_ema_can_join(ema, s)) return;
+    xdi_ema_is_adjacent(ema, s, &origin);
+    xdi_ema_describe_move(ema, s, all, origin, &ema->moves[k]);
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
@@ -32635,6 +32773,10 @@ XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, 
 #include <math.h>
 #include <string.h>
 
+enum {
+    XDI_OPTIMIZER_BESIDE = 8
+}; /* averages in a step's pass, beside the one of its arrays; more are updated after it */
+
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
@@ -33006,8 +33148,17 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
-static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
+/* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
+typedef struct xdi_optimizer_averages {
+    const xd_ema *first; /* NULL -> none */
+    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_average_args args[XDI_OPTIMIZER_BESIDE];
+    int count; /* of those beside */
+} xdi_optimizer_averages;
+
+/* Lists the updates of a step, with the shadows that they update too. */
+static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
+                                       xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -33015,10 +33166,14 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
                    "%s: value, dtype, count or flags changed since creation",
                    p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
-        xd_update_array *update = &o->updates[args->array_count++];
-        *update = xdi_optimizer_update(o, i);
-        if (average) xdi_ema_join(average, i, update);
+        const int64_t k = args->array_count++;
+        o->updates[k] = xdi_optimizer_update(o, i);
+        if (averages->first) xdi_ema_join(averages->first, i, &o->updates[k]);
+        for (int j = 0; j < averages->count; j++) xdi_ema_join_move(averages->beside[j], i, k);
     }
+    for (int j = 0; j < averages->count; j++) averages->args[j].array_count = args->array_count;
+    args->averages = averages->args;
+    args->average_count = averages->count;
     return XD_OK;
 }
 
@@ -33037,18 +33192,34 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
-static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
-                                xd_update_args *args) {
-    for (int i = 0; i < d->average_count; i++)
-        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
-    return -1;
+/* Picks the averages that the step updates in the same pass, as many as the table and the lists have room for. */
+static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                               xdi_optimizer_averages *averages, xd_update_args *args) {
+    const int room = xd_ctx_kernels(o->ctx)->optimizer.averages_in_steps ? (int)XDI_OPTIMIZER_BESIDE : 0;
+    const int64_t count = o->desc.param_count;
+    averages->first = NULL;
+    averages->count = 0;
+    for (int i = 0; i < d->average_count; i++) {
+        const xd_ema *ema = d->averages[i];
+        if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
+        if (!averages->first && xdi_ema_join_arrays(ema, args))
+            averages->first = ema;
+        else if (averages->count < room && xdi_ema_join_beside(ema, count, &averages->args[averages->count]))
+            averages->beside[averages->count++] = ema;
+    }
+}
+
+static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
+    bool joined = ema == averages->first;
+    for (int i = 0; i < averages->count; i++) joined = joined || ema == averages->beside[i];
+    return joined;
 }
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;
+    xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
@@ -33058,14 +33229,15 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     }
     xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
-    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    xdi_optimizer_join(optimizer, &d, &averages, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
     for (int i = 0; i < d.average_count; i++)
-        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
-                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+        XD_TRY(xdi_optimizer_has_joined(&averages, d.averages[i])
+                   ? xdi_ema_follow(d.averages[i], d.status)
+                   : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
     return XD_OK;
 }
 
@@ -70368,4 +70540,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e711965547adfc4dfd0cb3691cc38998af7c0d67dfba7c2ecfe44f08fb623d6f */
+/* xdistill sha256 372eaf129bb615b60a8ff8b7e74152d3a81a08db7acd1a8347150e7197e8dc20 */

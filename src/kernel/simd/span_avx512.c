@@ -160,6 +160,30 @@ XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, flo
     }
 }
 
+/* xd_lerp_compensated. */
+XDI_AVX512 static void xdi_avx512_compensated(float weight, const float *source, float *target,
+                                              uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m512 factor = _mm512_set1_ps(far ? weight - 1.0f : weight);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i), x = xdi_avx512_get(source + i, n - i);
+        const __m256i term = xdi_avx512_get_half(compensation + i, n - i);
+        const __m512 kept = xdi_avx512_from_half(term, XD_DTYPE_BF16);
+        const __m512 difference = _mm512_sub_ps(_mm512_sub_ps(x, t), kept), base = far ? x : t;
+        const __m512 step =
+            far ? xdi_avx512_mul(factor, difference) : _mm512_fmadd_ps(factor, difference, kept);
+        const __m512 sum = _mm512_add_ps(base, step), moved = _mm512_sub_ps(sum, base);
+        const __m512 lost =
+            _mm512_add_ps(_mm512_sub_ps(base, _mm512_sub_ps(sum, moved)), _mm512_sub_ps(step, moved));
+        const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(lost), exponent);
+        const __mmask16 finite = _mm512_cmplt_epu32_mask(magnitude, exponent);
+        xdi_avx512_put(target + i, n - i, sum);
+        xdi_avx512_put_half(compensation + i, n - i,
+                            _mm256_maskz_mov_epi16(finite, xdi_avx512_to_bf16(lost)));
+    }
+}
+
 XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
@@ -288,9 +312,9 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,   xdi_avx512_mix,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
+    xdi_avx2_round,   xdi_avx512_mix,    xdi_avx512_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

@@ -18981,10 +18981,32 @@ typedef struct xdi_sample_loops {
     void (*scaled)(const float *x, double factor, float *out, int64_t n);
 } xdi_sample_loops;
 
+/* The same over tensors of one dtype, F32 or BF16, where no mask is and sums are not fixed. Rows of `in` are the loss's three
+ * tensors: x, T and F, or prediction, clean and noise, whose factors are those of an xd_denoise_term as f32. Sums are of a whole
+ * tile, lanes joined; of slopes n is a multiple of 16.
+ *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2
+ *   vsd_slopes      out = factor (F - T)
+ *   denoise_sum     the sum of r^2
+ *   denoise_slopes  out = factor r */
+typedef struct xdi_sample_tiles {
+    void (*vsd_sums)(const void *const *in, bool bf16, double *sums);
+    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, void *out, int64_t n);
+    double (*denoise_sum)(const float factors[3], const void *const *in, bool bf16);
+    void (*denoise_slopes)(const float factors[3], const void *const *in, bool bf16, double factor, void *out,
+                           int64_t n);
+} xdi_sample_tiles;
+
+/* simd/dmd_tiles.c */
+#if defined(XDI_X86)
+XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
+XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
+#endif
+
 /* What an entry runs on. */
 typedef struct xdi_sample_level {
     const xdi_sample_loops *loops;
     const xdi_span_kernels *spans;
+    const xdi_sample_tiles *tiles; /* NULL: not offered */
 } xdi_sample_level;
 
 /* cpu/dmd_loss.c: the entries with elements, on a level. */
@@ -19036,7 +19058,7 @@ static xdi_sample_level xdi_plain_sample_level(void) {
         xdi_plain_sample_lanes,
         xdi_plain_sample_scaled,
     };
-    const xdi_sample_level level = { &loops, xdi_span_kernels_plain() };
+    const xdi_sample_level level = { &loops, xdi_span_kernels_plain(), NULL };
     return level;
 }
 
@@ -19073,6 +19095,18 @@ static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, i
         counted += mask[i] != 0;
     }
     return counted;
+}
+
+/* Where three tensors of one dtype that tiles take have elements from `at` of row b on; false for others. */
+static bool xdi_sample_at(const xd_rows *const *rows, int64_t b, int64_t at, const void **in) {
+    for (int i = 0; i < 3; i++) {
+        const xd_rows *x = rows[i];
+        const int64_t from = b * (x->stride ? x->stride : x->cols) + at;
+        if (x->dtype != rows[0]->dtype || (x->dtype != XD_DTYPE_F32 && x->dtype != XD_DTYPE_BF16))
+            return false;
+        in[i] = (const char *)x->data + (size_t)from * xd_dtype_size(x->dtype);
+    }
+    return true;
 }
 
 static int64_t xdi_sample_least(int64_t a, int64_t b) {
@@ -19129,6 +19163,13 @@ static void xdi_sample_chunk_add(xdi_sample_chunk *chunk, int which, const float
         xdi_norm_exact(words, x, n, square);
 }
 
+/* A tile's sum that is known. */
+static void xdi_sample_chunk_put(xdi_sample_chunk *chunk, int which, double sum) {
+    const int64_t finding = xd_sample_finding(sum);
+    if (finding > chunk->sums[XD_SAMPLE_FINDING]) chunk->sums[XD_SAMPLE_FINDING] = finding;
+    xd_sum_put(chunk->sums + (int)XD_SAMPLE_SUMS + which, false, sum);
+}
+
 static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
     for (int which = 0; which < 2 && chunk->binned; which++)
         xdi_norm_bins_flush(&chunk->bins[which],
@@ -19142,14 +19183,32 @@ static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
 typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
                                 int64_t n, float *const *terms);
 
+/* Sums of the whole tile at [at] of row b, where the level has them without terms in between; those that it found as bits. */
+typedef int (*xdi_sample_sums)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                               double *sums);
+
 typedef struct xdi_sample_job {
     const xd_sample_args *base;
     const void *args;
     xdi_sample_level level;
     xdi_sample_terms terms;
+    xdi_sample_sums sums; /* NULL: by terms */
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
     void (*weigh)(const void *args, int64_t b);
 } xdi_sample_job;
+
+/* False when terms are needed. */
+static bool xdi_sample_measure_tile(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b, int64_t at,
+                                    int64_t n) {
+    double sums[2];
+    if (!job->sums || !job->level.tiles || n != XD_SAMPLE_TILE || job->base->mask || job->base->fixed)
+        return false;
+    const int has = job->sums(job->args, &job->level, b, at, sums);
+    for (int which = 0; which < 2; which++)
+        if (has >> which & 1) xdi_sample_chunk_put(chunk, which, sums[which]);
+    if (has) chunk->sums[XD_SAMPLE_COUNTED] += n;
+    return has != 0;
+}
 
 static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     const xd_sample_args *a = job->base;
@@ -19162,6 +19221,7 @@ static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
     for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
         const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
+        if (xdi_sample_measure_tile(job, &chunk, b, at, n)) continue;
         const int has = job->terms(job->args, &job->level, b, at, n, terms);
         int64_t counted = n;
         for (int which = 0; which < 2; which++) {
@@ -19236,8 +19296,18 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
     return 3;
 }
 
+static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                        double *sums) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    level->tiles->vsd_sums(in, a->generated.dtype == XD_DTYPE_BF16, sums);
+    return 3;
+}
+
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19255,7 +19325,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19270,6 +19340,17 @@ static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level 
     if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
+/* Where a tile of a gradient goes if tiles of the level can write it from these tensors; NULL otherwise. */
+static void *xdi_sample_out(const xd_sample_args *base, const xdi_sample_level *level,
+                            const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
+                            int64_t n, const void **in) {
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
+    if (!level->tiles || base->mask || n % 16 != 0 || gradient->dtype != rows[0]->dtype) return NULL;
+    return xdi_sample_at(rows, b, at, in)
+               ? (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype)
+               : NULL;
+}
+
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
                                   int64_t at, int64_t n) {
     float zero[XD_SAMPLE_TILE];
@@ -19281,8 +19362,17 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
     const xd_vsd_args *a = (const xd_vsd_args *)args;
     float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
     float *const terms[2] = { unused, term };
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    void *out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    out = a->form == XD_VSD_COMPAT ? NULL : xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     if (a->form == XD_VSD_COMPAT)
@@ -19294,7 +19384,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -19304,9 +19394,10 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_vsd_terms, a->gradient.data ? xdi_vsd_write : NULL, xdi_vsd_weigh
-    };
+    const xdi_sample_job job = { &a->base,     a,
+                                 level,        xdi_vsd_terms,
+                                 xdi_vsd_sums, a->gradient.data ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -19324,9 +19415,27 @@ static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, in
     return 2;
 }
 
+static void xdi_denoise_factors(const xd_denoise_term *term, float factors[3]) {
+    factors[0] = (float)term->prediction;
+    factors[1] = (float)term->clean;
+    factors[2] = (float)term->noise;
+}
+
+static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                            double *sums) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
+    float factors[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    xdi_denoise_factors(a->terms + b, factors);
+    sums[1] = level->tiles->denoise_sum(factors, in, a->prediction.dtype == XD_DTYPE_BF16);
+    return 2;
+}
+
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19335,8 +19444,18 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     float term[XD_SAMPLE_TILE];
     float *const terms[2] = { NULL, term };
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    void *out = xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        float factors[3];
+        xdi_denoise_factors(a->terms + b, factors);
+        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     xdi_denoise_terms(args, level, b, at, n, terms);
@@ -19345,7 +19464,7 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -19355,9 +19474,13 @@ static void xdi_denoise_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
                                            xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_denoise_terms, a->gradient.data ? xdi_denoise_write : NULL, xdi_denoise_weigh
-    };
+    const xdi_sample_job job = { &a->base,
+                                 a,
+                                 level,
+                                 xdi_denoise_terms,
+                                 xdi_denoise_sums,
+                                 a->gradient.data ? xdi_denoise_write : NULL,
+                                 xdi_denoise_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -19855,6 +19978,7 @@ enum { XDI_SIMD_LINE = 64 };
 /* Vectors of the compiler's own, of any width: each level makes of them what it has. */
 typedef float __attribute__((vector_size(32))) xdi_f8;
 typedef int32_t __attribute__((vector_size(32))) xdi_i8;
+typedef uint32_t __attribute__((vector_size(32))) xdi_u8;
 typedef double __attribute__((vector_size(64))) xdi_d8;
 
 /* Elements of one row, or of a part of it. */
@@ -25415,13 +25539,18 @@ XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
 
 static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
     const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
-    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu) };
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), NULL };
 #if defined(XDI_PORTABLE)
     level.loops = &xdi_portable_sample_loops;
 #endif
 #if defined(XDI_X86)
-    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
-    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
+    if (cpu == XD_CPU_AVX2) {
+        level.loops = &xdi_avx2_sample_loops;
+        level.tiles = xdi_avx2_sample_tiles();
+    } else if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) {
+        level.loops = &xdi_avx512_sample_loops;
+        level.tiles = xdi_avx512_sample_tiles();
+    }
 #endif
     return level;
 }
@@ -25464,6 +25593,148 @@ XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_by_sample = xdi_simd_vsd_by_sample;
     kernels->denoise_by_sample = xdi_simd_denoise_by_sample;
 }
+
+/* >>kernel/simd/dmd_tiles.c */
+
+/* Tiles of losses over samples: kernel/simd/dmd_tiles.inc for the levels with intrinsics. Products that are added have no rounding
+ * error, so one rounding for both is the bits of two. */
+
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* ---- AVX2 ---- */
+
+#    define XDI_SAMPLE(name) xdi_avx2_tile_##name
+#    define XDI_SAMPLE_LOOP static XDI_TARGET_256
+#    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_256
+
+typedef struct xdi_avx2_tile_wide {
+    __m256d low, high;
+} xdi_avx2_tile_wide;
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_of(__m256d low, __m256d high) {
+    xdi_avx2_tile_wide x;
+    x.low = low;
+    x.high = high;
+    return x;
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_set(double x) {
+    return xdi_avx2_tile_of(_mm256_set1_pd(x), _mm256_set1_pd(x));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_widen(xdi_f8 x) {
+    return xdi_avx2_tile_of(_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)),
+                            _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)));
+}
+
+XDI_SAMPLE_INLINE xdi_f8 xdi_avx2_tile_narrow(xdi_avx2_tile_wide x) {
+    return (xdi_f8)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(x.low)), _mm256_cvtpd_ps(x.high), 1);
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y) {
+    return xdi_avx2_tile_of(_mm256_add_pd(x.low, y.low), _mm256_add_pd(x.high, y.high));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_mul(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y) {
+    return xdi_avx2_tile_of(_mm256_mul_pd(x.low, y.low), _mm256_mul_pd(x.high, y.high));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add_product(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y,
+                                                               xdi_avx2_tile_wide sum) {
+    return xdi_avx2_tile_of(_mm256_fmadd_pd(x.low, y.low, sum.low), _mm256_fmadd_pd(x.high, y.high, sum.high));
+}
+
+XDI_SAMPLE_INLINE void xdi_avx2_tile_put(xdi_avx2_tile_wide x, double *out) {
+    _mm256_storeu_pd(out, x.low);
+    _mm256_storeu_pd(out + 4, x.high);
+}
+
+/* The sums of neighbours among sixteen. */
+XDI_SAMPLE_INLINE void xdi_avx2_tile_join(const double *in, double *out) {
+    const __m256d a = _mm256_hadd_pd(_mm256_loadu_pd(in), _mm256_loadu_pd(in + 4));
+    const __m256d b = _mm256_hadd_pd(_mm256_loadu_pd(in + 8), _mm256_loadu_pd(in + 12));
+    _mm256_storeu_pd(out, _mm256_permute4x64_pd(a, 0xd8));
+    _mm256_storeu_pd(out + 4, _mm256_permute4x64_pd(b, 0xd8));
+}
+
+#define XDI_AGAIN 5 /* >>kernel/simd/dmd_tiles.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#    undef XDI_SAMPLE_INLINE
+
+/* ---- AVX-512 ---- */
+
+#    define XDI_SAMPLE(name) xdi_avx512_tile_##name
+#    define XDI_SAMPLE_LOOP static XDI_TARGET_512
+#    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_512
+
+typedef __m512d xdi_avx512_tile_wide;
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_set(double x) {
+    return _mm512_set1_pd(x);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_widen(xdi_f8 x) {
+    return _mm512_cvtps_pd((__m256)x);
+}
+
+XDI_SAMPLE_INLINE xdi_f8 xdi_avx512_tile_narrow(__m512d x) {
+    return (xdi_f8)_mm512_cvtpd_ps(x);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add(__m512d x, __m512d y) {
+    return _mm512_add_pd(x, y);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_mul(__m512d x, __m512d y) {
+    return _mm512_mul_pd(x, y);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add_product(__m512d x, __m512d y, __m512d sum) {
+    return _mm512_fmadd_pd(x, y, sum);
+}
+
+XDI_SAMPLE_INLINE void xdi_avx512_tile_put(__m512d x, double *out) {
+    _mm512_storeu_pd(out, x);
+}
+
+XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
+    const __m512d a = _mm512_loadu_pd(in), b = _mm512_loadu_pd(in + 8);
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m512i odd = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+    _mm512_storeu_pd(out,
+                     _mm512_add_pd(_mm512_permutex2var_pd(a, even, b), _mm512_permutex2var_pd(a, odd, b)));
+}
+
+#define XDI_AGAIN 5 /* >>kernel/simd/dmd_tiles.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#    undef XDI_SAMPLE_INLINE
+
+XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void) {
+    return &xdi_avx2_tile_tiles;
+}
+
+XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void) {
+    return &xdi_avx512_tile_tiles;
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif
 
 /* >>kernel/kernels.c */
 
@@ -70593,6 +70864,190 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
     XDI_SAMPLE(scaled),
 };
 
+#elif XDI_AGAIN == 5
+
+/* >>kernel/simd/dmd_tiles.inc */
+
+/* Whole tiles of losses over samples, of f32 or of bf16, without buffers in between. Included with XDI_SAMPLE(name),
+ * XDI_SAMPLE_LOOP and XDI_SAMPLE_INLINE, the attributes of what is called and of what is inlined, and eight doubles with their
+ * operations, XDI_SAMPLE(wide). Of bf16 the even and the odd elements of sixteen are two vectors, so no lane
+ * has to move: neighbours are the first that the tree of sums joins. What a tile takes next from memory is asked for a tile ahead,
+ * because processors begin anew at every page. */
+
+/* Sixteen elements as two vectors: of bf16 the even and the odd ones, of f32 the first and the last eight. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(load)(const void *x, bool bf16, int64_t i, xdi_f8 out[2]) {
+    if (bf16) {
+        xdi_u8 pairs;
+        memcpy(&pairs, (const uint16_t *)x + i, sizeof pairs);
+        out[0] = (xdi_f8)(pairs << 16);
+        out[1] = (xdi_f8)(pairs & 0xffff0000u);
+    } else {
+        memcpy(&out[0], (const float *)x + i, sizeof out[0]);
+        memcpy(&out[1], (const float *)x + i + 8, sizeof out[1]);
+    }
+}
+
+/* In place of each bits >> 16, bf16 in the upper half: as xd_bits_to_bf16. */
+XDI_SAMPLE_INLINE xdi_u8 XDI_SAMPLE(rounded)(xdi_f8 x) {
+    const xdi_u8 bits = (xdi_u8)x, nan = (xdi_u8)(x != x);
+    const xdi_u8 nearest = bits + (((bits >> 16) & 1u) + 0x7fffu);
+    return (nearest & ~nan) | ((bits | 0x400000u) & nan);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(store)(void *out, bool bf16, int64_t i, const xdi_f8 x[2]) {
+    if (bf16) {
+        const xdi_u8 pairs = (XDI_SAMPLE(rounded)(x[0]) >> 16) | (XDI_SAMPLE(rounded)(x[1]) & 0xffff0000u);
+        memcpy((uint16_t *)out + i, &pairs, sizeof pairs);
+    } else {
+        memcpy((float *)out + i, &x[0], sizeof x[0]);
+        memcpy((float *)out + i + 8, &x[1], sizeof x[1]);
+    }
+}
+
+/* Asks for what is a tile behind element i of sixteen, which begin a cache line in f32. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead)(const void *x, bool bf16, int64_t i) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size);
+}
+
+/* Sums of `count` lanes joined pairwise, neighbours first. */
+XDI_SAMPLE_INLINE double XDI_SAMPLE(tree)(double *s, int count) {
+    for (; count > 8; count /= 2)
+        for (int i = 0; i < count / 16; i++) XDI_SAMPLE(join)(s + 16 * i, s + 8 * i);
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+/* Puts sixteen lanes where the tree finds them: of bf16 neighbours are joined already. Returns how many a whole tile leaves. */
+XDI_SAMPLE_INLINE int XDI_SAMPLE(lay)(bool bf16, const XDI_SAMPLE(wide) lanes[2], int group, double *sums) {
+    if (bf16) {
+        XDI_SAMPLE(put)(XDI_SAMPLE(add)(lanes[0], lanes[1]), sums + 8 * group);
+        return XD_SAMPLE_LANES / 2;
+    }
+    XDI_SAMPLE(put)(lanes[0], sums + 16 * group);
+    XDI_SAMPLE(put)(lanes[1], sums + 16 * group + 8);
+    return XD_SAMPLE_LANES;
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_sums_of)(const void *const *in, bool bf16, double *sums) {
+    double magnitudes[XD_SAMPLE_LANES], squares[XD_SAMPLE_LANES];
+    int left = 0;
+    for (int group = 0; group < XD_SAMPLE_LANES / 16; group++) {
+        XDI_SAMPLE(wide) magnitude[2], square[2];
+        magnitude[0] = magnitude[1] = square[0] = square[1] = XDI_SAMPLE(set)(0.0);
+        for (int64_t i = 16 * group; i < XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+            xdi_f8 x[2], t[2], f[2];
+            for (int k = 0; k < 3; k++) XDI_SAMPLE(ahead)(in[k], bf16, i);
+            XDI_SAMPLE(load)(in[0], bf16, i, x);
+            XDI_SAMPLE(load)(in[1], bf16, i, t);
+            XDI_SAMPLE(load)(in[2], bf16, i, f);
+            for (int k = 0; k < 2; k++) {
+                const xdi_f8 far = (xdi_f8)((xdi_i8)(x[k] - t[k]) & 0x7fffffff);
+                const XDI_SAMPLE(wide) pull = XDI_SAMPLE(widen)(f[k] - t[k]);
+                magnitude[k] = XDI_SAMPLE(add)(magnitude[k], XDI_SAMPLE(widen)(far));
+                square[k] = XDI_SAMPLE(add_product)(pull, pull, square[k]);
+            }
+        }
+        XDI_SAMPLE(lay)(bf16, magnitude, group, magnitudes);
+        left = XDI_SAMPLE(lay)(bf16, square, group, squares);
+    }
+    sums[0] = XDI_SAMPLE(tree)(magnitudes, left);
+    sums[1] = XDI_SAMPLE(tree)(squares, left);
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(vsd_sums)(const void *const *in, bool bf16, double *sums) {
+    if (bf16)
+        XDI_SAMPLE(vsd_sums_of)(in, true, sums);
+    else
+        XDI_SAMPLE(vsd_sums_of)(in, false, sums);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_slopes_of)(const void *const *in, bool bf16, double factor, void *out,
+                                                 int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_f8 t[2], f[2];
+        XDI_SAMPLE(load)(in[1], bf16, i, t);
+        XDI_SAMPLE(load)(in[2], bf16, i, f);
+        for (int k = 0; k < 2; k++)
+            f[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(f[k] - t[k])));
+        XDI_SAMPLE(store)(out, bf16, i, f);
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(vsd_slopes)(const void *const *in, bool bf16, double factor, void *out,
+                                            int64_t n) {
+    if (bf16)
+        XDI_SAMPLE(vsd_slopes_of)(in, true, factor, out, n);
+    else
+        XDI_SAMPLE(vsd_slopes_of)(in, false, factor, out, n);
+}
+
+/* xd_denoise_residual of sixteen elements. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(residuals)(const float factors[3], const void *const *in, bool bf16,
+                                             int64_t i, xdi_f8 out[2]) {
+    xdi_f8 p[2], x[2], e[2];
+    XDI_SAMPLE(load)(in[0], bf16, i, p);
+    XDI_SAMPLE(load)(in[1], bf16, i, x);
+    XDI_SAMPLE(load)(in[2], bf16, i, e);
+    for (int k = 0; k < 2; k++) {
+        XDI_SAMPLE(wide) sum = XDI_SAMPLE(mul)(XDI_SAMPLE(set)((double)factors[0]), XDI_SAMPLE(widen)(p[k]));
+        sum = XDI_SAMPLE(add_product)(XDI_SAMPLE(set)((double)factors[1]), XDI_SAMPLE(widen)(x[k]), sum);
+        sum = XDI_SAMPLE(add_product)(XDI_SAMPLE(set)((double)factors[2]), XDI_SAMPLE(widen)(e[k]), sum);
+        out[k] = XDI_SAMPLE(narrow)(sum);
+    }
+}
+
+XDI_SAMPLE_INLINE double XDI_SAMPLE(denoise_sum_of)(const float factors[3], const void *const *in,
+                                                    bool bf16) {
+    double squares[XD_SAMPLE_LANES];
+    int left = 0;
+    for (int group = 0; group < XD_SAMPLE_LANES / 16; group++) {
+        XDI_SAMPLE(wide) square[2];
+        square[0] = square[1] = XDI_SAMPLE(set)(0.0);
+        for (int64_t i = 16 * group; i < XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+            xdi_f8 narrow[2];
+            for (int k = 0; k < 3; k++) XDI_SAMPLE(ahead)(in[k], bf16, i);
+            XDI_SAMPLE(residuals)(factors, in, bf16, i, narrow);
+            for (int k = 0; k < 2; k++) {
+                const XDI_SAMPLE(wide) residual = XDI_SAMPLE(widen)(narrow[k]);
+                square[k] = XDI_SAMPLE(add_product)(residual, residual, square[k]);
+            }
+        }
+        left = XDI_SAMPLE(lay)(bf16, square, group, squares);
+    }
+    return XDI_SAMPLE(tree)(squares, left);
+}
+
+XDI_SAMPLE_LOOP double XDI_SAMPLE(denoise_sum)(const float factors[3], const void *const *in, bool bf16) {
+    return bf16 ? XDI_SAMPLE(denoise_sum_of)(factors, in, true)
+                : XDI_SAMPLE(denoise_sum_of)(factors, in, false);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(denoise_slopes_of)(const float factors[3], const void *const *in, bool bf16,
+                                                     double factor, void *out, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_f8 r[2];
+        XDI_SAMPLE(residuals)(factors, in, bf16, i, r);
+        for (int k = 0; k < 2; k++)
+            r[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(r[k])));
+        XDI_SAMPLE(store)(out, bf16, i, r);
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(denoise_slopes)(const float factors[3], const void *const *in, bool bf16,
+                                                double factor, void *out, int64_t n) {
+    if (bf16)
+        XDI_SAMPLE(denoise_slopes_of)(factors, in, true, factor, out, n);
+    else
+        XDI_SAMPLE(denoise_slopes_of)(factors, in, false, factor, out, n);
+}
+
+static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
+    XDI_SAMPLE(vsd_sums),
+    XDI_SAMPLE(vsd_slopes),
+    XDI_SAMPLE(denoise_sum),
+    XDI_SAMPLE(denoise_slopes),
+};
+
 #endif /* XDI_AGAIN */
 
 /* MIT License
@@ -70616,4 +71071,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 59dbc383e27f1a3da5c8bc56f98f41f9b534de71786e88db2eae9eb9ddef2e70 */
+/* xdistill sha256 ca130d8736b804a7180d4427c37be7a508c445cdbb533ef3d8bad3e1aaddc865 */

@@ -3607,8 +3607,9 @@ typedef struct xd_optimizer_step_desc {
     const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list is
-                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * Those that average, were created over the optimizer's own list and count no
+                                     * elements are updated while the new parameters are in the cache, up to nine (on a
+                                     * device one, without compensation or random rounding), so the order among
                                      * averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;
@@ -8765,6 +8766,11 @@ typedef struct xd_update_args {
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
     uint64_t rounding_seed;          /* of arrays without master */
+    /* Averages beside those of the arrays, of any format, in the same pass and with the bits of the average entry; only for a table
+     * that has `averages_in_steps`. arrays[k] is of array k of the step and has the new parameter as its source; without target it
+     * is left out. Kind MOVE, not counted. */
+    const struct xd_average_args *averages;
+    int average_count;
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -8890,6 +8896,7 @@ typedef struct xd_optimizer_kernels {
     xd_memory_bytes (*list_bytes)(int64_t arrays);
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
+    bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -14359,6 +14366,9 @@ typedef struct xdi_span_kernels {
     /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
      * still. NULL: as the plain spans do. */
     void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
+
+    /* xd_lerp_compensated. NULL: as the plain spans do. */
+    void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -14449,6 +14459,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         NULL,                                                                                            \
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
+        true,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \
@@ -18368,10 +18379,16 @@ static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out
     }
 }
 
-static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
-                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
-                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round,     xdi_plain_mix };
+static void xdi_plain_compensated(float weight, const float *source, float *target, uint16_t *compensation,
+                                  int64_t n) {
+    for (int64_t i = 0; i < n; i++) xd_lerp_compensated(weight, source[i], &target[i], &compensation[i]);
+}
+
+static const xdi_span_kernels xdi_plain_spans = {
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,       xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,  NULL,          false,
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated
+};
 
 /* ---- loops over arrays ---- */
 
@@ -18529,6 +18546,66 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
     return xdi_walk_run(launch, &walk);
 }
 
+/* ---- averages in other formats ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        (j->spans->compensated ? j->spans->compensated
+                               : xdi_plain_compensated)(weight, xdi_average_source(j->spans, a, at, n, room),
+                                                        (float *)a->target + at, a->compensation + at, n);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+static xd_result xdi_average_check(const xd_launch *launch, const xd_average_args *args, int64_t k) {
+    const xd_average_array *a = &args->arrays[k];
+    XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+    XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+               XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    XD_REQUIRE(launch->ctx,
+               (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    return XD_OK;
+}
+
+/* ---- steps ---- */
+
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
@@ -18542,6 +18619,8 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
                    (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+        for (int i = 0; i < args->average_count; i++)
+            if (args->averages[i].arrays[k].target) XD_TRY(xdi_average_check(launch, &args->averages[i], k));
     }
     return XD_OK;
 }
@@ -18582,6 +18661,14 @@ static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a
                                                           (uint16_t *)a->value + at, n);
 }
 
+/* The averages beside those of the arrays, of a span of array k that has just been updated. */
+static void xdi_update_averages(const xdi_update_job *j, int64_t k, int64_t at, int64_t n) {
+    for (int i = 0; i < j->args->average_count; i++) {
+        const xdi_average_job job = { &j->args->averages[i], j->spans };
+        if (job.args->arrays[k].target) xdi_average_move(&job, &job.args->arrays[k], at, n);
+    }
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -18603,6 +18690,7 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
             xdi_update_rounded(j, a, gradient, at, n);
         if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
+        xdi_update_averages(j, k, at, n);
     }
 }
 
@@ -18680,53 +18768,10 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     return xdi_walk_run(launch, &walk);
 }
 
-/* ---- averages in other formats, and counted ones ---- */
-
-typedef struct xdi_average_job {
-    const xd_average_args *args;
-    const xdi_span_kernels *spans;
-} xdi_average_job;
+/* ---- averages, counted ones too ---- */
 
 static int64_t xdi_average_count(const void *job, int64_t k) {
     return ((const xdi_average_job *)job)->args->arrays[k].count;
-}
-
-/* Elements [at, at + n) of the source, rounded to f32. */
-static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
-                                       int64_t n, float *buffer) {
-    if (a->source_dtype != XD_DTYPE_F64)
-        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
-    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
-    return buffer;
-}
-
-/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
-static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
-    float source_room[XDI_SPAN], values[XDI_SPAN];
-    xdi_span_average average;
-    average.weight = (float)(1.0 - j->args->keep);
-    average.keep = (float)j->args->keep;
-    average.weighted_sum = false;
-    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
-    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
-    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
-                                                          (uint16_t *)a->target + at, n);
-}
-
-static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
-    const float weight = (float)(1.0 - j->args->keep);
-    float room[XDI_SPAN];
-    if (a->random) {
-        xdi_average_random(j, a, at, n);
-    } else if (a->compensation) {
-        const float *source = xdi_average_source(j->spans, a, at, n, room);
-        for (int64_t i = 0; i < n; i++)
-            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
-    } else {
-        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
-    }
 }
 
 /* xdi_average_move, and how many elements it left as they were although their sources differ. */
@@ -18783,17 +18828,7 @@ static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t 
 
 XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
                                      const xdi_span_kernels *spans) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_average_array *a = &args->arrays[k];
-        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
-        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
-                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(launch->ctx,
-                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
-                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-    }
+    for (int64_t k = 0; k < args->array_count; k++) XD_TRY(xdi_average_check(launch, args, k));
     if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_average_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };
@@ -19071,10 +19106,32 @@ typedef struct xdi_sample_loops {
     void (*scaled)(const float *x, double factor, float *out, int64_t n);
 } xdi_sample_loops;
 
+/* The same over tensors of one dtype, F32 or BF16, where no mask is and sums are not fixed. Rows of `in` are the loss's three
+ * tensors: x, T and F, or prediction, clean and noise, whose factors are those of an xd_denoise_term as f32. Sums are of a whole
+ * tile, lanes joined; of slopes n is a multiple of 16.
+ *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2
+ *   vsd_slopes      out = factor (F - T)
+ *   denoise_sum     the sum of r^2
+ *   denoise_slopes  out = factor r */
+typedef struct xdi_sample_tiles {
+    void (*vsd_sums)(const void *const *in, bool bf16, double *sums);
+    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, void *out, int64_t n);
+    double (*denoise_sum)(const float factors[3], const void *const *in, bool bf16);
+    void (*denoise_slopes)(const float factors[3], const void *const *in, bool bf16, double factor, void *out,
+                           int64_t n);
+} xdi_sample_tiles;
+
+/* simd/dmd_tiles.c */
+#if defined(XDI_X86)
+XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
+XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
+#endif
+
 /* What an entry runs on. */
 typedef struct xdi_sample_level {
     const xdi_sample_loops *loops;
     const xdi_span_kernels *spans;
+    const xdi_sample_tiles *tiles; /* NULL: not offered */
 } xdi_sample_level;
 
 /* cpu/dmd_loss.c: the entries with elements, on a level. */
@@ -19126,7 +19183,7 @@ static xdi_sample_level xdi_plain_sample_level(void) {
         xdi_plain_sample_lanes,
         xdi_plain_sample_scaled,
     };
-    const xdi_sample_level level = { &loops, xdi_span_kernels_plain() };
+    const xdi_sample_level level = { &loops, xdi_span_kernels_plain(), NULL };
     return level;
 }
 
@@ -19163,6 +19220,18 @@ static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, i
         counted += mask[i] != 0;
     }
     return counted;
+}
+
+/* Where three tensors of one dtype that tiles take have elements from `at` of row b on; false for others. */
+static bool xdi_sample_at(const xd_rows *const *rows, int64_t b, int64_t at, const void **in) {
+    for (int i = 0; i < 3; i++) {
+        const xd_rows *x = rows[i];
+        const int64_t from = b * (x->stride ? x->stride : x->cols) + at;
+        if (x->dtype != rows[0]->dtype || (x->dtype != XD_DTYPE_F32 && x->dtype != XD_DTYPE_BF16))
+            return false;
+        in[i] = (const char *)x->data + (size_t)from * xd_dtype_size(x->dtype);
+    }
+    return true;
 }
 
 static int64_t xdi_sample_least(int64_t a, int64_t b) {
@@ -19219,6 +19288,13 @@ static void xdi_sample_chunk_add(xdi_sample_chunk *chunk, int which, const float
         xdi_norm_exact(words, x, n, square);
 }
 
+/* A tile's sum that is known. */
+static void xdi_sample_chunk_put(xdi_sample_chunk *chunk, int which, double sum) {
+    const int64_t finding = xd_sample_finding(sum);
+    if (finding > chunk->sums[XD_SAMPLE_FINDING]) chunk->sums[XD_SAMPLE_FINDING] = finding;
+    xd_sum_put(chunk->sums + (int)XD_SAMPLE_SUMS + which, false, sum);
+}
+
 static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
     for (int which = 0; which < 2 && chunk->binned; which++)
         xdi_norm_bins_flush(&chunk->bins[which],
@@ -19232,14 +19308,32 @@ static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
 typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
                                 int64_t n, float *const *terms);
 
+/* Sums of the whole tile at [at] of row b, where the level has them without terms in between; those that it found as bits. */
+typedef int (*xdi_sample_sums)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                               double *sums);
+
 typedef struct xdi_sample_job {
     const xd_sample_args *base;
     const void *args;
     xdi_sample_level level;
     xdi_sample_terms terms;
+    xdi_sample_sums sums; /* NULL: by terms */
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
     void (*weigh)(const void *args, int64_t b);
 } xdi_sample_job;
+
+/* False when terms are needed. */
+static bool xdi_sample_measure_tile(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b, int64_t at,
+                                    int64_t n) {
+    double sums[2];
+    if (!job->sums || !job->level.tiles || n != XD_SAMPLE_TILE || job->base->mask || job->base->fixed)
+        return false;
+    const int has = job->sums(job->args, &job->level, b, at, sums);
+    for (int which = 0; which < 2; which++)
+        if (has >> which & 1) xdi_sample_chunk_put(chunk, which, sums[which]);
+    if (has) chunk->sums[XD_SAMPLE_COUNTED] += n;
+    return has != 0;
+}
 
 static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     const xd_sample_args *a = job->base;
@@ -19252,6 +19346,7 @@ static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
     for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
         const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
+        if (xdi_sample_measure_tile(job, &chunk, b, at, n)) continue;
         const int has = job->terms(job->args, &job->level, b, at, n, terms);
         int64_t counted = n;
         for (int which = 0; which < 2; which++) {
@@ -19327,8 +19422,18 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
     return 3;
 }
 
+static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                        double *sums) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    level->tiles->vsd_sums(in, a->generated.dtype == XD_DTYPE_BF16, sums);
+    return 3;
+}
+
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19346,7 +19451,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19361,6 +19466,17 @@ static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level 
     if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
+/* Where a tile of a gradient goes if tiles of the level can write it from these tensors; NULL otherwise. */
+static void *xdi_sample_out(const xd_sample_args *base, const xdi_sample_level *level,
+                            const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
+                            int64_t n, const void **in) {
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
+    if (!level->tiles || base->mask || n % 16 != 0 || gradient->dtype != rows[0]->dtype) return NULL;
+    return xdi_sample_at(rows, b, at, in)
+               ? (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype)
+               : NULL;
+}
+
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
                                   int64_t at, int64_t n) {
     float zero[XD_SAMPLE_TILE];
@@ -19372,8 +19488,17 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
     const xd_vsd_args *a = (const xd_vsd_args *)args;
     float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
     float *const terms[2] = { unused, term };
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    void *out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    out = a->form == XD_VSD_COMPAT ? NULL : xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     if (a->form == XD_VSD_COMPAT)
@@ -19385,7 +19510,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -19395,9 +19520,10 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_vsd_terms, a->gradient.data ? xdi_vsd_write : NULL, xdi_vsd_weigh
-    };
+    const xdi_sample_job job = { &a->base,     a,
+                                 level,        xdi_vsd_terms,
+                                 xdi_vsd_sums, a->gradient.data ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -19415,9 +19541,27 @@ static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, in
     return 2;
 }
 
+static void xdi_denoise_factors(const xd_denoise_term *term, float factors[3]) {
+    factors[0] = (float)term->prediction;
+    factors[1] = (float)term->clean;
+    factors[2] = (float)term->noise;
+}
+
+static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                            double *sums) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
+    float factors[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    xdi_denoise_factors(a->terms + b, factors);
+    sums[1] = level->tiles->denoise_sum(factors, in, a->prediction.dtype == XD_DTYPE_BF16);
+    return 2;
+}
+
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -19426,8 +19570,18 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     float term[XD_SAMPLE_TILE];
     float *const terms[2] = { NULL, term };
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    void *out = xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        float factors[3];
+        xdi_denoise_factors(a->terms + b, factors);
+        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     xdi_denoise_terms(args, level, b, at, n, terms);
@@ -19436,7 +19590,7 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -19446,9 +19600,13 @@ static void xdi_denoise_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
                                            xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_denoise_terms, a->gradient.data ? xdi_denoise_write : NULL, xdi_denoise_weigh
-    };
+    const xdi_sample_job job = { &a->base,
+                                 a,
+                                 level,
+                                 xdi_denoise_terms,
+                                 xdi_denoise_sums,
+                                 a->gradient.data ? xdi_denoise_write : NULL,
+                                 xdi_denoise_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -19949,6 +20107,7 @@ enum { XDI_SIMD_LINE = 64 };
 /* Vectors of the compiler's own, of any width: each level makes of them what it has. */
 typedef float __attribute__((vector_size(32))) xdi_f8;
 typedef int32_t __attribute__((vector_size(32))) xdi_i8;
+typedef uint32_t __attribute__((vector_size(32))) xdi_u8;
 typedef double __attribute__((vector_size(64))) xdi_d8;
 
 /* Elements of one row, or of a part of it. */
@@ -21558,6 +21717,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     true,
     NULL,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -21681,6 +21841,31 @@ XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *targe
         _mm256_storeu_ps(target + i, moved);
     }
     xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
+}
+
+/* xd_lerp_compensated. */
+XDI_AVX2 static void xdi_avx2_compensated(float weight, const float *source, float *target,
+                                          uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m256 factor = _mm256_set1_ps(far ? weight - 1.0f : weight);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i *term = (__m128i *)(void *)(compensation + i);
+        const __m256 t = _mm256_loadu_ps(target + i), x = _mm256_loadu_ps(source + i);
+        const __m256 kept = xdi_avx2_from_half(_mm_loadu_si128(term), XD_DTYPE_BF16);
+        const __m256 difference = _mm256_sub_ps(_mm256_sub_ps(x, t), kept), base = far ? x : t;
+        const __m256 step = far ? xdi_avx2_rounded(_mm256_mul_ps(factor, difference))
+                                : _mm256_fmadd_ps(factor, difference, kept);
+        const __m256 sum = _mm256_add_ps(base, step), moved = _mm256_sub_ps(sum, base);
+        const __m256 lost =
+            _mm256_add_ps(_mm256_sub_ps(base, _mm256_sub_ps(sum, moved)), _mm256_sub_ps(step, moved));
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(lost), exponent);
+        const __m256i finite = _mm256_cmpgt_epi32(exponent, magnitude);
+        _mm256_storeu_ps(target + i, sum);
+        _mm_storeu_si128(term, xdi_avx2_to_bf16(_mm256_and_ps(lost, _mm256_castsi256_ps(finite))));
+    }
+    xdi_span_kernels_plain()->compensated(weight, source + i, target + i, compensation + i, n - i);
 }
 
 XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
@@ -21874,8 +22059,9 @@ XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, fl
 }
 
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
+    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -22043,6 +22229,30 @@ XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, flo
     }
 }
 
+/* xd_lerp_compensated. */
+XDI_AVX512 static void xdi_avx512_compensated(float weight, const float *source, float *target,
+                                              uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m512 factor = _mm512_set1_ps(far ? weight - 1.0f : weight);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i), x = xdi_avx512_get(source + i, n - i);
+        const __m256i term = xdi_avx512_get_half(compensation + i, n - i);
+        const __m512 kept = xdi_avx512_from_half(term, XD_DTYPE_BF16);
+        const __m512 difference = _mm512_sub_ps(_mm512_sub_ps(x, t), kept), base = far ? x : t;
+        const __m512 step =
+            far ? xdi_avx512_mul(factor, difference) : _mm512_fmadd_ps(factor, difference, kept);
+        const __m512 sum = _mm512_add_ps(base, step), moved = _mm512_sub_ps(sum, base);
+        const __m512 lost =
+            _mm512_add_ps(_mm512_sub_ps(base, _mm512_sub_ps(sum, moved)), _mm512_sub_ps(step, moved));
+        const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(lost), exponent);
+        const __mmask16 finite = _mm512_cmplt_epu32_mask(magnitude, exponent);
+        xdi_avx512_put(target + i, n - i, sum);
+        xdi_avx512_put_half(compensation + i, n - i,
+                            _mm256_maskz_mov_epi16(finite, xdi_avx512_to_bf16(lost)));
+    }
+}
+
 XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
@@ -22145,6 +22355,82 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
     return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
 }
 
+/* Low and high halves of the products of sixteen lanes with a constant. */
+XDI_AVX512 static inline void xdi_avx512_product(__m512i x, uint32_t factor, __m512i *low, __m512i *high) {
+    const __m512i m = _mm512_set1_epi64((int64_t)factor);
+    const __m512i even = _mm512_mul_epu32(x, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
+    *low = _mm512_mask_mov_epi32(even, (__mmask16)0xaaaau, _mm512_slli_epi64(odd, 32));
+    *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), (__mmask16)0xaaaau, odd);
+}
+
+/* The words of sixteen blocks from `block` on, which have the same upper bits; those of blocks k, k + 4, k + 8 and k + 12 in
+ * out[k]. */
+XDI_AVX512 static inline void xdi_avx512_blocks(const xd_philox *p, int64_t block, __m512i out[4]) {
+    uint32_t counter[4], k0 = (uint32_t)p->seed, k1 = (uint32_t)(p->seed >> 32);
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    __m512i c0 = _mm512_add_epi32(_mm512_set1_epi32((int32_t)counter[0]),
+                                  _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    __m512i c1 = _mm512_set1_epi32((int32_t)counter[1]), c2 = _mm512_set1_epi32((int32_t)counter[2]);
+    __m512i c3 = _mm512_set1_epi32((int32_t)counter[3]);
+    for (int round = 0; round < 10; round++) { /* see xd_philox_rounds */
+        __m512i a_low, a_high, b_low, b_high;
+        xdi_avx512_product(c0, 0xd2511f53u, &a_low, &a_high);
+        xdi_avx512_product(c2, 0xcd9e8d57u, &b_low, &b_high);
+        c0 = _mm512_xor_si512(_mm512_xor_si512(b_high, c1), _mm512_set1_epi32((int32_t)k0));
+        c1 = b_low;
+        c2 = _mm512_xor_si512(_mm512_xor_si512(a_high, c3), _mm512_set1_epi32((int32_t)k1));
+        c3 = a_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const __m512i low01 = _mm512_unpacklo_epi32(c0, c1), high01 = _mm512_unpackhi_epi32(c0, c1);
+    const __m512i low23 = _mm512_unpacklo_epi32(c2, c3), high23 = _mm512_unpackhi_epi32(c2, c3);
+    out[0] = _mm512_unpacklo_epi64(low01, low23);
+    out[1] = _mm512_unpackhi_epi64(low01, low23);
+    out[2] = _mm512_unpacklo_epi64(high01, high23);
+    out[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+/* xd_round_to_bf16 of sixteen elements, with the halves of the words of two blocks. */
+XDI_AVX512 static inline void xdi_avx512_round16(const float *from, __m256i blocks, uint16_t *to) {
+    const __m512 x = _mm512_loadu_ps(from);
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    const __mmask16 infinite = _mm512_cmpeq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(top, nan, top, _mm512_set1_epi32(0x40));
+    const __m512i drawn = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_cvtepu16_epi32(blocks)), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to,
+                        _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(drawn, infinite, kept)));
+}
+
+/* Elements before the first whole block go one by one, those after the last sixteen blocks by eight. */
+XDI_AVX512 static void xdi_avx512_round(const xd_philox *random, int64_t element, const float *from,
+                                        uint16_t *to, int64_t n) {
+    const int64_t past = element % XD_ROUNDED_PER_BLOCK;
+    int64_t i = past ? XD_ROUNDED_PER_BLOCK - past : 0;
+    if (i > n) i = n;
+    xdi_span_kernels_plain()->round(random, element, from, to, i);
+    for (; i + 128 <= n; i += 128) {
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        __m512i words[4];
+        if (((block + 15) ^ block) >> 32) break; /* once in 2^35 elements */
+        xdi_avx512_blocks(random, block, words);
+        for (int pair = 0; pair < 2; pair++) { /* blocks 2 pair and 2 pair + 1 of each four */
+            const int64_t at = i + 16 * pair;
+            const __m512i fours = _mm512_shuffle_i32x4(words[2 * pair], words[2 * pair + 1], 0x88);
+            const __m512i others = _mm512_shuffle_i32x4(words[2 * pair], words[2 * pair + 1], 0xdd);
+            const __m512i even = _mm512_shuffle_i32x4(fours, fours, 0xd8);
+            const __m512i odd = _mm512_shuffle_i32x4(others, others, 0xd8);
+            xdi_avx512_round16(from + at, _mm512_castsi512_si256(even), to + at);
+            xdi_avx512_round16(from + at + 32, _mm512_castsi512_si256(odd), to + at + 32);
+            xdi_avx512_round16(from + at + 64, _mm512_extracti64x4_epi64(even, 1), to + at + 64);
+            xdi_avx512_round16(from + at + 96, _mm512_extracti64x4_epi64(odd, 1), to + at + 96);
+        }
+    }
+    xdi_avx2_round(random, element + i, from + i, to + i, n - i);
+}
+
 /* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
 XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
     const __m512d back = _mm512_cvtps_pd(nearest);
@@ -22171,9 +22457,9 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,   xdi_avx512_mix,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
+    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -25382,13 +25668,18 @@ XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
 
 static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
     const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
-    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu) };
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), NULL };
 #if defined(XDI_PORTABLE)
     level.loops = &xdi_portable_sample_loops;
 #endif
 #if defined(XDI_X86)
-    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
-    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
+    if (cpu == XD_CPU_AVX2) {
+        level.loops = &xdi_avx2_sample_loops;
+        level.tiles = xdi_avx2_sample_tiles();
+    } else if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) {
+        level.loops = &xdi_avx512_sample_loops;
+        level.tiles = xdi_avx512_sample_tiles();
+    }
 #endif
     return level;
 }
@@ -25431,6 +25722,150 @@ XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels) {
     kernels->vsd_by_sample = xdi_simd_vsd_by_sample;
     kernels->denoise_by_sample = xdi_simd_denoise_by_sample;
 }
+
+/* >>kernel/simd/dmd_tiles.c */
+
+/* Tiles of losses over samples: kernel/simd/dmd_tiles.inc for the levels with intrinsics. Products that are added have no rounding
+ * error, so one rounding for both is the bits of two. */
+
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* ---- AVX2 ---- */
+
+#    define XDI_SAMPLE(name) xdi_avx2_tile_##name
+#    define XDI_SAMPLE_LOOP static XDI_TARGET_256
+#    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_256
+
+typedef struct xdi_avx2_tile_wide {
+    __m256d low, high;
+} xdi_avx2_tile_wide;
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_of(__m256d low, __m256d high) {
+    xdi_avx2_tile_wide x;
+    x.low = low;
+    x.high = high;
+    return x;
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_set(double x) {
+    return xdi_avx2_tile_of(_mm256_set1_pd(x), _mm256_set1_pd(x));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_widen(xdi_f8 x) {
+    return xdi_avx2_tile_of(_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)),
+                            _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)));
+}
+
+XDI_SAMPLE_INLINE xdi_f8 xdi_avx2_tile_narrow(xdi_avx2_tile_wide x) {
+    return (xdi_f8)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(x.low)),
+                                        _mm256_cvtpd_ps(x.high), 1);
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y) {
+    return xdi_avx2_tile_of(_mm256_add_pd(x.low, y.low), _mm256_add_pd(x.high, y.high));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_mul(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y) {
+    return xdi_avx2_tile_of(_mm256_mul_pd(x.low, y.low), _mm256_mul_pd(x.high, y.high));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add_product(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y,
+                                                               xdi_avx2_tile_wide sum) {
+    return xdi_avx2_tile_of(_mm256_fmadd_pd(x.low, y.low, sum.low),
+                            _mm256_fmadd_pd(x.high, y.high, sum.high));
+}
+
+XDI_SAMPLE_INLINE void xdi_avx2_tile_put(xdi_avx2_tile_wide x, double *out) {
+    _mm256_storeu_pd(out, x.low);
+    _mm256_storeu_pd(out + 4, x.high);
+}
+
+/* The sums of neighbours among sixteen. */
+XDI_SAMPLE_INLINE void xdi_avx2_tile_join(const double *in, double *out) {
+    const __m256d a = _mm256_hadd_pd(_mm256_loadu_pd(in), _mm256_loadu_pd(in + 4));
+    const __m256d b = _mm256_hadd_pd(_mm256_loadu_pd(in + 8), _mm256_loadu_pd(in + 12));
+    _mm256_storeu_pd(out, _mm256_permute4x64_pd(a, 0xd8));
+    _mm256_storeu_pd(out + 4, _mm256_permute4x64_pd(b, 0xd8));
+}
+
+#define XDI_AGAIN 5 /* >>kernel/simd/dmd_tiles.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#    undef XDI_SAMPLE_INLINE
+
+/* ---- AVX-512 ---- */
+
+#    define XDI_SAMPLE(name) xdi_avx512_tile_##name
+#    define XDI_SAMPLE_LOOP static XDI_TARGET_512
+#    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_512
+
+typedef __m512d xdi_avx512_tile_wide;
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_set(double x) {
+    return _mm512_set1_pd(x);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_widen(xdi_f8 x) {
+    return _mm512_cvtps_pd((__m256)x);
+}
+
+XDI_SAMPLE_INLINE xdi_f8 xdi_avx512_tile_narrow(__m512d x) {
+    return (xdi_f8)_mm512_cvtpd_ps(x);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add(__m512d x, __m512d y) {
+    return _mm512_add_pd(x, y);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_mul(__m512d x, __m512d y) {
+    return _mm512_mul_pd(x, y);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add_product(__m512d x, __m512d y, __m512d sum) {
+    return _mm512_fmadd_pd(x, y, sum);
+}
+
+XDI_SAMPLE_INLINE void xdi_avx512_tile_put(__m512d x, double *out) {
+    _mm512_storeu_pd(out, x);
+}
+
+XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
+    const __m512d a = _mm512_loadu_pd(in), b = _mm512_loadu_pd(in + 8);
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    const __m512i odd = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
+    _mm512_storeu_pd(out,
+                     _mm512_add_pd(_mm512_permutex2var_pd(a, even, b), _mm512_permutex2var_pd(a, odd, b)));
+}
+
+#define XDI_AGAIN 5 /* >>kernel/simd/dmd_tiles.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef XDI_SAMPLE
+#    undef XDI_SAMPLE_LOOP
+#    undef XDI_SAMPLE_INLINE
+
+XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void) {
+    return &xdi_avx2_tile_tiles;
+}
+
+XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void) {
+    return &xdi_avx512_tile_tiles;
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif
 
 /* >>kernel/kernels.c */
 
@@ -31303,16 +31738,22 @@ XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
- * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
- * concern averages. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
+ * this very list, so that a step over its `count` entries can update it in the same pass. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count);
+
+/* ema.c: makes it the average of the arrays of a step, if it has a format of the lerp entry; false otherwise. */
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args);
+
+/* ema.c: makes it an average beside those, of any format; false when the list has more entries than it follows. */
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args);
 
 /* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
- * step then skips this shadow. */
+/* ema.c: makes the update of parameter `index` of the list, array k of the step, update its shadow too, if possible. The
+ * update after the step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
@@ -31692,8 +32133,9 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
-    xd_cast_array *casts; /* [param_count] */
+    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
+    xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
+    xd_cast_array *casts;    /* [param_count] */
     int64_t iteration;
     bool initialized;
     bool swapped;
@@ -31899,6 +32341,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
     laid.shadows = (xdi_ema_shadow *)xd_arena_take_pointer(arena, n * sizeof *laid.shadows);
     laid.lerps = (xd_lerp_array *)xd_arena_take_pointer(arena, n * sizeof *laid.lerps);
     laid.casts = (xd_cast_array *)xd_arena_take_pointer(arena, n * sizeof *laid.casts);
+    laid.moves = (xd_average_array *)xd_arena_take_pointer(arena, n * sizeof *laid.moves);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         const xd_dtype dtype = xdi_ema_shadow_dtype(d, p);
@@ -31945,9 +32388,24 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
-/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
-static bool xdi_ema_is_special(const xd_ema *ema) {
-    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+/* Whether the lerp entry has its format. */
+static bool xdi_ema_is_plain(const xd_ema *ema) {
+    return !ema->desc.compensated && !ema->desc.stochastic_bf16;
+}
+
+/* Whether random bits of a shadow are those of one sequence; otherwise it is averaged in pieces. */
+static bool xdi_ema_is_adjacent(const xd_ema *ema, const xdi_ema_shadow *s, int64_t *origin) {
+    const int64_t count = ema->created[s->source].count;
+    *origin = ema->created[s->source].first;
+    if (!ema->desc.parts || !ema->desc.stochastic_bf16 || count == 0) return true;
+    const xd_tensor_part *part = &ema->desc.parts[s->source];
+    return xdi_part_run(part, part->range.begin, origin) == count;
+}
+
+/* Whether a step of this shadow's parameter can update it in the same pass. */
+static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
+    int64_t origin;
+    return !s->tied && xdi_train_steps(&ema->params[s->source]) && xdi_ema_is_adjacent(ema, s, &origin);
 }
 
 /* A list of arrays that is given to the average entry whenever it is full. */
@@ -31966,10 +32424,9 @@ static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
 }
 
 /* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
-static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
-                              xd_interval elements, int64_t origin) {
+static void xdi_ema_describe_move(const xd_ema *ema, const xdi_ema_shadow *s, xd_interval elements,
+                                  int64_t origin, xd_average_array *a) {
     const xd_param *p = &ema->created[s->source];
-    xd_average_array *a = &batch->arrays[batch->args.array_count++];
     memset(a, 0, sizeof *a);
     a->count = elements.end - elements.begin;
     if (a->count > 0) {
@@ -31982,6 +32439,11 @@ static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi
     a->target_dtype = s->dtype;
     a->source_dtype = p->dtype;
     a->random = ema->desc.stochastic_bf16;
+}
+
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    xdi_ema_describe_move(ema, s, elements, origin, &batch->arrays[batch->args.array_count++]);
     return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
 }
 
@@ -31999,22 +32461,31 @@ static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, co
     return XD_OK;
 }
 
-/* The average entry over all shadows of parameters. */
-static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+/* The average entry's arguments for an iteration, without arrays. */
+static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                              xd_average_args *args) {
+    memset(args, 0, sizeof *args);
+    args->kind = kind;
+    args->keep = xdi_ema_decay_at(&ema->desc, iteration);
+    args->weighted_sum = ema->desc.compat_credit;
+    args->seed = ema->desc.seed;
+    args->iteration = iteration;
+    args->unmoved = ema->unmoved;
+}
+
+/* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration, bool joined,
                              const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xdi_ema_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.launch = &launch;
-    batch.args.kind = kind;
-    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
-    batch.args.weighted_sum = ema->desc.compat_credit;
-    batch.args.seed = ema->desc.seed;
-    batch.args.iteration = iteration;
-    batch.args.unmoved = ema->unmoved;
-    for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (!ema->created[ema->shadows[i].source].buffer)
-            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    xdi_ema_fill_args(ema, kind, iteration, &batch.args);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        if (ema->created[s->source].buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        XD_TRY(xdi_ema_push_shadow(&batch, ema, s));
+    }
     return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
 }
 
@@ -32034,7 +32505,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->count = p->count;
     }
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
-    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, false, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -32113,15 +32584,10 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* Whether a step of this shadow's parameter can update it in the same pass. */
-static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
-    return !s->tied && xdi_train_steps(&ema->params[s->source]);
-}
-
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
-    if (xdi_ema_is_special(ema)) {
-        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+    if (!xdi_ema_is_plain(ema) || ema->unmoved) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
     }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -32199,13 +32665,24 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     return XD_OK;
 }
 
-/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
-    const int64_t i = ema->iteration + 1;
-    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
-        return false;
-    args->keep = xdi_ema_decay_at(&ema->desc, i);
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. Elements that do not move are
+ * counted in a pass of its own. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count) {
+    return list == ema->params && count >= ema->param_count && ema->initialized && !ema->unmoved &&
+           ema->iteration + 1 > ema->desc.start_iteration;
+}
+
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args) {
+    if (!xdi_ema_is_plain(ema)) return false;
+    args->keep = xdi_ema_decay_at(&ema->desc, ema->iteration + 1);
     args->weighted_sum = ema->desc.compat_credit;
+    return true;
+}
+
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args) {
+    if (count != ema->param_count) return false;
+    xdi_ema_fill_args(ema, XD_AVERAGE_MOVE, ema->iteration + 1, args);
+    args->arrays = ema->moves;
     return true;
 }
 
@@ -32215,6 +32692,16 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
     if (!xdi_ema_can_join(ema, s)) return;
     update->average = s->value;
     update->average_dtype = s->dtype;
+}
+
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
+    int64_t origin;
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    const xd_interval all = { 0, ema->created[s->source].count };
+    memset(&ema->moves[k], 0, sizeof ema->moves[k]);
+    if (!xdi_ema_can_join(ema, s)) return;
+    xdi_ema_is_adjacent(ema, s, &origin);
+    xdi_ema_describe_move(ema, s, all, origin, &ema->moves[k]);
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
@@ -32783,6 +33270,10 @@ XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, 
 #include <math.h>
 #include <string.h>
 
+enum {
+    XDI_OPTIMIZER_BESIDE = 8
+}; /* averages in a step's pass, beside the one of its arrays; more are updated after it */
+
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
@@ -33154,8 +33645,17 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
-static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
+/* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
+typedef struct xdi_optimizer_averages {
+    const xd_ema *first; /* NULL -> none */
+    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_average_args args[XDI_OPTIMIZER_BESIDE];
+    int count; /* of those beside */
+} xdi_optimizer_averages;
+
+/* Lists the updates of a step, with the shadows that they update too. */
+static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
+                                       xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -33163,10 +33663,14 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
                    "%s: value, dtype, count or flags changed since creation",
                    p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
-        xd_update_array *update = &o->updates[args->array_count++];
-        *update = xdi_optimizer_update(o, i);
-        if (average) xdi_ema_join(average, i, update);
+        const int64_t k = args->array_count++;
+        o->updates[k] = xdi_optimizer_update(o, i);
+        if (averages->first) xdi_ema_join(averages->first, i, &o->updates[k]);
+        for (int j = 0; j < averages->count; j++) xdi_ema_join_move(averages->beside[j], i, k);
     }
+    for (int j = 0; j < averages->count; j++) averages->args[j].array_count = args->array_count;
+    args->averages = averages->args;
+    args->average_count = averages->count;
     return XD_OK;
 }
 
@@ -33185,18 +33689,34 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
-static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
-                                xd_update_args *args) {
-    for (int i = 0; i < d->average_count; i++)
-        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
-    return -1;
+/* Picks the averages that the step updates in the same pass, as many as the table and the lists have room for. */
+static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                               xdi_optimizer_averages *averages, xd_update_args *args) {
+    const int room = xd_ctx_kernels(o->ctx)->optimizer.averages_in_steps ? (int)XDI_OPTIMIZER_BESIDE : 0;
+    const int64_t count = o->desc.param_count;
+    averages->first = NULL;
+    averages->count = 0;
+    for (int i = 0; i < d->average_count; i++) {
+        const xd_ema *ema = d->averages[i];
+        if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
+        if (!averages->first && xdi_ema_join_arrays(ema, args))
+            averages->first = ema;
+        else if (averages->count < room && xdi_ema_join_beside(ema, count, &averages->args[averages->count]))
+            averages->beside[averages->count++] = ema;
+    }
+}
+
+static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
+    bool joined = ema == averages->first;
+    for (int i = 0; i < averages->count; i++) joined = joined || ema == averages->beside[i];
+    return joined;
 }
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;
+    xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
@@ -33206,14 +33726,15 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     }
     xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
-    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    xdi_optimizer_join(optimizer, &d, &averages, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
     for (int i = 0; i < d.average_count; i++)
-        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
-                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+        XD_TRY(xdi_optimizer_has_joined(&averages, d.averages[i])
+                   ? xdi_ema_follow(d.averages[i], d.status)
+                   : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
     return XD_OK;
 }
 
@@ -70744,6 +71265,191 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
     XDI_SAMPLE(scaled),
 };
 
+#elif XDI_AGAIN == 5
+
+/* >>kernel/simd/dmd_tiles.inc */
+
+/* Whole tiles of losses over samples, of f32 or of bf16, without buffers in between. Included with XDI_SAMPLE(name),
+ * XDI_SAMPLE_LOOP and XDI_SAMPLE_INLINE, the attributes of what is called and of what is inlined, and eight doubles with their
+ * operations, XDI_SAMPLE(wide). Of bf16 the even and the odd elements of sixteen are two vectors, so no lane
+ * has to move: neighbours are the first that the tree of sums joins. What a tile takes next from memory is asked for a tile ahead,
+ * because processors begin anew at every page. */
+
+/* Sixteen elements as two vectors: of bf16 the even and the odd ones, of f32 the first and the last eight. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(load)(const void *x, bool bf16, int64_t i, xdi_f8 out[2]) {
+    if (bf16) {
+        xdi_u8 pairs;
+        memcpy(&pairs, (const uint16_t *)x + i, sizeof pairs);
+        out[0] = (xdi_f8)(pairs << 16);
+        out[1] = (xdi_f8)(pairs & 0xffff0000u);
+    } else {
+        memcpy(&out[0], (const float *)x + i, sizeof out[0]);
+        memcpy(&out[1], (const float *)x + i + 8, sizeof out[1]);
+    }
+}
+
+/* In place of each bits >> 16, bf16 in the upper half: as xd_bits_to_bf16. */
+XDI_SAMPLE_INLINE xdi_u8 XDI_SAMPLE(rounded)(xdi_f8 x) {
+    const xdi_u8 bits = (xdi_u8)x, nan = (xdi_u8)(x != x);
+    const xdi_u8 nearest = bits + (((bits >> 16) & 1u) + 0x7fffu);
+    return (nearest & ~nan) | ((bits | 0x400000u) & nan);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(store)(void *out, bool bf16, int64_t i, const xdi_f8 x[2]) {
+    if (bf16) {
+        const xdi_u8 pairs = (XDI_SAMPLE(rounded)(x[0]) >> 16) | (XDI_SAMPLE(rounded)(x[1]) & 0xffff0000u);
+        memcpy((uint16_t *)out + i, &pairs, sizeof pairs);
+    } else {
+        memcpy((float *)out + i, &x[0], sizeof x[0]);
+        memcpy((float *)out + i + 8, &x[1], sizeof x[1]);
+    }
+}
+
+/* Asks for what is a tile behind element i of sixteen, which begin a cache line in f32. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead)(const void *x, bool bf16, int64_t i) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size);
+}
+
+/* Sums of `count` lanes joined pairwise, neighbours first. */
+XDI_SAMPLE_INLINE double XDI_SAMPLE(tree)(double *s, int count) {
+    for (; count > 8; count /= 2)
+        for (int i = 0; i < count / 16; i++) XDI_SAMPLE(join)(s + 16 * i, s + 8 * i);
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+/* Puts sixteen lanes where the tree finds them: of bf16 neighbours are joined already. Returns how many a whole tile leaves. */
+XDI_SAMPLE_INLINE int XDI_SAMPLE(lay)(bool bf16, const XDI_SAMPLE(wide) lanes[2], int group, double *sums) {
+    if (bf16) {
+        XDI_SAMPLE(put)(XDI_SAMPLE(add)(lanes[0], lanes[1]), sums + 8 * group);
+        return XD_SAMPLE_LANES / 2;
+    }
+    XDI_SAMPLE(put)(lanes[0], sums + 16 * group);
+    XDI_SAMPLE(put)(lanes[1], sums + 16 * group + 8);
+    return XD_SAMPLE_LANES;
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_sums_of)(const void *const *in, bool bf16, double *sums) {
+    double magnitudes[XD_SAMPLE_LANES], squares[XD_SAMPLE_LANES];
+    int left = 0;
+    for (int group = 0; group < XD_SAMPLE_LANES / 16; group++) {
+        XDI_SAMPLE(wide) magnitude[2], square[2];
+        magnitude[0] = magnitude[1] = square[0] = square[1] = XDI_SAMPLE(set)(0.0);
+        for (int64_t i = 16 * group; i < XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+            xdi_f8 x[2], t[2], f[2];
+            for (int k = 0; k < 3; k++) XDI_SAMPLE(ahead)(in[k], bf16, i);
+            XDI_SAMPLE(load)(in[0], bf16, i, x);
+            XDI_SAMPLE(load)(in[1], bf16, i, t);
+            XDI_SAMPLE(load)(in[2], bf16, i, f);
+            for (int k = 0; k < 2; k++) {
+                const xdi_f8 far = (xdi_f8)((xdi_i8)(x[k] - t[k]) & 0x7fffffff);
+                const XDI_SAMPLE(wide) pull = XDI_SAMPLE(widen)(f[k] - t[k]);
+                magnitude[k] = XDI_SAMPLE(add)(magnitude[k], XDI_SAMPLE(widen)(far));
+                square[k] = XDI_SAMPLE(add_product)(pull, pull, square[k]);
+            }
+        }
+        XDI_SAMPLE(lay)(bf16, magnitude, group, magnitudes);
+        left = XDI_SAMPLE(lay)(bf16, square, group, squares);
+    }
+    sums[0] = XDI_SAMPLE(tree)(magnitudes, left);
+    sums[1] = XDI_SAMPLE(tree)(squares, left);
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(vsd_sums)(const void *const *in, bool bf16, double *sums) {
+    if (bf16)
+        XDI_SAMPLE(vsd_sums_of)(in, true, sums);
+    else
+        XDI_SAMPLE(vsd_sums_of)(in, false, sums);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_slopes_of)(const void *const *in, bool bf16, double factor, void *out,
+                                                 int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_f8 t[2], f[2];
+        XDI_SAMPLE(load)(in[1], bf16, i, t);
+        XDI_SAMPLE(load)(in[2], bf16, i, f);
+        for (int k = 0; k < 2; k++)
+            f[k] =
+                XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(f[k] - t[k])));
+        XDI_SAMPLE(store)(out, bf16, i, f);
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(vsd_slopes)(const void *const *in, bool bf16, double factor, void *out,
+                                            int64_t n) {
+    if (bf16)
+        XDI_SAMPLE(vsd_slopes_of)(in, true, factor, out, n);
+    else
+        XDI_SAMPLE(vsd_slopes_of)(in, false, factor, out, n);
+}
+
+/* xd_denoise_residual of sixteen elements. */
+XDI_SAMPLE_INLINE void XDI_SAMPLE(residuals)(const float factors[3], const void *const *in, bool bf16,
+                                             int64_t i, xdi_f8 out[2]) {
+    xdi_f8 p[2], x[2], e[2];
+    XDI_SAMPLE(load)(in[0], bf16, i, p);
+    XDI_SAMPLE(load)(in[1], bf16, i, x);
+    XDI_SAMPLE(load)(in[2], bf16, i, e);
+    for (int k = 0; k < 2; k++) {
+        XDI_SAMPLE(wide) sum = XDI_SAMPLE(mul)(XDI_SAMPLE(set)((double)factors[0]), XDI_SAMPLE(widen)(p[k]));
+        sum = XDI_SAMPLE(add_product)(XDI_SAMPLE(set)((double)factors[1]), XDI_SAMPLE(widen)(x[k]), sum);
+        sum = XDI_SAMPLE(add_product)(XDI_SAMPLE(set)((double)factors[2]), XDI_SAMPLE(widen)(e[k]), sum);
+        out[k] = XDI_SAMPLE(narrow)(sum);
+    }
+}
+
+XDI_SAMPLE_INLINE double XDI_SAMPLE(denoise_sum_of)(const float factors[3], const void *const *in,
+                                                    bool bf16) {
+    double squares[XD_SAMPLE_LANES];
+    int left = 0;
+    for (int group = 0; group < XD_SAMPLE_LANES / 16; group++) {
+        XDI_SAMPLE(wide) square[2];
+        square[0] = square[1] = XDI_SAMPLE(set)(0.0);
+        for (int64_t i = 16 * group; i < XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
+            xdi_f8 narrow[2];
+            for (int k = 0; k < 3; k++) XDI_SAMPLE(ahead)(in[k], bf16, i);
+            XDI_SAMPLE(residuals)(factors, in, bf16, i, narrow);
+            for (int k = 0; k < 2; k++) {
+                const XDI_SAMPLE(wide) residual = XDI_SAMPLE(widen)(narrow[k]);
+                square[k] = XDI_SAMPLE(add_product)(residual, residual, square[k]);
+            }
+        }
+        left = XDI_SAMPLE(lay)(bf16, square, group, squares);
+    }
+    return XDI_SAMPLE(tree)(squares, left);
+}
+
+XDI_SAMPLE_LOOP double XDI_SAMPLE(denoise_sum)(const float factors[3], const void *const *in, bool bf16) {
+    return bf16 ? XDI_SAMPLE(denoise_sum_of)(factors, in, true)
+                : XDI_SAMPLE(denoise_sum_of)(factors, in, false);
+}
+
+XDI_SAMPLE_INLINE void XDI_SAMPLE(denoise_slopes_of)(const float factors[3], const void *const *in, bool bf16,
+                                                     double factor, void *out, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_f8 r[2];
+        XDI_SAMPLE(residuals)(factors, in, bf16, i, r);
+        for (int k = 0; k < 2; k++)
+            r[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(r[k])));
+        XDI_SAMPLE(store)(out, bf16, i, r);
+    }
+}
+
+XDI_SAMPLE_LOOP void XDI_SAMPLE(denoise_slopes)(const float factors[3], const void *const *in, bool bf16,
+                                                double factor, void *out, int64_t n) {
+    if (bf16)
+        XDI_SAMPLE(denoise_slopes_of)(factors, in, true, factor, out, n);
+    else
+        XDI_SAMPLE(denoise_slopes_of)(factors, in, false, factor, out, n);
+}
+
+static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
+    XDI_SAMPLE(vsd_sums),
+    XDI_SAMPLE(vsd_slopes),
+    XDI_SAMPLE(denoise_sum),
+    XDI_SAMPLE(denoise_slopes),
+};
+
 #endif /* XDI_AGAIN */
 
 /* MIT License
@@ -70767,4 +71473,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e61d250e5ae01932754292289ab2648c06b751b344ca183e7b3a21497f18c1ae */
+/* xdistill sha256 5e31fcc8f36dc6ed78ba781304cd7de7665831d3a770223ebc6f13259fdb9405 */

@@ -490,6 +490,36 @@ static void bench_ema(void) {
     close_param(&c);
 }
 
+/* A format that the plain kernels average element by element: the reference is that level. */
+static void bench_ema_format(const char *variant, const xd_ema_desc *desc, double bytes) {
+    static const xd_ctx_desc plain = { .cpu = XD_CPU_PLAIN };
+    param_case c, p;
+    bench_row row = param_row("ema", variant, bytes, machine.in_place, "in place", 0.0);
+    open_param(&c, XD_REDUCTION_DETERMINISTIC);
+    p = c;
+    require(c.ctx, xd_ctx_create(&plain, &p.ctx));
+    require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, desc, &c.ema));
+    require(p.ctx, xd_ema_create(p.ctx, &p.param, 1, desc, &p.ema));
+    memcpy(c.value, c.gradient, ELEMENTS * sizeof(float));
+    const bench_arm ours = { "xdistill", &c, run_ema, NULL }, reference = { "plain", &p, run_ema, NULL };
+    run_ema(&c);
+    run_ema(&p);
+    const xd_param shadow = xd_ema_view(c.ema, 0);
+    row.error = distance(shadow.value, xd_ema_view(p.ema, 0).value, shadow.dtype, ELEMENTS);
+    row.error_limit = 0.0;
+    report(&row, &ours, &reference);
+    xd_ema_destroy(p.ema);
+    xd_ctx_destroy(p.ctx);
+    close_param(&c);
+}
+
+static void bench_ema_formats(void) {
+    const xd_ema_desc compensated = { .decay = 0.999, .init_from_current = true, .compensated = true };
+    const xd_ema_desc random = { .decay = 0.999, .init_from_current = true, .stochastic_bf16 = true };
+    bench_ema_format("compensated", &compensated, 16.0);
+    bench_ema_format("bf16 at random", &random, 8.0);
+}
+
 /* The parameter's average in the same pass; the naive one takes two, with `shadow` as the average. */
 static void run_adamw_ema(void *state) {
     param_case *c = (param_case *)state;
@@ -624,6 +654,7 @@ int main(int argc, char **argv) {
     bench_loss(TOPK, "64 ids and a tail", XD_DTYPE_F32, 1.0);
     bench_select();
     bench_ema();
+    bench_ema_formats();
     bench_adamw();
     bench_adamw_ema();
     bench_norm();

@@ -299,6 +299,7 @@
 #include "kernel/simd/reduce.c"
 #include "kernel/simd/dmd.c"
 #include "kernel/simd/dmd_loss.c"
+#include "kernel/simd/dmd_tiles.c"
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"

@@ -75,6 +75,7 @@ class Shim:
             "shim_select": (pointer, integer, integer, i64, i64, pointer, i64),
             "shim_ema": (pointer, integer, i64, integer, pointer, real),
             "shim_adamw": (pointer, integer, i64, integer, pointer, integer, pointer, real),
+            "shim_adamw_two": (pointer, integer, i64, pointer, pointer, real),
             "shim_norm": (pointer, integer, i64, integer, pointer),
             "shim_vsd": (pointer, integer, integer, i64, i64) + (pointer,) * 4,
             "shim_denoise": (pointer, integer, integer, i64, i64) + (pointer,) * 5,

@@ -61,6 +61,7 @@ TARGETS = {
     "jsd_bf16": (0, 0.65, 0.85, COPY), "jsd_f32": (0, 0.65, 0.85, COPY),
     "ema_bf16": (1.35, 0.95, 0.92, COPY), "ema_f32": (1.35, 0.95, 0.92, COPY),
     "adamw": (1.35, 0.94, 0.92, COPY), "both": (1.7, 0.94, 0.92, COPY),
+    "two_averages": (1.7, 0.90, 0.92, COPY),
     "norm_f32": (2.5, 0.90, 0.93, COPY), "norm_bf16": (10, 0.90, 0.93, COPY),
     "vsd_f32": (3, 0.80, 0.88, COPY), "vsd_bf16": (3, 0.80, 0.88, COPY), "denoise_f32": (3, 0.80, 0.88, COPY),
     "denoise_bf16": (3, 0.80, 0.88, COPY), "convert_f32": (3, 0.80, 0.88, COPY), "convert_bf16": (3, 0.80, 0.88, COPY),

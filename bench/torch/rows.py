@@ -203,6 +203,37 @@ class AdamWEma(AdamW):
         return run
 
 
+class AdamWTwo(AdamW):
+    """One pass of ours over the parameters against PyTorch's three."""
+
+    op, decay = "adamw+2 ema", 0.999
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.second = self.value.clone()
+        self.bytes, self.reads = count * 44, count * 24
+        self.footprint = count * 24
+        self.ours.close()
+        self.ours = Shim("adamw_two", count, self.value.data_ptr(), self.gradient.data_ptr(), self.decay)
+        weights = 1 - self.decay, 0.1 * (1 - self.decay)
+
+        def apart(one, two, p):
+            one.lerp_(p, weights[0])
+            two.lerp_(p, weights[1])
+        averages = {"lerp_ twice": apart}
+        fast = compiled(apart)
+        if fast: averages["compile lerp_ twice"] = fast
+        self.forms = {name + " + " + other: self.both(form, average)
+                      for name, form in self.forms.items() for other, average in averages.items()}
+
+    def both(self, step, averages):
+        def run():
+            step()
+            with torch.no_grad():
+                averages(self.shadow, self.second, self.parameter)
+        return run
+
+
 class Norm(Row):
     op, ceiling = "grad_norm", "read"
 
@@ -290,6 +321,7 @@ def rows():
     """Sizes: the large rows come to at least 16 times a cache of 32 MiB, the small ones stay in it."""
     s, bf16, f32 = ARGS.size * (8 if ON_GPU else 1), torch.bfloat16, torch.float32
     n = lambda count: max(1 << 12, int(count * s) // 4096 * 4096)
+    two = [("two_averages", lambda: AdamWTwo(n(40 << 20))), ("hot_two_averages", lambda: AdamWTwo(1 << 20))]
     return [
         ("ce_bf16", lambda: Loss("ce", bf16, max(16, int(1024 * s)))),
         ("ce_f32", lambda: Loss("ce", f32, max(16, int(512 * s)))),
@@ -314,4 +346,4 @@ def rows():
         ("hot_both", lambda: AdamWEma(1 << 20)),
         ("hot_norm_f32", lambda: Norm(f32, 4 << 20)),
         ("hot_norm_bf16", lambda: Norm(bf16, 4 << 20)),
-    ]
+    ] + ([] if ON_GPU else two)  # gpu_shim.cu has one average

@@ -24,8 +24,8 @@ struct shim {
     int64_t *ids;
     xd_param param; /* optimizer, average, norm */
     xd_optimizer *optimizer;
-    xd_ema *ema;
-    bool together; /* optimizer and average in one pass */
+    xd_ema *ema, *second; /* a second average follows the same parameter */
+    int together;         /* averages that the optimizer updates in its pass */
     xd_head_loss_desc head;
     union {
         xd_vsd_desc vsd;
@@ -74,6 +74,7 @@ void shim_run(shim *s) {
 
 void shim_close(shim *s) {
     xd_ema_destroy(s->ema);
+    xd_ema_destroy(s->second);
     xd_optimizer_destroy(s->optimizer);
     xd_vocab_destroy(s->vocab);
     free(s->loss.common.workspace);
@@ -171,12 +172,12 @@ static void shim_param(shim *s, int64_t count, int dtype, void *value, int gradi
     s->param.count = count;
 }
 
-static void shim_make_ema(shim *s, double decay) {
+static void shim_make_ema(shim *s, double decay, xd_ema **ema) {
     xd_ema_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.decay = decay;
     desc.init_from_current = true;
-    s->result = xd_ema_create(s->ctx, &s->param, 1, &desc, &s->ema);
+    s->result = xd_ema_create(s->ctx, &s->param, 1, &desc, ema);
     shim_check(s);
 }
 
@@ -188,16 +189,17 @@ static void shim_run_ema(shim *s) {
 shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay) {
     shim *s = shim_open(threads, shim_run_ema);
     shim_param(s, count, dtype, value, XD_DTYPE_F32, NULL);
-    shim_make_ema(s, decay);
+    shim_make_ema(s, decay, &s->ema);
     const xd_param shadow = xd_ema_view(s->ema, 0);
     shim_sweeps(s, shadow.value, shadow.count * (int64_t)sizeof(float));
     return s;
 }
 
 static void shim_run_adamw(shim *s) {
+    xd_ema *const averages[2] = { s->ema, s->second };
     xd_optimizer_step_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.averages = &s->ema;
+    desc.averages = averages;
     desc.average_count = s->together;
     s->result = xd_optimizer_step(s->optimizer, &desc, NULL);
 }
@@ -212,7 +214,15 @@ shim *shim_adamw(int threads, int64_t count, int dtype, void *value, int gradien
     shim_check(s);
     shim_sweeps(s, value, count * (int64_t)xd_dtype_size(s->param.dtype));
     s->together = decay > 0.0;
-    if (s->together) shim_make_ema(s, decay);
+    if (s->together) shim_make_ema(s, decay, &s->ema);
+    return s;
+}
+
+/* The same of f32 with two averages, of decay and of a tenth of its distance from 1. */
+shim *shim_adamw_two(int threads, int64_t count, float *value, float *gradient, double decay) {
+    shim *s = shim_adamw(threads, count, XD_DTYPE_F32, value, XD_DTYPE_F32, gradient, decay);
+    shim_make_ema(s, 1.0 - 0.1 * (1.0 - decay), &s->second);
+    s->together = 2;
     return s;
 }
 

@@ -60,6 +60,11 @@ typedef struct xd_update_args {
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> the list of arrays is not stored */
     uint64_t rounding_seed;          /* of arrays without master */
+    /* Averages beside those of the arrays, of any format, in the same pass and with the bits of the average entry; only for a table
+     * that has `averages_in_steps`. arrays[k] is of array k of the step and has the new parameter as its source; without target it
+     * is left out. Kind MOVE, not counted. */
+    const struct xd_average_args *averages;
+    int average_count;
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -185,6 +190,7 @@ typedef struct xd_optimizer_kernels {
     xd_memory_bytes (*list_bytes)(int64_t arrays);
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
+    bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */

@@ -53,6 +53,9 @@ typedef struct xdi_span_kernels {
     /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
      * still. NULL: as the plain spans do. */
     void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
+
+    /* xd_lerp_compensated. NULL: as the plain spans do. */
+    void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -143,6 +146,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         NULL,                                                                                            \
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
+        true,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \

@@ -41,8 +41,9 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps; /* [param_count]; filled in again in every update */
-    xd_cast_array *casts; /* [param_count] */
+    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
+    xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
+    xd_cast_array *casts;    /* [param_count] */
     int64_t iteration;
     bool initialized;
     bool swapped;
@@ -248,6 +249,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
     laid.shadows = (xdi_ema_shadow *)xd_arena_take_pointer(arena, n * sizeof *laid.shadows);
     laid.lerps = (xd_lerp_array *)xd_arena_take_pointer(arena, n * sizeof *laid.lerps);
     laid.casts = (xd_cast_array *)xd_arena_take_pointer(arena, n * sizeof *laid.casts);
+    laid.moves = (xd_average_array *)xd_arena_take_pointer(arena, n * sizeof *laid.moves);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         const xd_dtype dtype = xdi_ema_shadow_dtype(d, p);
@@ -294,9 +296,24 @@ static xd_result xdi_ema_index(xd_ema *ema) {
     return XD_OK;
 }
 
-/* Averages that xd_ema_update alone can form: the lerp entry has neither their format nor a count. */
-static bool xdi_ema_is_special(const xd_ema *ema) {
-    return ema->desc.compensated || ema->desc.stochastic_bf16 || ema->unmoved;
+/* Whether the lerp entry has its format. */
+static bool xdi_ema_is_plain(const xd_ema *ema) {
+    return !ema->desc.compensated && !ema->desc.stochastic_bf16;
+}
+
+/* Whether random bits of a shadow are those of one sequence; otherwise it is averaged in pieces. */
+static bool xdi_ema_is_adjacent(const xd_ema *ema, const xdi_ema_shadow *s, int64_t *origin) {
+    const int64_t count = ema->created[s->source].count;
+    *origin = ema->created[s->source].first;
+    if (!ema->desc.parts || !ema->desc.stochastic_bf16 || count == 0) return true;
+    const xd_tensor_part *part = &ema->desc.parts[s->source];
+    return xdi_part_run(part, part->range.begin, origin) == count;
+}
+
+/* Whether a step of this shadow's parameter can update it in the same pass. */
+static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
+    int64_t origin;
+    return !s->tied && xdi_train_steps(&ema->params[s->source]) && xdi_ema_is_adjacent(ema, s, &origin);
 }
 
 /* A list of arrays that is given to the average entry whenever it is full. */
@@ -315,10 +332,9 @@ static xd_result xdi_ema_flush(xdi_ema_batch *batch) {
 }
 
 /* Elements of a shadow and its parameter, of which the first is number `origin` of the whole. */
-static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
-                              xd_interval elements, int64_t origin) {
+static void xdi_ema_describe_move(const xd_ema *ema, const xdi_ema_shadow *s, xd_interval elements,
+                                  int64_t origin, xd_average_array *a) {
     const xd_param *p = &ema->created[s->source];
-    xd_average_array *a = &batch->arrays[batch->args.array_count++];
     memset(a, 0, sizeof *a);
     a->count = elements.end - elements.begin;
     if (a->count > 0) {
@@ -331,6 +347,11 @@ static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi
     a->target_dtype = s->dtype;
     a->source_dtype = p->dtype;
     a->random = ema->desc.stochastic_bf16;
+}
+
+static xd_result xdi_ema_push(xdi_ema_batch *batch, const xd_ema *ema, const xdi_ema_shadow *s,
+                              xd_interval elements, int64_t origin) {
+    xdi_ema_describe_move(ema, s, elements, origin, &batch->arrays[batch->args.array_count++]);
     return batch->args.array_count == XDI_EMA_AT_ONCE ? xdi_ema_flush(batch) : XD_OK;
 }
 
@@ -348,22 +369,31 @@ static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, co
     return XD_OK;
 }
 
-/* The average entry over all shadows of parameters. */
-static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+/* The average entry's arguments for an iteration, without arrays. */
+static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t iteration,
+                              xd_average_args *args) {
+    memset(args, 0, sizeof *args);
+    args->kind = kind;
+    args->keep = xdi_ema_decay_at(&ema->desc, iteration);
+    args->weighted_sum = ema->desc.compat_credit;
+    args->seed = ema->desc.seed;
+    args->iteration = iteration;
+    args->unmoved = ema->unmoved;
+}
+
+/* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
+static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration, bool joined,
                              const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xdi_ema_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.launch = &launch;
-    batch.args.kind = kind;
-    batch.args.keep = xdi_ema_decay_at(&ema->desc, iteration);
-    batch.args.weighted_sum = ema->desc.compat_credit;
-    batch.args.seed = ema->desc.seed;
-    batch.args.iteration = iteration;
-    batch.args.unmoved = ema->unmoved;
-    for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (!ema->created[ema->shadows[i].source].buffer)
-            XD_TRY(xdi_ema_push_shadow(&batch, ema, &ema->shadows[i]));
+    xdi_ema_fill_args(ema, kind, iteration, &batch.args);
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        if (ema->created[s->source].buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        XD_TRY(xdi_ema_push_shadow(&batch, ema, s));
+    }
     return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
 }
 
@@ -383,7 +413,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
         cast->count = p->count;
     }
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, ema->casts, n));
-    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, status) : XD_OK;
+    return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, false, status) : XD_OK;
 }
 
 /* Fills the block that begins with the object. */
@@ -462,15 +492,10 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 
 /* ---- updates ---- */
 
-/* Whether a step of this shadow's parameter can update it in the same pass. */
-static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
-    return !s->tied && xdi_train_steps(&ema->params[s->source]);
-}
-
 /* `joined`: the step before has averaged the shadows that could join it. */
 static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
-    if (xdi_ema_is_special(ema)) {
-        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, status));
+    if (!xdi_ema_is_plain(ema) || ema->unmoved) {
+        XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
     }
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -548,13 +573,24 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     return XD_OK;
 }
 
-/* When xd_ema_update would average: not before the start iteration, and not the copy at it. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
-    const int64_t i = ema->iteration + 1;
-    if (xdi_ema_is_special(ema) || list != ema->params || i <= ema->desc.start_iteration || !ema->initialized)
-        return false;
-    args->keep = xdi_ema_decay_at(&ema->desc, i);
+/* When xd_ema_update would average: not before the start iteration, and not the copy at it. Elements that do not move are
+ * counted in a pass of its own. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count) {
+    return list == ema->params && count >= ema->param_count && ema->initialized && !ema->unmoved &&
+           ema->iteration + 1 > ema->desc.start_iteration;
+}
+
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args) {
+    if (!xdi_ema_is_plain(ema)) return false;
+    args->keep = xdi_ema_decay_at(&ema->desc, ema->iteration + 1);
     args->weighted_sum = ema->desc.compat_credit;
+    return true;
+}
+
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args) {
+    if (count != ema->param_count) return false;
+    xdi_ema_fill_args(ema, XD_AVERAGE_MOVE, ema->iteration + 1, args);
+    args->arrays = ema->moves;
     return true;
 }
 
@@ -564,6 +600,16 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
     if (!xdi_ema_can_join(ema, s)) return;
     update->average = s->value;
     update->average_dtype = s->dtype;
+}
+
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
+    int64_t origin;
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    const xd_interval all = { 0, ema->created[s->source].count };
+    memset(&ema->moves[k], 0, sizeof ema->moves[k]);
+    if (!xdi_ema_can_join(ema, s)) return;
+    xdi_ema_is_adjacent(ema, s, &origin);
+    xdi_ema_describe_move(ema, s, all, origin, &ema->moves[k]);
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {

@@ -29,16 +29,22 @@ XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
- * this very list, so that a step over the list can update it in the same pass. Fills in the fields of args that
- * concern averages. */
-XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
+ * this very list, so that a step over its `count` entries can update it in the same pass. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count);
+
+/* ema.c: makes it the average of the arrays of a step, if it has a format of the lerp entry; false otherwise. */
+XD_PRIVATE bool xdi_ema_join_arrays(const xd_ema *ema, xd_update_args *args);
+
+/* ema.c: makes it an average beside those, of any format; false when the list has more entries than it follows. */
+XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average_args *args);
 
 /* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: makes the update of parameter `index` of the list update its shadow too, if possible. The update after the
- * step then skips this shadow. */
+/* ema.c: makes the update of parameter `index` of the list, array k of the step, update its shadow too, if possible. The
+ * update after the step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
+XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);

@@ -7,6 +7,10 @@
 #include <math.h>
 #include <string.h>
 
+enum {
+    XDI_OPTIMIZER_BESIDE = 8
+}; /* averages in a step's pass, beside the one of its arrays; more are updated after it */
+
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
@@ -378,8 +382,17 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-/* Lists the updates of a step, with the shadows that they update too when there is an `average`. */
-static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
+/* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
+typedef struct xdi_optimizer_averages {
+    const xd_ema *first; /* NULL -> none */
+    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_average_args args[XDI_OPTIMIZER_BESIDE];
+    int count; /* of those beside */
+} xdi_optimizer_averages;
+
+/* Lists the updates of a step, with the shadows that they update too. */
+static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
+                                       xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -387,10 +400,14 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
                    "%s: value, dtype, count or flags changed since creation",
                    p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
-        xd_update_array *update = &o->updates[args->array_count++];
-        *update = xdi_optimizer_update(o, i);
-        if (average) xdi_ema_join(average, i, update);
+        const int64_t k = args->array_count++;
+        o->updates[k] = xdi_optimizer_update(o, i);
+        if (averages->first) xdi_ema_join(averages->first, i, &o->updates[k]);
+        for (int j = 0; j < averages->count; j++) xdi_ema_join_move(averages->beside[j], i, k);
     }
+    for (int j = 0; j < averages->count; j++) averages->args[j].array_count = args->array_count;
+    args->averages = averages->args;
+    args->average_count = averages->count;
     return XD_OK;
 }
 
@@ -409,18 +426,34 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
     return XD_OK;
 }
 
-/* Index of the average that the step updates in the same pass, and its fields of args; -1 without one. */
-static int xdi_optimizer_joined(const xd_optimizer *o, const xd_optimizer_step_desc *d,
-                                xd_update_args *args) {
-    for (int i = 0; i < d->average_count; i++)
-        if (xdi_ema_joins(d->averages[i], o->desc.params, args)) return i;
-    return -1;
+/* Picks the averages that the step updates in the same pass, as many as the table and the lists have room for. */
+static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_desc *d,
+                               xdi_optimizer_averages *averages, xd_update_args *args) {
+    const int room = xd_ctx_kernels(o->ctx)->optimizer.averages_in_steps ? (int)XDI_OPTIMIZER_BESIDE : 0;
+    const int64_t count = o->desc.param_count;
+    averages->first = NULL;
+    averages->count = 0;
+    for (int i = 0; i < d->average_count; i++) {
+        const xd_ema *ema = d->averages[i];
+        if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
+        if (!averages->first && xdi_ema_join_arrays(ema, args))
+            averages->first = ema;
+        else if (averages->count < room && xdi_ema_join_beside(ema, count, &averages->args[averages->count]))
+            averages->beside[averages->count++] = ema;
+    }
+}
+
+static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
+    bool joined = ema == averages->first;
+    for (int i = 0; i < averages->count; i++) joined = joined || ema == averages->beside[i];
+    return joined;
 }
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;
+    xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
@@ -430,13 +463,14 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     }
     xd_update_args args = xdi_optimizer_args(optimizer, d.gradient_scale);
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
-    const int joined = xdi_optimizer_joined(optimizer, &d, &args);
-    XD_TRY(xdi_optimizer_collect(optimizer, joined < 0 ? NULL : d.averages[joined], &args));
+    xdi_optimizer_join(optimizer, &d, &averages, &args);
+    XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
     for (int i = 0; i < d.average_count; i++)
-        XD_TRY(i == joined ? xdi_ema_follow(d.averages[i], d.status)
-                           : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
+        XD_TRY(xdi_optimizer_has_joined(&averages, d.averages[i])
+                   ? xdi_ema_follow(d.averages[i], d.status)
+                   : xd_ema_update(d.averages[i], XD_EMA_NEXT, d.status));
     return XD_OK;
 }

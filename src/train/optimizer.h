@@ -74,8 +74,9 @@ typedef struct xd_optimizer_step_desc {
     const xd_status *status; /* when it holds an error the step changes nothing at all; NULL -> always step */
     struct xd_ema *const *averages; /* [average_count], no entry NULL, none twice; each is updated as by
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
-                                     * The first that averages and was created over the optimizer's own list is
-                                     * updated in the same pass over memory as the parameters, so the order among
+                                     * Those that average, were created over the optimizer's own list and count no
+                                     * elements are updated while the new parameters are in the cache, up to nine (on a
+                                     * device one, without compensation or random rounding), so the order among
                                      * averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;

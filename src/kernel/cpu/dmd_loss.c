@@ -35,7 +35,7 @@ static xdi_sample_level xdi_plain_sample_level(void) {
         xdi_plain_sample_lanes,
         xdi_plain_sample_scaled,
     };
-    const xdi_sample_level level = { &loops, xdi_span_kernels_plain() };
+    const xdi_sample_level level = { &loops, xdi_span_kernels_plain(), NULL };
     return level;
 }
 
@@ -72,6 +72,18 @@ static int64_t xdi_sample_keep(const xd_sample_args *a, int64_t b, int64_t at, i
         counted += mask[i] != 0;
     }
     return counted;
+}
+
+/* Where three tensors of one dtype that tiles take have elements from `at` of row b on; false for others. */
+static bool xdi_sample_at(const xd_rows *const *rows, int64_t b, int64_t at, const void **in) {
+    for (int i = 0; i < 3; i++) {
+        const xd_rows *x = rows[i];
+        const int64_t from = b * (x->stride ? x->stride : x->cols) + at;
+        if (x->dtype != rows[0]->dtype || (x->dtype != XD_DTYPE_F32 && x->dtype != XD_DTYPE_BF16))
+            return false;
+        in[i] = (const char *)x->data + (size_t)from * xd_dtype_size(x->dtype);
+    }
+    return true;
 }
 
 static int64_t xdi_sample_least(int64_t a, int64_t b) {
@@ -128,6 +140,13 @@ static void xdi_sample_chunk_add(xdi_sample_chunk *chunk, int which, const float
         xdi_norm_exact(words, x, n, square);
 }
 
+/* A tile's sum that is known. */
+static void xdi_sample_chunk_put(xdi_sample_chunk *chunk, int which, double sum) {
+    const int64_t finding = xd_sample_finding(sum);
+    if (finding > chunk->sums[XD_SAMPLE_FINDING]) chunk->sums[XD_SAMPLE_FINDING] = finding;
+    xd_sum_put(chunk->sums + (int)XD_SAMPLE_SUMS + which, false, sum);
+}
+
 static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
     for (int which = 0; which < 2 && chunk->binned; which++)
         xdi_norm_bins_flush(&chunk->bins[which],
@@ -141,14 +160,32 @@ static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
 typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
                                 int64_t n, float *const *terms);
 
+/* Sums of the whole tile at [at] of row b, where the level has them without terms in between; those that it found as bits. */
+typedef int (*xdi_sample_sums)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                               double *sums);
+
 typedef struct xdi_sample_job {
     const xd_sample_args *base;
     const void *args;
     xdi_sample_level level;
     xdi_sample_terms terms;
+    xdi_sample_sums sums; /* NULL: by terms */
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
     void (*weigh)(const void *args, int64_t b);
 } xdi_sample_job;
+
+/* False when terms are needed. */
+static bool xdi_sample_measure_tile(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b, int64_t at,
+                                    int64_t n) {
+    double sums[2];
+    if (!job->sums || !job->level.tiles || n != XD_SAMPLE_TILE || job->base->mask || job->base->fixed)
+        return false;
+    const int has = job->sums(job->args, &job->level, b, at, sums);
+    for (int which = 0; which < 2; which++)
+        if (has >> which & 1) xdi_sample_chunk_put(chunk, which, sums[which]);
+    if (has) chunk->sums[XD_SAMPLE_COUNTED] += n;
+    return has != 0;
+}
 
 static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     const xd_sample_args *a = job->base;
@@ -161,6 +198,7 @@ static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
     xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
     for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
         const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
+        if (xdi_sample_measure_tile(job, &chunk, b, at, n)) continue;
         const int has = job->terms(job->args, &job->level, b, at, n, terms);
         int64_t counted = n;
         for (int which = 0; which < 2; which++) {
@@ -236,8 +274,18 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
     return 3;
 }
 
+static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                        double *sums) {
+    const xd_vsd_args *a = (const xd_vsd_args *)args;
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    level->tiles->vsd_sums(in, a->generated.dtype == XD_DTYPE_BF16, sums);
+    return 3;
+}
+
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -255,7 +303,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -270,6 +318,17 @@ static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level 
     if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
+/* Where a tile of a gradient goes if tiles of the level can write it from these tensors; NULL otherwise. */
+static void *xdi_sample_out(const xd_sample_args *base, const xdi_sample_level *level,
+                            const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
+                            int64_t n, const void **in) {
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
+    if (!level->tiles || base->mask || n % 16 != 0 || gradient->dtype != rows[0]->dtype) return NULL;
+    return xdi_sample_at(rows, b, at, in)
+               ? (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype)
+               : NULL;
+}
+
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
                                   int64_t at, int64_t n) {
     float zero[XD_SAMPLE_TILE];
@@ -281,8 +340,17 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
     const xd_vsd_args *a = (const xd_vsd_args *)args;
     float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
     float *const terms[2] = { unused, term };
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const void *in[3];
+    void *out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    out = a->form == XD_VSD_COMPAT ? NULL : xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     if (a->form == XD_VSD_COMPAT)
@@ -294,7 +362,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_vsd_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -304,9 +372,10 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_vsd_terms, a->gradient.data ? xdi_vsd_write : NULL, xdi_vsd_weigh
-    };
+    const xdi_sample_job job = { &a->base,     a,
+                                 level,        xdi_vsd_terms,
+                                 xdi_vsd_sums, a->gradient.data ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -324,9 +393,27 @@ static int xdi_denoise_terms(const void *args, const xdi_sample_level *level, in
     return 2;
 }
 
+static void xdi_denoise_factors(const xd_denoise_term *term, float factors[3]) {
+    factors[0] = (float)term->prediction;
+    factors[1] = (float)term->clean;
+    factors[2] = (float)term->noise;
+}
+
+static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                            double *sums) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
+    float factors[3];
+    if (!xdi_sample_at(rows, b, at, in)) return 0;
+    xdi_denoise_factors(a->terms + b, factors);
+    sums[1] = level->tiles->denoise_sum(factors, in, a->prediction.dtype == XD_DTYPE_BF16);
+    return 2;
+}
+
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -335,8 +422,18 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     float term[XD_SAMPLE_TILE];
     float *const terms[2] = { NULL, term };
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
+        return;
+    }
+    void *out = xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
+    if (out) {
+        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
+        float factors[3];
+        xdi_denoise_factors(a->terms + b, factors);
+        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, out, n);
         return;
     }
     xdi_denoise_terms(args, level, b, at, n, terms);
@@ -345,7 +442,7 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, xdi_denoise_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -355,9 +452,13 @@ static void xdi_denoise_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
                                            xdi_sample_level level) {
-    const xdi_sample_job job = {
-        &a->base, a, level, xdi_denoise_terms, a->gradient.data ? xdi_denoise_write : NULL, xdi_denoise_weigh
-    };
+    const xdi_sample_job job = { &a->base,
+                                 a,
+                                 level,
+                                 xdi_denoise_terms,
+                                 xdi_denoise_sums,
+                                 a->gradient.data ? xdi_denoise_write : NULL,
+                                 xdi_denoise_weigh };
     return xdi_sample_spread_whole(launch, &job);
 }
 

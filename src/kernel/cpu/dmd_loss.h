@@ -19,10 +19,32 @@ typedef struct xdi_sample_loops {
     void (*scaled)(const float *x, double factor, float *out, int64_t n);
 } xdi_sample_loops;
 
+/* The same over tensors of one dtype, F32 or BF16, where no mask is and sums are not fixed. Rows of `in` are the loss's three
+ * tensors: x, T and F, or prediction, clean and noise, whose factors are those of an xd_denoise_term as f32. Sums are of a whole
+ * tile, lanes joined; of slopes n is a multiple of 16.
+ *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2
+ *   vsd_slopes      out = factor (F - T)
+ *   denoise_sum     the sum of r^2
+ *   denoise_slopes  out = factor r */
+typedef struct xdi_sample_tiles {
+    void (*vsd_sums)(const void *const *in, bool bf16, double *sums);
+    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, void *out, int64_t n);
+    double (*denoise_sum)(const float factors[3], const void *const *in, bool bf16);
+    void (*denoise_slopes)(const float factors[3], const void *const *in, bool bf16, double factor, void *out,
+                           int64_t n);
+} xdi_sample_tiles;
+
+/* simd/dmd_tiles.c */
+#if defined(XDI_X86)
+XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
+XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
+#endif
+
 /* What an entry runs on. */
 typedef struct xdi_sample_level {
     const xdi_sample_loops *loops;
     const xdi_span_kernels *spans;
+    const xdi_sample_tiles *tiles; /* NULL: not offered */
 } xdi_sample_level;
 
 /* cpu/dmd_loss.c: the entries with elements, on a level. */

@@ -111,10 +111,16 @@ static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out
     }
 }
 
-static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
-                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
-                                                  xdi_plain_add,   xdi_plain_power_sum, NULL,
-                                                  false,           xdi_plain_round,     xdi_plain_mix };
+static void xdi_plain_compensated(float weight, const float *source, float *target, uint16_t *compensation,
+                                  int64_t n) {
+    for (int64_t i = 0; i < n; i++) xd_lerp_compensated(weight, source[i], &target[i], &compensation[i]);
+}
+
+static const xdi_span_kernels xdi_plain_spans = {
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,       xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,  NULL,          false,
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated
+};
 
 /* ---- loops over arrays ---- */
 
@@ -272,6 +278,66 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
     return xdi_walk_run(launch, &walk);
 }
 
+/* ---- averages in other formats ---- */
+
+typedef struct xdi_average_job {
+    const xd_average_args *args;
+    const xdi_span_kernels *spans;
+} xdi_average_job;
+
+/* Elements [at, at + n) of the source, rounded to f32. */
+static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
+                                       int64_t n, float *buffer) {
+    if (a->source_dtype != XD_DTYPE_F64)
+        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    return buffer;
+}
+
+/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
+static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
+    float source_room[XDI_SPAN], values[XDI_SPAN];
+    xdi_span_average average;
+    average.weight = (float)(1.0 - j->args->keep);
+    average.keep = (float)j->args->keep;
+    average.weighted_sum = false;
+    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
+    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
+    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
+                                                          (uint16_t *)a->target + at, n);
+}
+
+static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
+    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
+    const float weight = (float)(1.0 - j->args->keep);
+    float room[XDI_SPAN];
+    if (a->random) {
+        xdi_average_random(j, a, at, n);
+    } else if (a->compensation) {
+        (j->spans->compensated ? j->spans->compensated
+                               : xdi_plain_compensated)(weight, xdi_average_source(j->spans, a, at, n, room),
+                                                        (float *)a->target + at, a->compensation + at, n);
+    } else {
+        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
+    }
+}
+
+static xd_result xdi_average_check(const xd_launch *launch, const xd_average_args *args, int64_t k) {
+    const xd_average_array *a = &args->arrays[k];
+    XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
+    XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+               XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    XD_REQUIRE(launch->ctx,
+               (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
+               XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    return XD_OK;
+}
+
+/* ---- steps ---- */
+
 static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
@@ -285,6 +351,8 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
                    (long long)k, xd_dtype_name(a->value_dtype));
         if (a->average) XD_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+        for (int i = 0; i < args->average_count; i++)
+            if (args->averages[i].arrays[k].target) XD_TRY(xdi_average_check(launch, &args->averages[i], k));
     }
     return XD_OK;
 }
@@ -325,6 +393,14 @@ static void xdi_update_rounded(const xdi_update_job *j, const xd_update_array *a
                                                           (uint16_t *)a->value + at, n);
 }
 
+/* The averages beside those of the arrays, of a span of array k that has just been updated. */
+static void xdi_update_averages(const xdi_update_job *j, int64_t k, int64_t at, int64_t n) {
+    for (int i = 0; i < j->args->average_count; i++) {
+        const xdi_average_job job = { &j->args->averages[i], j->spans };
+        if (job.args->arrays[k].target) xdi_average_move(&job, &job.args->arrays[k], at, n);
+    }
+}
+
 /* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
 static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t end) {
     const xdi_update_job *j = (const xdi_update_job *)job;
@@ -346,6 +422,7 @@ static void xdi_update_part(const void *job, int64_t k, int64_t begin, int64_t e
             xdi_update_rounded(j, a, gradient, at, n);
         if (a->master && a->value) xdi_span_narrow(j->spans, a->master + at, a->value, a->value_dtype, at, n);
         if (a->average) xdi_lerp_span(j->spans, args->keep, args->weighted_sum, &average, at, n);
+        xdi_update_averages(j, k, at, n);
     }
 }
 
@@ -423,53 +500,10 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
     return xdi_walk_run(launch, &walk);
 }
 
-/* ---- averages in other formats, and counted ones ---- */
-
-typedef struct xdi_average_job {
-    const xd_average_args *args;
-    const xdi_span_kernels *spans;
-} xdi_average_job;
+/* ---- averages, counted ones too ---- */
 
 static int64_t xdi_average_count(const void *job, int64_t k) {
     return ((const xdi_average_job *)job)->args->arrays[k].count;
-}
-
-/* Elements [at, at + n) of the source, rounded to f32. */
-static const float *xdi_average_source(const xdi_span_kernels *spans, const xd_average_array *a, int64_t at,
-                                       int64_t n, float *buffer) {
-    if (a->source_dtype != XD_DTYPE_F64)
-        return xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
-    for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
-    return buffer;
-}
-
-/* What BF16 shadows are rounded from is the average with the source as it is, not rounded first: the mean is exact. */
-static void xdi_average_random(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_philox random = xd_average_random(j->args->seed, a->key, j->args->iteration);
-    float source_room[XDI_SPAN], values[XDI_SPAN];
-    xdi_span_average average;
-    average.weight = (float)(1.0 - j->args->keep);
-    average.keep = (float)j->args->keep;
-    average.weighted_sum = false;
-    j->spans->widen((const uint16_t *)a->target + at, XD_DTYPE_BF16, values, n);
-    j->spans->lerp(&average, values, xdi_average_source(j->spans, a, at, n, source_room), n);
-    (j->spans->round ? j->spans->round : xdi_plain_round)(&random, a->origin + at, values,
-                                                          (uint16_t *)a->target + at, n);
-}
-
-static void xdi_average_move(const xdi_average_job *j, const xd_average_array *a, int64_t at, int64_t n) {
-    const xd_lerp_array plain = { a->target, a->source, a->count, a->target_dtype, a->source_dtype };
-    const float weight = (float)(1.0 - j->args->keep);
-    float room[XDI_SPAN];
-    if (a->random) {
-        xdi_average_random(j, a, at, n);
-    } else if (a->compensation) {
-        const float *source = xdi_average_source(j->spans, a, at, n, room);
-        for (int64_t i = 0; i < n; i++)
-            xd_lerp_compensated(weight, source[i], (float *)a->target + at + i, &a->compensation[at + i]);
-    } else {
-        xdi_lerp_span(j->spans, j->args->keep, j->args->weighted_sum, &plain, at, n);
-    }
 }
 
 /* xdi_average_move, and how many elements it left as they were although their sources differ. */
@@ -526,17 +560,7 @@ static void xdi_average_part(const void *job, int64_t k, int64_t begin, int64_t 
 
 XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
                                      const xdi_span_kernels *spans) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_average_array *a = &args->arrays[k];
-        XD_TRY(xdi_lerp_check(launch, a->target_dtype, a->source_dtype, k));
-        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
-                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(launch->ctx,
-                   (!a->compensation && args->kind != XD_AVERAGE_ADD) || a->target_dtype == XD_DTYPE_F32,
-                   XD_ERROR_DTYPE, "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-    }
+    for (int64_t k = 0; k < args->array_count; k++) XD_TRY(xdi_average_check(launch, args, k));
     if (xd_status_refuses(launch->status)) return XD_OK;
     const xdi_average_job job = { args, spans };
     const xdi_walk walk = { &job, args->array_count, xdi_average_count, xdi_average_part };

@@ -47,6 +47,7 @@ enum { XDI_SIMD_LINE = 64 };
 /* Vectors of the compiler's own, of any width: each level makes of them what it has. */
 typedef float __attribute__((vector_size(32))) xdi_f8;
 typedef int32_t __attribute__((vector_size(32))) xdi_i8;
+typedef uint32_t __attribute__((vector_size(32))) xdi_u8;
 typedef double __attribute__((vector_size(64))) xdi_d8;
 
 /* Elements of one row, or of a part of it. */

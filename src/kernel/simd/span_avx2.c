@@ -117,6 +117,31 @@ XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *targe
     xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
 }
 
+/* xd_lerp_compensated. */
+XDI_AVX2 static void xdi_avx2_compensated(float weight, const float *source, float *target,
+                                          uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m256 factor = _mm256_set1_ps(far ? weight - 1.0f : weight);
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i *term = (__m128i *)(void *)(compensation + i);
+        const __m256 t = _mm256_loadu_ps(target + i), x = _mm256_loadu_ps(source + i);
+        const __m256 kept = xdi_avx2_from_half(_mm_loadu_si128(term), XD_DTYPE_BF16);
+        const __m256 difference = _mm256_sub_ps(_mm256_sub_ps(x, t), kept), base = far ? x : t;
+        const __m256 step = far ? xdi_avx2_rounded(_mm256_mul_ps(factor, difference))
+                                : _mm256_fmadd_ps(factor, difference, kept);
+        const __m256 sum = _mm256_add_ps(base, step), moved = _mm256_sub_ps(sum, base);
+        const __m256 lost =
+            _mm256_add_ps(_mm256_sub_ps(base, _mm256_sub_ps(sum, moved)), _mm256_sub_ps(step, moved));
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(lost), exponent);
+        const __m256i finite = _mm256_cmpgt_epi32(exponent, magnitude);
+        _mm256_storeu_ps(target + i, sum);
+        _mm_storeu_si128(term, xdi_avx2_to_bf16(_mm256_and_ps(lost, _mm256_castsi256_ps(finite))));
+    }
+    xdi_span_kernels_plain()->compensated(weight, source + i, target + i, compensation + i, n - i);
+}
+
 XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
@@ -308,8 +333,9 @@ XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, fl
 }
 
 static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow,    xdi_avx2_adam, xdi_avx2_sgd, xdi_avx2_lerp,  xdi_avx2_scale,
-    xdi_avx2_add,   xdi_avx2_power_sum, NULL,          true,         xdi_avx2_round, xdi_avx2_mix,
+    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

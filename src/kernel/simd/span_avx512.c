@@ -160,6 +160,30 @@ XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, flo
     }
 }
 
+/* xd_lerp_compensated. */
+XDI_AVX512 static void xdi_avx512_compensated(float weight, const float *source, float *target,
+                                              uint16_t *compensation, int64_t n) {
+    const bool far = weight >= 0.5f || weight <= -0.5f;
+    const __m512 factor = _mm512_set1_ps(far ? weight - 1.0f : weight);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i), x = xdi_avx512_get(source + i, n - i);
+        const __m256i term = xdi_avx512_get_half(compensation + i, n - i);
+        const __m512 kept = xdi_avx512_from_half(term, XD_DTYPE_BF16);
+        const __m512 difference = _mm512_sub_ps(_mm512_sub_ps(x, t), kept), base = far ? x : t;
+        const __m512 step =
+            far ? xdi_avx512_mul(factor, difference) : _mm512_fmadd_ps(factor, difference, kept);
+        const __m512 sum = _mm512_add_ps(base, step), moved = _mm512_sub_ps(sum, base);
+        const __m512 lost =
+            _mm512_add_ps(_mm512_sub_ps(base, _mm512_sub_ps(sum, moved)), _mm512_sub_ps(step, moved));
+        const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(lost), exponent);
+        const __mmask16 finite = _mm512_cmplt_epu32_mask(magnitude, exponent);
+        xdi_avx512_put(target + i, n - i, sum);
+        xdi_avx512_put_half(compensation + i, n - i,
+                            _mm256_maskz_mov_epi16(finite, xdi_avx512_to_bf16(lost)));
+    }
+}
+
 XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
@@ -262,6 +286,82 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
     return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
 }
 
+/* Low and high halves of the products of sixteen lanes with a constant. */
+XDI_AVX512 static inline void xdi_avx512_product(__m512i x, uint32_t factor, __m512i *low, __m512i *high) {
+    const __m512i m = _mm512_set1_epi64((int64_t)factor);
+    const __m512i even = _mm512_mul_epu32(x, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
+    *low = _mm512_mask_mov_epi32(even, (__mmask16)0xaaaau, _mm512_slli_epi64(odd, 32));
+    *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), (__mmask16)0xaaaau, odd);
+}
+
+/* The words of sixteen blocks from `block` on, which have the same upper bits; those of blocks k, k + 4, k + 8 and k + 12 in
+ * out[k]. */
+XDI_AVX512 static inline void xdi_avx512_blocks(const xd_philox *p, int64_t block, __m512i out[4]) {
+    uint32_t counter[4], k0 = (uint32_t)p->seed, k1 = (uint32_t)(p->seed >> 32);
+    xd_philox_counter_of(p, (uint64_t)block, counter);
+    __m512i c0 = _mm512_add_epi32(_mm512_set1_epi32((int32_t)counter[0]),
+                                  _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    __m512i c1 = _mm512_set1_epi32((int32_t)counter[1]), c2 = _mm512_set1_epi32((int32_t)counter[2]);
+    __m512i c3 = _mm512_set1_epi32((int32_t)counter[3]);
+    for (int round = 0; round < 10; round++) { /* see xd_philox_rounds */
+        __m512i a_low, a_high, b_low, b_high;
+        xdi_avx512_product(c0, 0xd2511f53u, &a_low, &a_high);
+        xdi_avx512_product(c2, 0xcd9e8d57u, &b_low, &b_high);
+        c0 = _mm512_xor_si512(_mm512_xor_si512(b_high, c1), _mm512_set1_epi32((int32_t)k0));
+        c1 = b_low;
+        c2 = _mm512_xor_si512(_mm512_xor_si512(a_high, c3), _mm512_set1_epi32((int32_t)k1));
+        c3 = a_low;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const __m512i low01 = _mm512_unpacklo_epi32(c0, c1), high01 = _mm512_unpackhi_epi32(c0, c1);
+    const __m512i low23 = _mm512_unpacklo_epi32(c2, c3), high23 = _mm512_unpackhi_epi32(c2, c3);
+    out[0] = _mm512_unpacklo_epi64(low01, low23);
+    out[1] = _mm512_unpackhi_epi64(low01, low23);
+    out[2] = _mm512_unpacklo_epi64(high01, high23);
+    out[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+
+/* xd_round_to_bf16 of sixteen elements, with the halves of the words of two blocks. */
+XDI_AVX512 static inline void xdi_avx512_round16(const float *from, __m256i blocks, uint16_t *to) {
+    const __m512 x = _mm512_loadu_ps(from);
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    const __mmask16 infinite = _mm512_cmpeq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i kept = _mm512_mask_or_epi32(top, nan, top, _mm512_set1_epi32(0x40));
+    const __m512i drawn = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_cvtepu16_epi32(blocks)), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to,
+                        _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(drawn, infinite, kept)));
+}
+
+/* Elements before the first whole block go one by one, those after the last sixteen blocks by eight. */
+XDI_AVX512 static void xdi_avx512_round(const xd_philox *random, int64_t element, const float *from,
+                                        uint16_t *to, int64_t n) {
+    const int64_t past = element % XD_ROUNDED_PER_BLOCK;
+    int64_t i = past ? XD_ROUNDED_PER_BLOCK - past : 0;
+    if (i > n) i = n;
+    xdi_span_kernels_plain()->round(random, element, from, to, i);
+    for (; i + 128 <= n; i += 128) {
+        const int64_t block = (element + i) / XD_ROUNDED_PER_BLOCK;
+        __m512i words[4];
+        if (((block + 15) ^ block) >> 32) break; /* once in 2^35 elements */
+        xdi_avx512_blocks(random, block, words);
+        for (int pair = 0; pair < 2; pair++) { /* blocks 2 pair and 2 pair + 1 of each four */
+            const int64_t at = i + 16 * pair;
+            const __m512i fours = _mm512_shuffle_i32x4(words[2 * pair], words[2 * pair + 1], 0x88);
+            const __m512i others = _mm512_shuffle_i32x4(words[2 * pair], words[2 * pair + 1], 0xdd);
+            const __m512i even = _mm512_shuffle_i32x4(fours, fours, 0xd8);
+            const __m512i odd = _mm512_shuffle_i32x4(others, others, 0xd8);
+            xdi_avx512_round16(from + at, _mm512_castsi512_si256(even), to + at);
+            xdi_avx512_round16(from + at + 32, _mm512_castsi512_si256(odd), to + at + 32);
+            xdi_avx512_round16(from + at + 64, _mm512_extracti64x4_epi64(even, 1), to + at + 64);
+            xdi_avx512_round16(from + at + 96, _mm512_extracti64x4_epi64(odd, 1), to + at + 96);
+        }
+    }
+    xdi_avx2_round(random, element + i, from + i, to + i, n - i);
+}
+
 /* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
 XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
     const __m512d back = _mm512_cvtps_pd(nearest);
@@ -288,9 +388,9 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-    xdi_avx2_round,   xdi_avx512_mix,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
+    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

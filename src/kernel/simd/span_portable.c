@@ -122,6 +122,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     true,
     NULL,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)

@@ -5007,6 +5007,74 @@ XD_API void xd_built_destroy(xd_built *built);
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
+/* >>model/pipeline */
+
+/* Pipelines: ranks that hold the layers of a model one after another, and micro-batches that go through them. */
+
+/* ---- schedules ---- */
+
+/* Who does what when. Zero is the default of every field but micro_batches.
+ *
+ * 1F1B, of one virtual stage: rank r of p runs min(p - r - 1, micro_batches) forwards, then a forward and a backward in turn,
+ * then the backwards that are left. Interleaved 1F1B, of several: micro-batches go in groups, each through all virtual stages of a rank
+ * before the next group begins, backwards through the last one first; 2 (p - r - 1) + (virtual_stages - 1) group forwards come
+ * before the first backward. The last group may be shorter, but not than the pipeline. */
+typedef struct xd_pipeline_schedule {
+    int ranks;             /* p; 0 -> 1 */
+    int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int64_t micro_batches; /* m; required */
+    int64_t group;     /* with virtual stages: micro-batches of a group, from `ranks` to all of them, which leave none or at
+                        * least `ranks` for the last; 0 -> the fewest, and all where they are fewer than the ranks */
+    bool forward_only; /* inference: there are no backwards */
+} xd_pipeline_schedule;
+
+typedef enum xd_pipeline_work_kind {
+    XD_PIPELINE_IDLE = 0,
+    XD_PIPELINE_FORWARD,
+    XD_PIPELINE_BACKWARD
+} xd_pipeline_work_kind;
+
+/* What a rank does in one tick. Stage number virtual_stage * ranks + rank of the model; zeros when it is idle. */
+typedef struct xd_pipeline_work {
+    xd_pipeline_work_kind kind;
+    int virtual_stage;
+    int64_t micro_batch;
+} xd_pipeline_work;
+
+/* The whole schedule, in ticks: the time of one forward or one backward of one stage. A rank does the next item of its order
+ * as soon as what it reads was there at the end of a tick: what the stage before, or behind, has put out, which travels between two ticks.
+ * In each stage micro-batches follow each other in order, forwards and backwards alike.
+ *
+ * A rank has 2 v m items, v m without backwards. With at least as many micro-batches as ranks the rest of its ticks, the bubble, is
+ * 2 (p - 1), or p - 1 without backwards: (p - 1) / m of the work with one virtual stage, (p - 1) / (v m) with more. With fewer
+ * of them virtual stages wait for each other, 2 (v - 1) (p - m) ticks more, or half of it.
+ *
+ *   table    [ticks * ranks], a tick after another; NULL with capacity 0 to count
+ *   ticks    out
+ *
+ * Pure and local: a pipeline of any size is computed on one machine. Memory: some numbers for each stage, freed again. *ticks is
+ * untouched on failure.
+ * Errors: ARGUMENT (micro_batches below 1, negative numbers; more than 4096 ranks, XD_STAGES_MAX virtual stages or 2^20 micro-batches;
+ * virtual stages without a pipeline; a group that may not be, with the numbers; capacity below the entries, with both), MEMORY.
+ * Source: Megatron-Core, pipeline_parallel/schedules.py; groups that Megatron-Core refuses are refused. */
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
+                                   xd_pipeline_work *table, int64_t *ticks);
+
+/* What a schedule asks of one rank. */
+typedef struct xd_pipeline_counts {
+    int64_t ticks;           /* of all ranks alike */
+    int64_t work, idle;      /* ticks of this rank */
+    int64_t sends, receives; /* its messages, each an activation or the gradient of one */
+    int64_t forwards; /* in flight at most: run, and their backwards not. Of 1F1B min(p - r, m), interleaved min(2 (p - r - 1) +
+                       * (v - 1) group + 1, v m) */
+    int64_t inputs;   /* activations from other ranks that are kept at once, at most: until their backward has been run */
+    int64_t gradients; /* of outputs, likewise */
+} xd_pipeline_counts;
+
+/* Counts for one rank, by the table. Local, as above. Errors: as xd_pipeline_table; ARGUMENT for a rank that there is not. */
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                     xd_pipeline_counts *out);
+
 /* >>model/plan */
 
 /* What training a model takes, before anything is allocated, and for ranks that need not exist. */
@@ -10966,6 +11034,10 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_build_report XDISTILL_NO_MODELS_leaves_out_xd_build_report
 #    define xd_build_desc XDISTILL_NO_MODELS_leaves_out_xd_build_desc
 #    define xd_built XDISTILL_NO_MODELS_leaves_out_xd_built
+#    define xd_pipeline_schedule XDISTILL_NO_MODELS_leaves_out_xd_pipeline_schedule
+#    define xd_pipeline_work_kind XDISTILL_NO_MODELS_leaves_out_xd_pipeline_work_kind
+#    define xd_pipeline_work XDISTILL_NO_MODELS_leaves_out_xd_pipeline_work
+#    define xd_pipeline_counts XDISTILL_NO_MODELS_leaves_out_xd_pipeline_counts
 #    define xd_memory_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_memory_plan_desc
 #    define xd_memory_plan XDISTILL_NO_MODELS_leaves_out_xd_memory_plan
 #    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
@@ -11028,6 +11100,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
 #    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
 #    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
+#    define xd_pipeline_table (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_table)
+#    define xd_pipeline_measure (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_measure)
 #    define xd_plan_memory (XDISTILL_NO_MODELS_leaves_out_xd_plan_memory)
 #    define xd_plan_print (XDISTILL_NO_MODELS_leaves_out_xd_plan_print)
 #    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
@@ -34865,6 +34939,34 @@ XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
+/* ---- pipelines ---- */
+
+enum { XDI_SCHEDULE_RANKS = 4096, XDI_SCHEDULE_MICRO_BATCHES = 1 << 20 };
+
+/* A schedule tick by tick. */
+typedef struct xdi_schedule {
+    xd_ctx *ctx;
+    xd_pipeline_schedule desc;
+    int64_t ticks;                 /* so far */
+    xd_pipeline_work *row;         /* [ranks] of the last one */
+    int64_t *at;                   /* [ranks] items done */
+    int64_t *forwards, *backwards; /* [stages] micro-batches done */
+} xdi_schedule;
+
+/* pipeline_table.c: checks settings and fills in the defaults. */
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *desc);
+
+/* pipeline_table.c: before the first tick; to the next one, false after the last; and the end. */
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out);
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s);
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s);
+
+/* pipeline_table.c: the rank that what an item of this rank puts out goes to; -1: none. */
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work);
+
+/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
+
 /* ---- wrappers ---- */
 
 /* A record on a queue, from its start to its wait. */
@@ -39317,6 +39419,245 @@ XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
     xd_stage none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < built->list.count ? built->list.stages[index] : none;
+}
+
+/* >>model/pipeline_table.c */
+
+/* Schedules of pipelines: what each rank does at each tick.
+ *
+ * A rank has its work in an order of its own: some forwards first, then a forward and a backward in turn, then the backwards
+ * that are left. A tick is the time of one of them; a rank does its next one as soon as what that reads was there at the end of a tick.
+ * In each stage micro-batches follow each other in order, so what is done is one number a stage and direction. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- settings ---- */
+
+static xd_result xdi_schedule_check(xd_ctx *ctx, const xd_pipeline_schedule *d) {
+    XD_REQUIRE(ctx, d->ranks >= 0 && d->virtual_stages >= 0 && d->micro_batches > 0, XD_ERROR_ARGUMENT,
+               "a schedule of %d ranks, %d virtual stages and %" PRId64
+               " micro-batches: none may be negative, and there must be a micro-batch",
+               d->ranks, d->virtual_stages, d->micro_batches);
+    XD_REQUIRE(ctx, d->virtual_stages <= 1 || d->ranks > 1, XD_ERROR_ARGUMENT,
+               "%d virtual stages without a pipeline: it has %d rank", d->virtual_stages,
+               d->ranks ? d->ranks : 1);
+    XD_REQUIRE(ctx, d->virtual_stages <= XD_STAGES_MAX && d->ranks <= XDI_SCHEDULE_RANKS, XD_ERROR_ARGUMENT,
+               "%d ranks with %d virtual stages, at most %d with %d are possible", d->ranks,
+               d->virtual_stages, (int)XDI_SCHEDULE_RANKS, (int)XD_STAGES_MAX);
+    XD_REQUIRE(ctx, d->micro_batches <= XDI_SCHEDULE_MICRO_BATCHES, XD_ERROR_ARGUMENT,
+               "%" PRId64 " micro-batches, at most %d are possible", d->micro_batches,
+               (int)XDI_SCHEDULE_MICRO_BATCHES);
+    XD_REQUIRE(ctx, d->group >= 0, XD_ERROR_ARGUMENT,
+               "groups of %" PRId64 " of %" PRId64 " micro-batches", d->group, d->micro_batches);
+    return XD_OK;
+}
+
+/* A last group shorter than the pipeline would wait for itself. */
+static xd_result xdi_schedule_check_group(xd_ctx *ctx, const xd_pipeline_schedule *d) {
+    if (d->virtual_stages <= 1 || d->group == 0) return XD_OK;
+    XD_REQUIRE(ctx, d->group >= d->ranks && d->group <= d->micro_batches, XD_ERROR_ARGUMENT,
+               "groups of %" PRId64 " micro-batches: at least the %d ranks, at most all %" PRId64
+               " are possible",
+               d->group, d->ranks, d->micro_batches);
+    const int64_t rest = d->micro_batches % d->group;
+    XD_REQUIRE(ctx, rest == 0 || rest >= d->ranks, XD_ERROR_ARGUMENT,
+               "%" PRId64 " micro-batches in groups of %" PRId64 " leave %" PRId64
+               " for the last group, fewer than the %d ranks",
+               d->micro_batches, d->group, rest, d->ranks);
+    return XD_OK;
+}
+
+/* The shortest groups that may be; all of fewer micro-batches than ranks. */
+static int64_t xdi_schedule_group(const xd_pipeline_schedule *d) {
+    int64_t group = d->ranks;
+    if (d->group > 0) return d->group;
+    if (d->micro_batches <= d->ranks) return d->micro_batches;
+    while (d->micro_batches % group != 0 && d->micro_batches % group < d->ranks) group++;
+    return group;
+}
+
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *d) {
+    XD_TRY(xdi_schedule_check(ctx, d));
+    if (d->ranks == 0) d->ranks = 1;
+    if (d->virtual_stages == 0) d->virtual_stages = 1;
+    XD_TRY(xdi_schedule_check_group(ctx, d));
+    d->group = d->virtual_stages > 1 ? xdi_schedule_group(d) : d->micro_batches;
+    return XD_OK;
+}
+
+/* ---- orders ---- */
+
+/* Forward number k of a rank, and backward number k: the same with the virtual stages the other way round. */
+static xd_pipeline_work xdi_schedule_item(const xd_pipeline_schedule *d, xd_pipeline_work_kind kind,
+                                          int64_t k) {
+    const int64_t group = k / (d->group * d->virtual_stages), begin = group * d->group;
+    const int64_t within = k % (d->group * d->virtual_stages), left = d->micro_batches - begin;
+    const int64_t size = left < d->group ? left : d->group;
+    xd_pipeline_work work;
+    work.kind = kind;
+    work.virtual_stage = (int)(within / size);
+    work.micro_batch = begin + within % size;
+    if (kind == XD_PIPELINE_BACKWARD) work.virtual_stage = d->virtual_stages - 1 - work.virtual_stage;
+    return work;
+}
+
+/* Forwards before the first one that is followed by a backward. */
+static int64_t xdi_schedule_warm_up(const xd_pipeline_schedule *d, int rank) {
+    const int64_t all = d->micro_batches * d->virtual_stages, behind = d->ranks - rank - 1;
+    const int64_t count =
+        d->virtual_stages > 1 ? 2 * behind + (d->virtual_stages - 1) * d->group : behind;
+    return count < all ? count : all;
+}
+
+static int64_t xdi_schedule_items(const xd_pipeline_schedule *d) {
+    return d->micro_batches * d->virtual_stages * (d->forward_only ? 1 : 2);
+}
+
+/* Item number `at` of a rank. */
+static xd_pipeline_work xdi_schedule_at(const xd_pipeline_schedule *d, int rank, int64_t at) {
+    const int64_t all = d->micro_batches * d->virtual_stages, warm_up = xdi_schedule_warm_up(d, rank);
+    const int64_t turn = at - warm_up;
+    if (d->forward_only || turn < 0) return xdi_schedule_item(d, XD_PIPELINE_FORWARD, at);
+    if (turn >= 2 * (all - warm_up)) return xdi_schedule_item(d, XD_PIPELINE_BACKWARD, at - all);
+    return turn % 2 == 0 ? xdi_schedule_item(d, XD_PIPELINE_FORWARD, warm_up + turn / 2)
+                         : xdi_schedule_item(d, XD_PIPELINE_BACKWARD, turn / 2);
+}
+
+/* ---- ticks ---- */
+
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out) {
+    xdi_schedule s;
+    memset(&s, 0, sizeof s);
+    s.desc = *desc;
+    XD_TRY(xdi_schedule_settle(ctx, &s.desc));
+    const size_t ranks = (size_t)s.desc.ranks, stages = ranks * (size_t)s.desc.virtual_stages;
+    const size_t bytes = ranks * sizeof *s.row + (ranks + 2 * stages) * sizeof(int64_t);
+    s.row = (xd_pipeline_work *)xdi_scratch_take(ctx, bytes);
+    XD_REQUIRE(ctx, s.row, XD_ERROR_MEMORY, "no room for a schedule of %d ranks", s.desc.ranks);
+    memset(s.row, 0, bytes);
+    s.ctx = ctx;
+    s.at = (int64_t *)(void *)(s.row + ranks);
+    s.forwards = s.at + ranks;
+    s.backwards = s.forwards + stages;
+    *out = s;
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s) {
+    xdi_scratch_give(s->ctx, s->row);
+}
+
+/* Whether what an item reads is there. */
+static bool xdi_schedule_can(const xdi_schedule *s, int rank, const xd_pipeline_work *work) {
+    const int stages = s->desc.ranks * s->desc.virtual_stages;
+    const int stage = work->virtual_stage * s->desc.ranks + rank;
+    if (work->kind == XD_PIPELINE_FORWARD) return stage == 0 || s->forwards[stage - 1] > work->micro_batch;
+    return (stage == stages - 1 ? s->forwards[stage] : s->backwards[stage + 1]) > work->micro_batch;
+}
+
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s) {
+    const int64_t items = xdi_schedule_items(&s->desc);
+    bool some = false;
+    for (int r = 0; r < s->desc.ranks; r++) {
+        memset(&s->row[r], 0, sizeof s->row[r]);
+        if (s->at[r] == items) continue;
+        const xd_pipeline_work work = xdi_schedule_at(&s->desc, r, s->at[r]);
+        if (!xdi_schedule_can(s, r, &work)) continue;
+        s->row[r] = work;
+        some = true;
+    }
+    for (int r = 0; r < s->desc.ranks; r++) { /* what was done in this tick is seen in the next */
+        const xd_pipeline_work *work = &s->row[r];
+        const int stage = work->virtual_stage * s->desc.ranks + r;
+        if (work->kind == XD_PIPELINE_IDLE) continue;
+        s->at[r]++;
+        (work->kind == XD_PIPELINE_FORWARD ? s->forwards : s->backwards)[stage]++;
+    }
+    s->ticks += some;
+    return some;
+}
+
+/* ---- messages ---- */
+
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work) {
+    const int stages = d->ranks * d->virtual_stages, stage = work->virtual_stage * d->ranks + rank;
+    if (work->kind == XD_PIPELINE_FORWARD && stage < stages - 1) return (rank + 1) % d->ranks;
+    if (work->kind == XD_PIPELINE_BACKWARD && stage > 0) return (rank + d->ranks - 1) % d->ranks;
+    return -1;
+}
+
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank,
+                                                 xd_pipeline_work_kind kind) {
+    const xd_pipeline_schedule *d = &s->desc;
+    const bool forward = kind == XD_PIPELINE_FORWARD;
+    const int from = forward ? (rank + d->ranks - 1) % d->ranks : (rank + 1) % d->ranks;
+    xd_pipeline_work work = s->row[from];
+    if (work.kind != kind || xdi_schedule_sends_to(d, from, &work) < 0) {
+        memset(&work, 0, sizeof work);
+        return work;
+    }
+    const int stage = work.virtual_stage * d->ranks + from;
+    work.virtual_stage = (forward ? stage + 1 : stage - 1) / d->ranks;
+    return work;
+}
+
+/* ---- what callers see ---- */
+
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *desc, int64_t capacity,
+                                   xd_pipeline_work *table, int64_t *ticks) {
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    while (xdi_schedule_next(&s))
+        if (s.ticks * s.desc.ranks <= capacity)
+            memcpy(table + (s.ticks - 1) * s.desc.ranks, s.row, (size_t)s.desc.ranks * sizeof *table);
+    const int64_t entries = s.ticks * s.desc.ranks;
+    xdi_schedule_close(&s);
+    XD_REQUIRE(ctx, capacity == 0 || capacity >= entries, XD_ERROR_ARGUMENT,
+               "room for %" PRId64 " entries of a table that has %" PRId64, capacity, entries);
+    *ticks = s.ticks;
+    return XD_OK;
+}
+
+static void xdi_counts_raise(int64_t *most, int64_t now) {
+    if (now > *most) *most = now;
+}
+
+/* What one tick changes. */
+static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *now,
+                           xd_pipeline_counts *most) {
+    const xd_pipeline_work *work = &s->row[rank];
+    const bool has_input = work->virtual_stage * s->desc.ranks + rank > 0;
+    const bool has_gradient = work->virtual_stage * s->desc.ranks + rank <
+                              s->desc.ranks * s->desc.virtual_stages - 1;
+    const bool ends = work->kind == (s->desc.forward_only ? XD_PIPELINE_FORWARD : XD_PIPELINE_BACKWARD);
+    most->work += work->kind != XD_PIPELINE_IDLE;
+    most->sends += xdi_schedule_sends_to(&s->desc, rank, work) >= 0;
+    now->forwards += work->kind == XD_PIPELINE_FORWARD;
+    xdi_counts_raise(&most->forwards, now->forwards);
+    if (ends) now->forwards--, now->inputs -= has_input;
+    if (work->kind == XD_PIPELINE_BACKWARD) now->gradients -= has_gradient;
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_FORWARD).kind) now->inputs++, most->receives++;
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_BACKWARD).kind) now->gradients++, most->receives++;
+    xdi_counts_raise(&most->inputs, now->inputs);
+    xdi_counts_raise(&most->gradients, now->gradients);
+}
+
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *desc, int rank,
+                                     xd_pipeline_counts *out) {
+    xd_pipeline_counts now, most;
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    memset(&now, 0, sizeof now);
+    memset(&most, 0, sizeof most);
+    const bool exists = rank >= 0 && rank < s.desc.ranks;
+    while (exists && xdi_schedule_next(&s)) xdi_counts_add(&s, rank, &now, &most);
+    xdi_schedule_close(&s);
+    XD_REQUIRE(ctx, exists, XD_ERROR_ARGUMENT, "rank %d of a pipeline of %d ranks", rank, s.desc.ranks);
+    most.ticks = s.ticks;
+    most.idle = s.ticks - most.work;
+    *out = most;
+    return XD_OK;
 }
 
 #endif
@@ -70368,4 +70709,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e711965547adfc4dfd0cb3691cc38998af7c0d67dfba7c2ecfe44f08fb623d6f */
+/* xdistill sha256 c121316840213ed7f055d4e19da2bd0a6cf63d7a349841d5e603d0d5b7096daa */

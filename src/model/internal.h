@@ -8,6 +8,7 @@
 #include "model/buckets.h"
 #include "model/build.h"
 #include "model/parallel.h"
+#include "model/pipeline.h"
 #include "model/recompute.h"
 #include "tensor/internal.h"
 
@@ -148,6 +149,34 @@ XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
  * Collective. */
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
+
+/* ---- pipelines ---- */
+
+enum { XDI_SCHEDULE_RANKS = 4096, XDI_SCHEDULE_MICRO_BATCHES = 1 << 20 };
+
+/* A schedule tick by tick. */
+typedef struct xdi_schedule {
+    xd_ctx *ctx;
+    xd_pipeline_schedule desc;
+    int64_t ticks;                 /* so far */
+    xd_pipeline_work *row;         /* [ranks] of the last one */
+    int64_t *at;                   /* [ranks] items done */
+    int64_t *forwards, *backwards; /* [stages] micro-batches done */
+} xdi_schedule;
+
+/* pipeline_table.c: checks settings and fills in the defaults. */
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *desc);
+
+/* pipeline_table.c: before the first tick; to the next one, false after the last; and the end. */
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out);
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s);
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s);
+
+/* pipeline_table.c: the rank that what an item of this rank puts out goes to; -1: none. */
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work);
+
+/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
 
 /* ---- wrappers ---- */
 

@@ -357,6 +357,9 @@
 #include "model/build_values.c"
 #include "model/build.c"
 #include "model/pipeline_table.c"
+#include "model/pipeline_program.c"
+#include "model/pipeline_run.c"
+#include "model/pipeline_finish.c"
 #endif
 
 #ifndef XDISTILL_NO_CHECKPOINT

@@ -178,6 +178,36 @@ XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, co
 /* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
 XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
 
+/* pipeline_run.c: drops the step of every stage: see xdi_parallel_drop_step. */
+XD_PRIVATE void xdi_pipeline_drop(const xd_built *built);
+
+/* A tick of one rank, with the places of what it reads and writes. Indices of buffers; -1: none. */
+typedef struct xdi_pipeline_step {
+    xd_pipeline_work work;
+    int to;           /* the rank that the output is sent to */
+    int64_t slot;     /* of the caller */
+    int64_t input;    /* an activation that arrived */
+    int64_t gradient; /* of the output, likewise */
+    int64_t arrives;  /* where an activation is received at the end of the tick */
+    int64_t gradient_arrives;
+    bool meets[2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    int64_t waits; /* idle ticks in a row, this one counted */
+} xdi_pipeline_step;
+
+/* All ticks of one rank, and how many places they use. */
+typedef struct xdi_pipeline_program {
+    xd_pipeline_schedule schedule;
+    xd_pipeline_counts counts;
+    xdi_pipeline_step *steps; /* [counts.ticks] */
+} xdi_pipeline_program;
+
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+ * gradients numbers. */
+XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                                xdi_pipeline_program *out);
+XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
+                                               int64_t *owners);
+
 /* ---- wrappers ---- */
 
 /* A record on a queue, from its start to its wait. */
@@ -332,6 +362,13 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it begins
+ * again. */
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+
+/* parallel.c: an entry of xd_parallel_params, of any weight that is no tie. */
+XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w);
 
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);

@@ -35,6 +35,7 @@ static xd_result xdi_schedule_check(xd_ctx *ctx, const xd_pipeline_schedule *d) 
 /* A last group shorter than the pipeline would wait for itself. */
 static xd_result xdi_schedule_check_group(xd_ctx *ctx, const xd_pipeline_schedule *d) {
     if (d->virtual_stages <= 1 || d->group == 0) return XD_OK;
+    if (d->group == d->micro_batches) return XD_OK; /* one group, however short */
     XD_REQUIRE(ctx, d->group >= d->ranks && d->group <= d->micro_batches, XD_ERROR_ARGUMENT,
                "groups of %" PRId64 " micro-batches: at least the %d ranks, at most all %" PRId64
                " are possible",

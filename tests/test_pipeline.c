@@ -11,14 +11,14 @@
 static scene_run *one_stage(int64_t leaves) {
     scene_run *run = scene_new(SCENE_DDP, 1, 0, 1);
     run->leaves = leaves;
-    CHECK(scene_execute(run) == XD_OK);
+    CHECK(scene_execute(run, NULL) == XD_OK);
     CHECK(run->weights[0][0] != run->weights[0][1] && run->norms[0] > 0.0);
     CHECK(memcmp(run->weights[0], run->weights[SCENE_WEIGHTS - 1], sizeof run->weights[0]) == 0); /* copies */
     return run;
 }
 
 static void compare(scene_run *run, const scene_run *one) {
-    const bool ok = scene_execute(run) == XD_OK && scene_equal(run, one);
+    const bool ok = scene_execute(run, NULL) == XD_OK && scene_equal(run, one);
     if (!ok)
         printf("wrap %d, %d ranks with %d virtual stages, %d data ranks\n", (int)run->wrap, run->pp,
                run->virtual_stages, run->dp);
@@ -70,7 +70,7 @@ XD_TEST(uneven_layers_groups_and_leaves_have_the_bits_of_one_stage) {
 XD_TEST(without_invariant_sums_another_number_of_data_ranks_is_only_close) {
     scene_run *one = scene_new(SCENE_DDP, 1, 0, 1), *other = scene_new(SCENE_DDP, 2, 0, 4);
     one->reduction = other->reduction = XD_REDUCTION_DETERMINISTIC;
-    CHECK(scene_execute(one) == XD_OK && scene_execute(other) == XD_OK);
+    CHECK(scene_execute(one, NULL) == XD_OK && scene_execute(other, NULL) == XD_OK);
     CHECK(!scene_equal(one, other));
     for (int i = 0; i < SCENE_WEIGHTS; i++)
         for (int j = 0; j < SCENE_WIDTH; j++) CHECK_NEAR(one->weights[i][j], other->weights[i][j], 1e-3);
@@ -117,10 +117,12 @@ static xd_result plain_forward(void *user, const xd_pipeline_call *call) {
 
 static xd_result plain_backward(void *user, const xd_pipeline_call *call) {
     const xd_stage_place *p = &call->stage.place;
-    const float before = call->output_gradient ? *(const float *)call->output_gradient : (float)call->micro_batch;
+    const float before =
+        call->output_gradient ? *(const float *)call->output_gradient : (float)call->micro_batch;
     if (call->input_gradient) *(float *)call->input_gradient = before + 100.0f;
-    if (call->input) CHECK_EQ_INT(*(const double *)call->input - (double)call->micro_batch * 1000.0,
-                                  p->virtual_stage * p->pipeline_ranks + p->pipeline_rank);
+    if (call->input)
+        CHECK_EQ_INT(*(const double *)call->input - (double)call->micro_batch * 1000.0,
+                     p->virtual_stage * p->pipeline_ranks + p->pipeline_rank);
     if (p->first) CHECK_EQ_INT(before, 100 * (p->pipeline_ranks * p->virtual_stages - 1) + call->micro_batch);
     CHECK(user != NULL);
     return XD_OK;
@@ -203,7 +205,7 @@ XD_TEST(messages_are_those_of_the_schedule_and_memory_is_that_of_the_plan) {
 /* Every rank returns: the one that failed its own result, the others its name and its message. Then training goes on to the bits of a run
  * without failures. */
 static void fail_once(scene_run *run, const scene_run *one) {
-    CHECK(scene_execute(run) == XD_OK);
+    CHECK(scene_execute(run, NULL) == XD_OK);
     for (int r = 0; r < run->pp * run->dp; r++) {
         const bool mine = r == run->fails;
         CHECK_EQ_INT(run->results[r], mine ? XD_ERROR_DATA : XD_ERROR_PEER);
@@ -213,8 +215,8 @@ static void fail_once(scene_run *run, const scene_run *one) {
     }
     const bool ok = scene_equal(run, one);
     if (!ok)
-        printf("wrap %d, %d ranks with %d virtual stages, %d data ranks; rank %d failed at %d\n", (int)run->wrap,
-               run->pp, run->virtual_stages, run->dp, run->fails, run->fails_at);
+        printf("wrap %d, %d ranks with %d virtual stages, %d data ranks; rank %d failed at %d\n",
+               (int)run->wrap, run->pp, run->virtual_stages, run->dp, run->fails, run->fails_at);
     CHECK(ok);
     free(run);
 }

@@ -16,11 +16,11 @@ struct xd_comm {
     int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
-    double patience;   /* of the messages that are under way: a part of the time limit that they have longer */
-    uint64_t refused;  /* the last of them that all ranks have seen fail, and that broke nothing */
-    bool is_world;     /* its first collective has the longer deadline */
-    xd_result broken;  /* XD_OK, or what broke the group */
-    int culprit;       /* world rank; -1 unknown */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
 };
 
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
@@ -707,8 +707,8 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
     return xdi_comm_exchange_records(comm, records, count, false);
 }
 
-XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count, bool refuses,
-                                          double patience) {
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience) {
     comm->patience = patience;
     const xd_result result = xdi_comm_exchange_records(comm, records, count, refuses);
     comm->patience = 0.0;

@@ -36,8 +36,8 @@ XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
 /* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
  * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break the group. */
-XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count, bool refuses,
-                                          double patience);
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience);
 
 /* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
  * group; else 0. Numbers ascend. */

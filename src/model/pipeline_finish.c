@@ -120,19 +120,21 @@ static xd_result xdi_finish_compare_copies(xd_ctx *ctx, xd_comm *embedding, cons
     const xd_param *mine = c.first.gradient ? &c.first : &c.last;
     xd_result result = XD_OK;
     if (c.count > 0 && c.count != (apart ? 1 : 2))
-        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%" PRId64 " weights with shared_embedding on a rank that has %d",
-                         c.count, apart ? 1 : 2);
+        result =
+            XD_FAIL(ctx, XD_ERROR_MISMATCH, "%" PRId64 " weights with shared_embedding on a rank that has %d",
+                    c.count, apart ? 1 : 2);
     else if (!apart && (c.first.count != c.last.count || c.first.first != c.last.first))
         result = XD_FAIL(ctx, XD_ERROR_UNSUPPORTED,
-                         "copies of an embedding in parts of %" PRId64 " elements from %" PRId64 " and of %" PRId64
-                         " from %" PRId64 ": each must be a unit of its own",
+                         "copies of an embedding in parts of %" PRId64 " elements from %" PRId64
+                         " and of %" PRId64 " from %" PRId64 ": each must be a unit of its own",
                          c.first.count, c.first.first, c.last.count, c.last.first);
     if (!apart) return result;
-    XD_TRY(xdi_comm_agree_number(embedding, result, "xd_pipeline_finish", "weights with shared_embedding", c.count));
-    const xd_result parts[] = {
-        xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish", "elements of an embedding's part", mine->count),
-        xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish", "first element of it", mine->first)
-    };
+    XD_TRY(xdi_comm_agree_number(embedding, result, "xd_pipeline_finish", "weights with shared_embedding",
+                                 c.count));
+    const xd_result parts[] = { xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "elements of an embedding's part", mine->count),
+                                xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "first element of it", mine->first) };
     XD_REQUIRE(ctx, parts[0] == XD_OK && parts[1] == XD_OK, XD_ERROR_UNSUPPORTED,
                "copies of an embedding in unequal parts, here %" PRId64 " elements from %" PRId64
                ": each must be a unit of its own",
@@ -260,7 +262,8 @@ static xd_result xdi_finish_gradients(xd_ctx *ctx, const xd_pipeline_finish_desc
     XD_TRY(xdi_finish_embedding(ctx, d->groups->embedding, d->built));
     if (!d->per_token) return XD_OK;
     XD_TRY(xdi_finish_tokens(d, &tokens));
-    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL, (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
+    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL,
+                           (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {

@@ -17,16 +17,21 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { XDI_PIPELINE_PROGRAMS = 2, XDI_PIPELINE_TRAINS = 0, XDI_PIPELINE_INFERS = 1, XDI_PIPELINE_MESSAGES = 7 };
+enum {
+    XDI_PIPELINE_PROGRAMS = 2,
+    XDI_PIPELINE_TRAINS = 0,
+    XDI_PIPELINE_INFERS = 1,
+    XDI_PIPELINE_MESSAGES = 7
+};
 
 /* Sizes of everything, before there is any memory. */
 typedef struct xdi_pipeline_sizes {
     xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
-    int64_t count;               /* elements of an activation */
-    size_t activation, gradient; /* bytes from one to the next */
-    int64_t inputs, gradients;   /* places for those that arrive */
-    int64_t owners, values;      /* numbers */
-    size_t host, device;         /* bytes: descriptions; activations */
+    int64_t count;                                        /* elements of an activation */
+    size_t activation, gradient;                          /* bytes from one to the next */
+    int64_t inputs, gradients;                            /* places for those that arrive */
+    int64_t owners, values;                               /* numbers */
+    size_t host, device;                                  /* bytes: descriptions; activations */
 } xdi_pipeline_sizes;
 
 struct xd_pipeline {
@@ -54,8 +59,8 @@ static xd_result xdi_pipeline_check(xd_ctx *ctx, const xd_pipeline_run_desc *d) 
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "activations of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
     for (int i = 0; i < d->ndim; i++)
-        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT, "dimension %d of activations has %" PRId64
-                   " elements", i, d->shape[i]);
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT,
+                   "dimension %d of activations has %" PRId64 " elements", i, d->shape[i]);
     XD_REQUIRE(ctx, d->value_count >= 0 && d->value_count <= XDI_SCHEDULE_MICRO_BATCHES, XD_ERROR_ARGUMENT,
                "%" PRId64 " values of each micro-batch, from 0 to %d are possible", d->value_count,
                (int)XDI_SCHEDULE_MICRO_BATCHES);
@@ -119,7 +124,8 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
     schedule.forward_only = true;
     XD_TRY(xdi_pipeline_program_count(ctx, &schedule, rank, &out->programs[XDI_PIPELINE_INFERS]));
     XD_REQUIRE(ctx, xdi_pipeline_add(out, d), XD_ERROR_SHAPE,
-               "%" PRId64 " activations of %d dimensions, the first of %" PRId64 ", are more than can be counted",
+               "%" PRId64 " activations of %d dimensions, the first of %" PRId64
+               ", are more than can be counted",
                out->inputs + 1, d->ndim, d->ndim ? d->shape[0] : 1);
     return XD_OK;
 }
@@ -242,7 +248,7 @@ XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_des
     xd_pipeline *made = NULL;
     xd_result result = xdi_pipeline_plan(pipeline, &d, &sizes);
     result = xdi_pipeline_compare(pipeline, &d, result);
-    if (d.gathers)
+    if (d.gathers && d.data)
         result = xdi_comm_agree_number(d.data, result, "xd_pipeline_create", "micro-batches",
                                        d.schedule.micro_batches);
     XD_TRY(xdi_pipeline_agree(pipeline, &d, result));
@@ -340,15 +346,16 @@ static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
         xdi_pipeline_tell(p, XD_OK);
         return;
     }
-    xdi_pipeline_describe(p, step, !forward ? XD_PASS_BACKWARD : trains ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
+    xdi_pipeline_describe(p, step,
+                          !forward ? XD_PASS_BACKWARD
+                          : trains ? XD_PASS_FORWARD
+                                   : XD_PASS_INFERENCE,
                           &call);
     xd_clear_error(p->ctx);
-    const xd_result result =
-        xdi_builder_called(p->ctx,
-                           forward ? p->calls->forward(p->calls->user, &call)
-                                   : p->calls->backward(p->calls->user, &call),
-                           forward ? "forward of micro-batch" : "backward of micro-batch",
-                           (int)step->work.micro_batch);
+    const xd_result result = xdi_builder_called(
+        p->ctx,
+        forward ? p->calls->forward(p->calls->user, &call) : p->calls->backward(p->calls->user, &call),
+        forward ? "forward of micro-batch" : "backward of micro-batch", (int)step->work.micro_batch);
     xdi_pipeline_tell(p, result);
 }
 
@@ -424,8 +431,8 @@ static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
 /* ---- a run ---- */
 
 static xd_result xdi_pipeline_check_calls(const xd_pipeline *p, const xd_pipeline_calls *calls) {
-    XD_REQUIRE(p->ctx, calls->forward, XD_ERROR_ARGUMENT, "a run of %" PRId64 " micro-batches without forward",
-               p->desc.schedule.micro_batches);
+    XD_REQUIRE(p->ctx, calls->forward, XD_ERROR_ARGUMENT,
+               "a run of %" PRId64 " micro-batches without forward", p->desc.schedule.micro_batches);
     XD_REQUIRE(p->ctx, !calls->backward || !p->desc.schedule.forward_only, XD_ERROR_STATE,
                "backwards of %" PRId64 " micro-batches in a pipeline that is forward_only",
                p->desc.schedule.micro_batches);

@@ -9,7 +9,13 @@
 
 #include <stdlib.h>
 
-enum { SCENE_WIDTH = 6, SCENE_LAYERS = 7, SCENE_WEIGHTS = SCENE_LAYERS + 2, SCENE_STEPS = 3, SCENE_LEAVES = 8 };
+enum {
+    SCENE_WIDTH = 6,
+    SCENE_LAYERS = 7,
+    SCENE_WEIGHTS = SCENE_LAYERS + 2,
+    SCENE_STEPS = 3,
+    SCENE_LEAVES = 8
+};
 enum { SCENE_VALUES = 2, SCENE_SLOTS = 64, SCENE_RANKS = 16 };
 
 typedef enum scene_wrap { SCENE_DDP, SCENE_SHARDED, SCENE_FSDP } scene_wrap;
@@ -19,8 +25,10 @@ typedef struct scene_run {
     scene_wrap wrap;
     int pp, dp, virtual_stages;
     int64_t leaves, group;
-    const int64_t *chunk_layers; /* [pp * virtual_stages]; NULL -> layers 0 to SCENE_LAYERS - 2 and the rest to the last */
-    bool queues;                 /* sums of DDP begin within calls */
+    const int64_t *
+        chunk_layers; /* [pp * virtual_stages]; NULL -> layers 0 to SCENE_LAYERS - 2 and the rest to the last */
+    bool queues;      /* sums of DDP begin within calls */
+    bool together;    /* all weights of a stage are one unit */
     xd_reduction reduction;
     /* The rank, micro-batch and direction of a call that fails in the first run. */
     int fails, fails_at;
@@ -56,28 +64,29 @@ typedef struct scene_rank {
 
 /* ---- the model ---- */
 
-static void scene_weight(xd_model *model, const char *name, bool copy, bool counted) {
+static void scene_weight(const scene_run *run, xd_model *model, const char *name, bool copy, bool counted) {
+    const xd_shard_unit unit = run->together ? XD_UNIT_NEVER : XD_UNIT_ALWAYS;
     xd_block *block = NULL;
     xd_weight_desc w = { .name = "weight", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { SCENE_WIDTH } };
     w.init = copy ? (xd_init){ XD_INIT_CONSTANT, 0.7f, 0.0f } : (xd_init){ XD_INIT_NORMAL, 1.0f, 0.1f };
     w.traits.shared_embedding = copy;
     w.traits.shared = !counted;
-    CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = name, .unit = XD_UNIT_ALWAYS }, &block) ==
+    CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = name, .unit = unit }, &block) ==
           XD_OK);
     CHECK(xd_weight_add(block, &w, NULL) == XD_OK);
 }
 
 static xd_result scene_describe(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out) {
     xd_model *model = NULL;
-    (void)user;
+    const scene_run *run = ((const scene_rank *)user)->run;
     XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = 5 }, &model));
-    if (place->first) scene_weight(model, "embed", true, true);
+    if (place->first) scene_weight(run, model, "embed", true, true);
     for (int64_t i = 0; i < place->layer_count; i++) {
         char name[32];
         snprintf(name, sizeof name, "layers.%d", (int)(place->first_layer + i));
-        scene_weight(model, name, false, true);
+        scene_weight(run, model, name, false, true);
     }
-    if (place->last) scene_weight(model, "head", true, false);
+    if (place->last) scene_weight(run, model, "head", true, false);
     *out = model;
     return XD_OK;
 }
@@ -91,8 +100,9 @@ static int scene_index(const char *name) {
 static xd_block *scene_block(const xd_pipeline_call *call, int index) {
     char name[32];
     snprintf(name, sizeof name, "layers.%d", index - 1);
-    return xd_model_find_block(call->stage.model,
-                               index == 0 ? "embed" : index == SCENE_WEIGHTS - 1 ? "head" : name);
+    return xd_model_find_block(call->stage.model, index == 0                   ? "embed"
+                                                  : index == SCENE_WEIGHTS - 1 ? "head"
+                                                                               : name);
 }
 
 /* ---- passes ---- */
@@ -103,16 +113,17 @@ static float scene_number(int64_t leaf, int j) {
 
 static xd_result scene_open(const xd_pipeline_call *call, int index, const float **value, float **gradient) {
     xd_block_view view;
-    XD_TRY(xd_block_begin(scene_block(call, index),
-                          (xd_pass){ call->pass, call->pass == XD_PASS_BACKWARD ? call->micro_batch : 0, false },
-                          &view));
+    XD_TRY(xd_block_begin(
+        scene_block(call, index),
+        (xd_pass){ call->pass, call->pass == XD_PASS_BACKWARD ? call->micro_batch : 0, false }, &view));
     *value = (const float *)view.values[0];
     *gradient = (float *)view.gradients[0];
     return XD_OK;
 }
 
 /* Through one weight, forward: x -> y; or backward: d_y -> d_x. A rank without a leaf only opens it. */
-static xd_result scene_through(const xd_pipeline_call *call, int index, int64_t leaf, const float *kept, float *x) {
+static xd_result scene_through(const xd_pipeline_call *call, int index, int64_t leaf, const float *kept,
+                               float *x) {
     const float *w = NULL;
     float *d_w = NULL;
     XD_TRY(scene_open(call, index, &w, &d_w));
@@ -273,8 +284,8 @@ static void scene_fail(scene_rank *r) {
     run->culprits[me] = xd_last_error(r->ctx)->culprit;
     snprintf(run->messages[me], sizeof run->messages[me], "%s", xd_last_error(r->ctx)->message);
     CHECK(values[0] == -7.0);
-    CHECK(xd_pipeline_finish(r->world, &(xd_pipeline_finish_desc){ .groups = r->groups, .built = r->built }) !=
-          XD_OK);
+    CHECK(xd_pipeline_finish(r->world,
+                             &(xd_pipeline_finish_desc){ .groups = r->groups, .built = r->built }) != XD_OK);
     r->spoilt = true;
 }
 
@@ -286,7 +297,8 @@ static xd_result scene_step(scene_rank *r, int step) {
     for (int64_t i = 0; i < r->micro_batches && xd_comm_rank(r->groups->pp) == 0; i++)
         if (values[i * SCENE_VALUES + 1] >= 0.0)
             r->run->losses[step][(int)values[i * SCENE_VALUES + 1]] = values[i * SCENE_VALUES];
-    XD_TRY(xd_pipeline_finish(r->world, &(xd_pipeline_finish_desc){ .groups = r->groups, .built = r->built }));
+    XD_TRY(
+        xd_pipeline_finish(r->world, &(xd_pipeline_finish_desc){ .groups = r->groups, .built = r->built }));
     XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
     if (xd_comm_rank(r->world) == 0) r->run->norms[step] = norm.norm;
     XD_TRY(xd_optimizer_step(r->optimizer, &(xd_optimizer_step_desc){ .gradient_scale = &norm.coefficient },
@@ -334,11 +346,12 @@ static xd_result scene_run_rank(xd_comm *world, void *argument) {
     return result;
 }
 
-static xd_result scene_execute(scene_run *run) {
+static inline xd_result scene_execute(scene_run *run, xd_error *error) {
     const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 20 };
-    xd_error error;
-    const xd_result result = xd_run_threads(run->pp * run->dp, &desc, scene_run_rank, run, &error);
-    if (result != XD_OK) printf("%s\n", error.message);
+    xd_error mine;
+    const xd_result result =
+        xd_run_threads(run->pp * run->dp, &desc, scene_run_rank, run, error ? error : &mine);
+    if (result != XD_OK && !error) printf("%s\n", mine.message);
     return result;
 }
 
@@ -354,7 +367,7 @@ static scene_run *scene_new(scene_wrap wrap, int pp, int virtual_stages, int dp)
     return run;
 }
 
-static bool scene_equal(const scene_run *a, const scene_run *b) {
+static inline bool scene_equal(const scene_run *a, const scene_run *b) {
     return memcmp(a->weights, b->weights, sizeof a->weights) == 0 &&
            memcmp(a->first, b->first, sizeof a->first) == 0 &&
            memcmp(a->losses, b->losses, sizeof a->losses) == 0 &&

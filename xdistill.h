@@ -5036,7 +5036,8 @@ typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
     int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
     int64_t micro_batches; /* m; required */
-    int64_t group; /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them, which leave none or at
+    int64_t
+        group; /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them, which leave none or at
                     * least `ranks` for the last; 0 -> the fewest */
     bool forward_only; /* inference: there are no backwards */
 } xd_pipeline_schedule;
@@ -5094,18 +5095,21 @@ XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *sc
 
 /* What a pipeline runs. Zero is the default of every field but schedule.micro_batches and, with several ranks, dtype. */
 typedef struct xd_pipeline_run_desc {
-    xd_pipeline_schedule schedule; /* ranks 0 -> those of the group. forward_only: no memory for backwards, which are then refused */
+    xd_pipeline_schedule
+        schedule; /* ranks 0 -> those of the group. forward_only: no memory for backwards, which are then refused */
     int ndim; /* of an activation, the same between all stages; 0 -> one element */
     int64_t shape[XD_DIMS_MAX];
     xd_dtype dtype;          /* in which activations are sent; any */
     xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
     int64_t value_count; /* numbers that the last stage reports of a micro-batch: losses, counts of tokens */
-    const xd_built *built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL -> plain numbers */
+    const xd_built *
+        built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL -> plain numbers */
     /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of `forward` and
      * `backward` are collective over it, each of them, as brackets under FSDP are; schedules are then the same on all of it. */
     xd_comm *data;
     bool gathers;
-    xd_comm *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+    xd_comm
+        *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
 } xd_pipeline_run_desc;
 
 typedef struct xd_pipeline xd_pipeline;
@@ -5123,23 +5127,26 @@ XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_des
 
 /* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, the order of work, the
  * values. Local; `built` and groups are not read. Errors: as above. */
-XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank, xd_memory_bytes *out);
+XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                   xd_memory_bytes *out);
 
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
 /* One piece of work. Arrays are dense, [shape], in memory of the context's device. */
 typedef struct xd_pipeline_call {
-    xd_stage stage;    /* its place, and of desc.built its model and wrapper; without, places have no layers */
-    xd_pass_kind pass; /* FORWARD, BACKWARD or INFERENCE */
+    xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
+    xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
     int64_t micro_batch; /* ascending for each stage; the leaf of xd_pass */
-    int64_t slot; /* below xd_pipeline_counts.forwards: where the caller keeps what a backward reads; no other forward in flight on
+    int64_t
+        slot; /* below xd_pipeline_counts.forwards: where the caller keeps what a backward reads; no other forward in flight on
                    * this rank has the same, whatever its stage */
     const void *input; /* until the backward has returned, which is given it again. NULL on the first stage */
     void *output;      /* FORWARD, INFERENCE: to be written. NULL on the last stage */
     const void *output_gradient; /* BACKWARD; NULL on the last stage, whose loss is the caller's */
     void *input_gradient;        /* BACKWARD: to be written, all of it. NULL on the first stage */
-    double *values;              /* [value_count] on the last stage, zero at first, to be written in either pass. NULL elsewhere */
+    double *
+        values; /* [value_count] on the last stage, zero at first, to be written in either pass. NULL elsewhere */
 } xd_pipeline_call;
 
 /* The caller's part. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference, nothing is kept.
@@ -5178,8 +5185,10 @@ XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls 
 typedef struct xd_pipeline_finish_desc {
     const xd_groups *groups; /* required; of these pp, tp, embedding and dp_cp, or dp where that is NULL */
     const xd_built *built;   /* required; every stage wrapped */
-    bool per_token; /* gradients are those of a sum over tokens, to be divided by their number in the whole step, at least 1 */
-    int64_t tokens; /* with per_token: those that this rank's last stage has counted; not read where it is not */
+    bool
+        per_token; /* gradients are those of a sum over tokens, to be divided by their number in the whole step, at least 1 */
+    int64_t
+        tokens; /* with per_token: those that this rank's last stage has counted; not read where it is not */
 } xd_pipeline_finish_desc;
 
 /* Instead of xd_parallel_reduce of each stage, in Megatron's order:
@@ -25825,8 +25834,8 @@ XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
 /* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
  * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break the group. */
-XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count, bool refuses,
-                                          double patience);
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience);
 
 /* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
  * group; else 0. Numbers ascend. */
@@ -25911,11 +25920,11 @@ struct xd_comm {
     int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
-    double patience;   /* of the messages that are under way: a part of the time limit that they have longer */
-    uint64_t refused;  /* the last of them that all ranks have seen fail, and that broke nothing */
-    bool is_world;     /* its first collective has the longer deadline */
-    xd_result broken;  /* XD_OK, or what broke the group */
-    int culprit;       /* world rank; -1 unknown */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
 };
 
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
@@ -26602,8 +26611,8 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
     return xdi_comm_exchange_records(comm, records, count, false);
 }
 
-XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count, bool refuses,
-                                          double patience) {
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience) {
     comm->patience = patience;
     const xd_result result = xdi_comm_exchange_records(comm, records, count, refuses);
     comm->patience = 0.0;
@@ -35153,7 +35162,8 @@ typedef struct xdi_pipeline_step {
     int64_t gradient; /* of the output, likewise */
     int64_t arrives;  /* where an activation is received at the end of the tick */
     int64_t gradient_arrives;
-    bool meets[2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    bool meets
+        [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
 } xdi_pipeline_step;
 
@@ -40010,16 +40020,21 @@ XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program
 #include <inttypes.h>
 #include <string.h>
 
-enum { XDI_PIPELINE_PROGRAMS = 2, XDI_PIPELINE_TRAINS = 0, XDI_PIPELINE_INFERS = 1, XDI_PIPELINE_MESSAGES = 7 };
+enum {
+    XDI_PIPELINE_PROGRAMS = 2,
+    XDI_PIPELINE_TRAINS = 0,
+    XDI_PIPELINE_INFERS = 1,
+    XDI_PIPELINE_MESSAGES = 7
+};
 
 /* Sizes of everything, before there is any memory. */
 typedef struct xdi_pipeline_sizes {
     xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
-    int64_t count;               /* elements of an activation */
-    size_t activation, gradient; /* bytes from one to the next */
-    int64_t inputs, gradients;   /* places for those that arrive */
-    int64_t owners, values;      /* numbers */
-    size_t host, device;         /* bytes: descriptions; activations */
+    int64_t count;                                        /* elements of an activation */
+    size_t activation, gradient;                          /* bytes from one to the next */
+    int64_t inputs, gradients;                            /* places for those that arrive */
+    int64_t owners, values;                               /* numbers */
+    size_t host, device;                                  /* bytes: descriptions; activations */
 } xdi_pipeline_sizes;
 
 struct xd_pipeline {
@@ -40047,8 +40062,8 @@ static xd_result xdi_pipeline_check(xd_ctx *ctx, const xd_pipeline_run_desc *d) 
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "activations of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
     for (int i = 0; i < d->ndim; i++)
-        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT, "dimension %d of activations has %" PRId64
-                   " elements", i, d->shape[i]);
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT,
+                   "dimension %d of activations has %" PRId64 " elements", i, d->shape[i]);
     XD_REQUIRE(ctx, d->value_count >= 0 && d->value_count <= XDI_SCHEDULE_MICRO_BATCHES, XD_ERROR_ARGUMENT,
                "%" PRId64 " values of each micro-batch, from 0 to %d are possible", d->value_count,
                (int)XDI_SCHEDULE_MICRO_BATCHES);
@@ -40112,7 +40127,8 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
     schedule.forward_only = true;
     XD_TRY(xdi_pipeline_program_count(ctx, &schedule, rank, &out->programs[XDI_PIPELINE_INFERS]));
     XD_REQUIRE(ctx, xdi_pipeline_add(out, d), XD_ERROR_SHAPE,
-               "%" PRId64 " activations of %d dimensions, the first of %" PRId64 ", are more than can be counted",
+               "%" PRId64 " activations of %d dimensions, the first of %" PRId64
+               ", are more than can be counted",
                out->inputs + 1, d->ndim, d->ndim ? d->shape[0] : 1);
     return XD_OK;
 }
@@ -40333,15 +40349,16 @@ static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
         xdi_pipeline_tell(p, XD_OK);
         return;
     }
-    xdi_pipeline_describe(p, step, !forward ? XD_PASS_BACKWARD : trains ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
+    xdi_pipeline_describe(p, step,
+                          !forward ? XD_PASS_BACKWARD
+                          : trains ? XD_PASS_FORWARD
+                                   : XD_PASS_INFERENCE,
                           &call);
     xd_clear_error(p->ctx);
-    const xd_result result =
-        xdi_builder_called(p->ctx,
-                           forward ? p->calls->forward(p->calls->user, &call)
-                                   : p->calls->backward(p->calls->user, &call),
-                           forward ? "forward of micro-batch" : "backward of micro-batch",
-                           (int)step->work.micro_batch);
+    const xd_result result = xdi_builder_called(
+        p->ctx,
+        forward ? p->calls->forward(p->calls->user, &call) : p->calls->backward(p->calls->user, &call),
+        forward ? "forward of micro-batch" : "backward of micro-batch", (int)step->work.micro_batch);
     xdi_pipeline_tell(p, result);
 }
 
@@ -40417,8 +40434,8 @@ static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
 /* ---- a run ---- */
 
 static xd_result xdi_pipeline_check_calls(const xd_pipeline *p, const xd_pipeline_calls *calls) {
-    XD_REQUIRE(p->ctx, calls->forward, XD_ERROR_ARGUMENT, "a run of %" PRId64 " micro-batches without forward",
-               p->desc.schedule.micro_batches);
+    XD_REQUIRE(p->ctx, calls->forward, XD_ERROR_ARGUMENT,
+               "a run of %" PRId64 " micro-batches without forward", p->desc.schedule.micro_batches);
     XD_REQUIRE(p->ctx, !calls->backward || !p->desc.schedule.forward_only, XD_ERROR_STATE,
                "backwards of %" PRId64 " micro-batches in a pipeline that is forward_only",
                p->desc.schedule.micro_batches);
@@ -40575,19 +40592,21 @@ static xd_result xdi_finish_compare_copies(xd_ctx *ctx, xd_comm *embedding, cons
     const xd_param *mine = c.first.gradient ? &c.first : &c.last;
     xd_result result = XD_OK;
     if (c.count > 0 && c.count != (apart ? 1 : 2))
-        result = XD_FAIL(ctx, XD_ERROR_MISMATCH, "%" PRId64 " weights with shared_embedding on a rank that has %d",
-                         c.count, apart ? 1 : 2);
+        result =
+            XD_FAIL(ctx, XD_ERROR_MISMATCH, "%" PRId64 " weights with shared_embedding on a rank that has %d",
+                    c.count, apart ? 1 : 2);
     else if (!apart && (c.first.count != c.last.count || c.first.first != c.last.first))
         result = XD_FAIL(ctx, XD_ERROR_UNSUPPORTED,
-                         "copies of an embedding in parts of %" PRId64 " elements from %" PRId64 " and of %" PRId64
-                         " from %" PRId64 ": each must be a unit of its own",
+                         "copies of an embedding in parts of %" PRId64 " elements from %" PRId64
+                         " and of %" PRId64 " from %" PRId64 ": each must be a unit of its own",
                          c.first.count, c.first.first, c.last.count, c.last.first);
     if (!apart) return result;
-    XD_TRY(xdi_comm_agree_number(embedding, result, "xd_pipeline_finish", "weights with shared_embedding", c.count));
-    const xd_result parts[] = {
-        xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish", "elements of an embedding's part", mine->count),
-        xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish", "first element of it", mine->first)
-    };
+    XD_TRY(xdi_comm_agree_number(embedding, result, "xd_pipeline_finish", "weights with shared_embedding",
+                                 c.count));
+    const xd_result parts[] = { xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "elements of an embedding's part", mine->count),
+                                xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "first element of it", mine->first) };
     XD_REQUIRE(ctx, parts[0] == XD_OK && parts[1] == XD_OK, XD_ERROR_UNSUPPORTED,
                "copies of an embedding in unequal parts, here %" PRId64 " elements from %" PRId64
                ": each must be a unit of its own",
@@ -40715,7 +40734,8 @@ static xd_result xdi_finish_gradients(xd_ctx *ctx, const xd_pipeline_finish_desc
     XD_TRY(xdi_finish_embedding(ctx, d->groups->embedding, d->built));
     if (!d->per_token) return XD_OK;
     XD_TRY(xdi_finish_tokens(d, &tokens));
-    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL, (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
+    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL,
+                           (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
@@ -71780,4 +71800,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7e7e368c868d671f7e52bebce1f1239844a21c077488ab114c6400b3f44e6bd8 */
+/* xdistill sha256 fcfef647eaa19988cd0b157b2af58a03a55128b4b76b393531b527948517848f */

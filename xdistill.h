@@ -5028,6 +5028,209 @@ XD_API void xd_built_destroy(xd_built *built);
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
+/* >>model/pipeline */
+
+/* Pipelines: ranks that hold the layers of a model one after another, and micro-batches that go through them.
+ *
+ *     xd_build(world, &(xd_build_desc){ .groups = groups, .pipeline = { .layer_count = 16, .virtual_stages = 2 }, ... }, &built);
+ *     xd_pipeline_create(groups->pp, &(xd_pipeline_run_desc){ .schedule = { .virtual_stages = 2, .micro_batches = 8 }, .built = built,
+ *                                    .ndim = 2, .shape = { tokens, hidden }, .dtype = XD_DTYPE_F32, .value_count = 1 }, &pipeline);
+ *     for each step {
+ *         xd_pipeline_run(pipeline, &(xd_pipeline_calls){ forward, backward, trainer }, losses);
+ *         xd_pipeline_finish(world, &(xd_pipeline_finish_desc){ .groups = groups, .built = built });   // gradients are complete
+ *         ... norm and optimizer over the parameters of all stages, then xd_parallel_publish of each ...
+ *     }
+ *
+ * What a stage computes is the caller's: `forward` turns an activation into the next one, `backward` the gradient of its output
+ * into that of its input. Micro-batch k is leaf k of the stage's wrapper, so the bits of INVARIANT mode do not depend on
+ * where the model is cut. */
+
+/* ---- schedules ---- */
+
+/* Who does what when. Zero is the default of every field but micro_batches.
+ *
+ * 1F1B, of one virtual stage: rank r of p runs min(p - r - 1, micro_batches) forwards, then a forward and a backward in turn,
+ * then the backwards that are left. Interleaved 1F1B, of several: micro-batches go in groups, each through all virtual stages of a rank
+ * before the next group begins, backwards through the last one first; 2 (p - r - 1) + (virtual_stages - 1) group forwards come
+ * before the first backward. The last group may be shorter, but not than the pipeline. */
+typedef struct xd_pipeline_schedule {
+    int ranks;             /* p; 0 -> 1 */
+    int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int64_t micro_batches; /* m; required */
+    int64_t
+        group; /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them, which leave none or at
+                    * least `ranks` for the last; 0 -> the fewest */
+    bool forward_only; /* inference: there are no backwards */
+} xd_pipeline_schedule;
+
+typedef enum xd_pipeline_work_kind {
+    XD_PIPELINE_IDLE = 0,
+    XD_PIPELINE_FORWARD,
+    XD_PIPELINE_BACKWARD
+} xd_pipeline_work_kind;
+
+/* What a rank does in one tick. Stage number virtual_stage * ranks + rank of the model; zeros when it is idle. */
+typedef struct xd_pipeline_work {
+    xd_pipeline_work_kind kind;
+    int virtual_stage;
+    int64_t micro_batch;
+} xd_pipeline_work;
+
+/* The whole schedule, in ticks: the time of one forward or one backward of one stage. A rank does the next item of its order
+ * as soon as what it reads was there at the end of a tick: what the stage before, or behind, has put out, which travels between two ticks.
+ * In each stage micro-batches follow each other in order, forwards and backwards alike.
+ *
+ * A rank has 2 v m items, v m without backwards. With at least as many micro-batches as ranks the rest of its ticks, the bubble, is
+ * 2 (p - 1), or p - 1 without backwards: (p - 1) / m of the work with one virtual stage, (p - 1) / (v m) with more. With fewer
+ * of them virtual stages wait for each other, 2 (v - 1) (p - m) ticks more, or half of it.
+ *
+ *   table    [ticks * ranks], a tick after another; NULL with capacity 0 to count
+ *   ticks    out
+ *
+ * Pure and local: a pipeline of any size is computed on one machine. Memory: some numbers for each stage, freed again. *ticks is
+ * untouched on failure.
+ * Errors: ARGUMENT (micro_batches below 1, negative numbers; more than 4096 ranks, XD_STAGES_MAX virtual stages or 2^20 micro-batches;
+ * virtual stages without a pipeline; a group that may not be, with the numbers; capacity below the entries, with both), MEMORY.
+ * Source: Megatron-Core, pipeline_parallel/schedules.py; groups that Megatron-Core refuses are refused. */
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
+                                   xd_pipeline_work *table, int64_t *ticks);
+
+/* What a schedule asks of one rank. */
+typedef struct xd_pipeline_counts {
+    int64_t ticks;           /* of all ranks alike */
+    int64_t work, idle;      /* ticks of this rank */
+    int64_t sends, receives; /* its messages, each an activation or the gradient of one */
+    int64_t
+        forwards; /* in flight at most: run, and their backwards not. Of 1F1B min(p - r, m), interleaved min(2 (p - r - 1) +
+                       * (v - 1) group + 1, v m) */
+    int64_t
+        inputs; /* activations from other ranks that are kept at once, at most: until their backward has been run */
+    int64_t gradients; /* of outputs, likewise */
+} xd_pipeline_counts;
+
+/* Counts for one rank, by the table. Local, as above. Errors: as xd_pipeline_table; ARGUMENT for a rank that there is not. */
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                     xd_pipeline_counts *out);
+
+/* ---- running one ---- */
+
+/* What a pipeline runs. Zero is the default of every field but schedule.micro_batches and, with several ranks, dtype. */
+typedef struct xd_pipeline_run_desc {
+    xd_pipeline_schedule
+        schedule; /* ranks 0 -> those of the group. forward_only: no memory for backwards, which are then refused */
+    int ndim; /* of an activation, the same between all stages; 0 -> one element */
+    int64_t shape[XD_DIMS_MAX];
+    xd_dtype dtype;          /* in which activations are sent; any */
+    xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
+    int64_t value_count; /* numbers that the last stage reports of a micro-batch: losses, counts of tokens */
+    const xd_built *
+        built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL -> plain numbers */
+    /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of `forward` and
+     * `backward` are collective over it, each of them, as brackets under FSDP are; schedules are then the same on all of it. */
+    xd_comm *data;
+    bool gathers;
+    xd_comm
+        *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+} xd_pipeline_run_desc;
+
+typedef struct xd_pipeline xd_pipeline;
+
+/* Takes memory for the activations that wait here and compares settings over the ranks.
+ *
+ *   pipeline   the ranks in the order of their stages; must outlive the pipeline
+ *   desc       read during the call only, but for what it says must live longer
+ *
+ * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
+ * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions; value_count negative; stages of `built` that are not
+ * the schedule's, with both numbers; `gathers` without data), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
+ * schedule or number of values, with both numbers), MEMORY. All ranks alike. */
+XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
+
+/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, the order of work, the
+ * values. Local; `built` and groups are not read. Errors: as above. */
+XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                   xd_memory_bytes *out);
+
+/* Frees it. Local. NULL is fine. */
+XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
+
+/* One piece of work. Arrays are dense, [shape], in memory of the context's device. */
+typedef struct xd_pipeline_call {
+    xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
+    xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
+    int64_t micro_batch; /* ascending for each stage; the leaf of xd_pass */
+    int64_t
+        slot; /* below xd_pipeline_counts.forwards: where the caller keeps what a backward reads; no other forward in flight on
+                   * this rank has the same, whatever its stage */
+    const void *input; /* until the backward has returned, which is given it again. NULL on the first stage */
+    void *output;      /* FORWARD, INFERENCE: to be written. NULL on the last stage */
+    const void *output_gradient; /* BACKWARD; NULL on the last stage, whose loss is the caller's */
+    void *input_gradient;        /* BACKWARD: to be written, all of it. NULL on the first stage */
+    double *
+        values; /* [value_count] on the last stage, zero at first, to be written in either pass. NULL elsewhere */
+} xd_pipeline_call;
+
+/* The caller's part. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference, nothing is kept.
+ *
+ * Under a wrapper a call opens and closes the blocks of its stage (xd_block_begin with micro_batch as leaf). Under FSDP a rank
+ * that has fewer leaves of its own than micro-batches opens and closes them too, computes nothing and leaves the output as it is.
+ * Units are gathered again for every micro-batch; xd_fsdp_desc.reshard_ranks = 1 keeps them, torchtitan's default under pipelines. */
+typedef struct xd_pipeline_calls {
+    xd_result (*forward)(void *user, const xd_pipeline_call *call);
+    xd_result (*backward)(void *user, const xd_pipeline_call *call);
+    void *user;
+} xd_pipeline_calls;
+
+/* Runs all micro-batches through all stages, by the schedule.
+ *
+ *   calls    read during the call only
+ *   values   [micro_batches * value_count], those of the last stage, the same on every rank of the pipeline; may be NULL
+ *
+ * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
+ * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than
+ * timeout_seconds, which is to be more than one call takes. Allocates nothing. Bits do not depend on the schedule.
+ *
+ * A call that fails ends the computing of all ranks: they go through the rest of the schedule without data and return that rank's
+ * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may begin again. With `gathers` the data
+ * ranks agree after every call, so that none waits inside of one for a rank that has failed; not so when wrappers gather or sum on queues with threads:
+ * then it is found at the deadline. A call that fails amid exchanges of its own over other groups agrees with these first (xd_agree).
+ *
+ * Errors: ARGUMENT (no `forward`), STATE (backwards of a pipeline that is forward_only), MISMATCH (some ranks have backwards, others not),
+ * what a call returned, PEER naming the rank on the others, those of xd_exchange, which break the world: TIMEOUT naming a rank that does not
+ * come. values are untouched then. */
+XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values);
+
+/* ---- after a run ---- */
+
+/* What makes the gradients of a step complete. */
+typedef struct xd_pipeline_finish_desc {
+    const xd_groups *groups; /* required; of these pp, tp, embedding and dp_cp, or dp where that is NULL */
+    const xd_built *built;   /* required; every stage wrapped */
+    bool
+        per_token; /* gradients are those of a sum over tokens, to be divided by their number in the whole step, at least 1 */
+    int64_t
+        tokens; /* with per_token: those that this rank's last stage has counted; not read where it is not */
+} xd_pipeline_finish_desc;
+
+/* Instead of xd_parallel_reduce of each stage, in Megatron's order:
+ *
+ *     1 xd_parallel_reduce of every stage, in order
+ *     2 weights with the trait pipeline_parallel, of which every stage has the same in the same order: summed over all stages
+ *     3 sequence_parallel, and averaged_over_tensor_parallel: summed, or averaged, over tp
+ *     4 the weight with shared_embedding of the first stage and that of the last, or two of one stage: each gets the sum
+ *     5 per_token: everything divided by the tokens, of the last stages, summed over the data ranks
+ *
+ * The weight of 4 is one that two stages hold a copy of: described with the same first values, in the last stage with the trait `shared`
+ * too, so that norms count it once. It is the same sum of two, and so has the same bits, wherever the model is cut, also when one
+ * stage has both copies; a tie inside of one model (xd_weight_desc.tied_to) adds in another order. Both stages must hold equal parts: under
+ * FSDP give each copy a block of its own that is a unit; DDP sees to it. Sums of 2 depend, as roundings do, on where the model is cut.
+ *
+ * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
+ * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH (stages or ranks that differ in
+ * the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the two copies that are not equal, with both
+ * numbers; a wrapper with xd_fsdp_desc.host), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
+
 /* >>model/plan */
 
 /* What training a model takes, before anything is allocated, and for ranks that need not exist. */
@@ -11070,6 +11273,15 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_build_report XDISTILL_NO_MODELS_leaves_out_xd_build_report
 #    define xd_build_desc XDISTILL_NO_MODELS_leaves_out_xd_build_desc
 #    define xd_built XDISTILL_NO_MODELS_leaves_out_xd_built
+#    define xd_pipeline_schedule XDISTILL_NO_MODELS_leaves_out_xd_pipeline_schedule
+#    define xd_pipeline_work_kind XDISTILL_NO_MODELS_leaves_out_xd_pipeline_work_kind
+#    define xd_pipeline_work XDISTILL_NO_MODELS_leaves_out_xd_pipeline_work
+#    define xd_pipeline_counts XDISTILL_NO_MODELS_leaves_out_xd_pipeline_counts
+#    define xd_pipeline_run_desc XDISTILL_NO_MODELS_leaves_out_xd_pipeline_run_desc
+#    define xd_pipeline XDISTILL_NO_MODELS_leaves_out_xd_pipeline
+#    define xd_pipeline_call XDISTILL_NO_MODELS_leaves_out_xd_pipeline_call
+#    define xd_pipeline_calls XDISTILL_NO_MODELS_leaves_out_xd_pipeline_calls
+#    define xd_pipeline_finish_desc XDISTILL_NO_MODELS_leaves_out_xd_pipeline_finish_desc
 #    define xd_memory_plan_desc XDISTILL_NO_MODELS_leaves_out_xd_memory_plan_desc
 #    define xd_memory_plan XDISTILL_NO_MODELS_leaves_out_xd_memory_plan
 #    define xd_bucket_param XDISTILL_NO_MODELS_leaves_out_xd_bucket_param
@@ -11132,6 +11344,13 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
 #    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
 #    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
+#    define xd_pipeline_table (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_table)
+#    define xd_pipeline_measure (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_measure)
+#    define xd_pipeline_create (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_create)
+#    define xd_pipeline_bytes (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_bytes)
+#    define xd_pipeline_destroy (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_destroy)
+#    define xd_pipeline_run (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_run)
+#    define xd_pipeline_finish (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_finish)
 #    define xd_plan_memory (XDISTILL_NO_MODELS_leaves_out_xd_plan_memory)
 #    define xd_plan_print (XDISTILL_NO_MODELS_leaves_out_xd_plan_print)
 #    define xd_bucket_plan_create (XDISTILL_NO_MODELS_leaves_out_xd_bucket_plan_create)
@@ -26177,6 +26396,15 @@ XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 /* collective.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
+/* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
+ * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break the group. */
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience);
+
+/* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
+ * group; else 0. Numbers ascend. */
+XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
+
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
                                            int64_t number);
@@ -26256,9 +26484,11 @@ struct xd_comm {
     int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
-    bool is_world;     /* its first collective has the longer deadline */
-    xd_result broken;  /* XD_OK, or what broke the group */
-    int culprit;       /* world rank; -1 unknown */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
 };
 
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
@@ -26792,7 +27022,7 @@ static bool xdi_comm_refuse(const xd_comm *comm, xd_collective *c) {
 }
 
 static double xdi_comm_message_deadline(const xd_comm *comm) {
-    return xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+    return xd_now(comm->ctx) + (1.0 + comm->patience) * xd_ctx_settings(comm->ctx)->timeout_seconds;
 }
 
 /* Compares what both ranks passed. The rank that has refused knows. */
@@ -26834,8 +27064,8 @@ static xd_result xdi_comm_validate_message(const xd_comm *comm, const xd_collect
     return xdi_comm_validate(comm, c);
 }
 
-/* All messages at once. `messages` has room for all; those that nobody can be told of are left out of it. */
-static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count,
+/* All messages at once, or the refusals of all. `messages` has room for all; those that nobody can be told of are left out of it. */
+static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count, bool refuses,
                                        xd_message *messages) {
     xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
     int used = 0;
@@ -26845,8 +27075,8 @@ static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *recor
         m->record = records[i];
         m->record.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
         m->index = i;
-        const bool valid = xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
-        if (!valid) xdi_comm_note(comm, &first, i);
+        const bool valid = !refuses && xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
+        if (!valid && !refuses) xdi_comm_note(comm, &first, i);
         if (valid || xdi_comm_refuse(comm, &m->record)) used++;
     }
     const double deadline = xdi_comm_message_deadline(comm);
@@ -26866,7 +27096,7 @@ static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *recor
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
     xd_message message;
-    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, &message);
+    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, false, &message);
     const xd_result mine = xdi_comm_validate(comm, c);
     if (mine != XD_OK && !xdi_comm_refuse(comm, &record)) return mine;
     const double deadline = xdi_comm_message_deadline(comm);
@@ -26882,6 +27112,14 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return mine;
 }
 
+/* Tells the other rank of a message that this one will not take part. */
+static xd_result xdi_comm_refuse_pair(xd_comm *comm, const xd_collective *c) {
+    xd_collective record = *c;
+    if (!xdi_comm_refuse(comm, &record)) return XD_OK;
+    return xdi_comm_break(
+        comm, comm->transport->ops->execute(comm->transport, &record, xdi_comm_message_deadline(comm)));
+}
+
 /* The place of a message in the order of all ranks: by the lower rank, the higher one, upward before downward, then as listed.
  * The first pair of this order that has not met is the next one of both its ranks. */
 static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c, int index, int count) {
@@ -26893,7 +27131,7 @@ static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c
            (uint64_t)index;
 }
 
-static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count) {
+static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count, bool refuses) {
     xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
     uint64_t begin = 0;
     for (int done = 0; done < count; done++) {
@@ -26908,13 +27146,14 @@ static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *record
         c.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
         xd_result result =
             xdi_comm_is_message(&c) ? xdi_comm_whole(comm, &c) : xdi_comm_validate_message(comm, &c, index);
-        if (result == XD_OK) result = xdi_comm_run_pair(comm, &c);
+        if (result == XD_OK) result = refuses ? xdi_comm_refuse_pair(comm, &c) : xdi_comm_run_pair(comm, &c);
         if (result != XD_OK) xdi_comm_note(comm, &first, index);
     }
     return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
 }
 
-XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *records, int count,
+                                           bool refuses) {
     xd_collective none;
     memset(&none, 0, sizeof none);
     none.kind = XD_COLLECTIVE_SEND;
@@ -26925,11 +27164,27 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
     xd_message *messages = NULL;
     if (comm->transport->ops->exchange)
         messages = (xd_message *)xdi_scratch_take(comm->ctx, (size_t)count * sizeof *messages);
-    const xd_result result = messages
-                                 ? xdi_comm_run_messages(comm, records, count, messages)
-                                 : xdi_comm_run_in_turn(comm, records, count); /* which needs no memory */
+    const xd_result result =
+        messages ? xdi_comm_run_messages(comm, records, count, refuses, messages)
+                 : xdi_comm_run_in_turn(comm, records, count, refuses); /* which needs no memory */
     xdi_scratch_give(comm->ctx, messages);
     return result;
+}
+
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    return xdi_comm_exchange_records(comm, records, count, false);
+}
+
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience) {
+    comm->patience = patience;
+    const xd_result result = xdi_comm_exchange_records(comm, records, count, refuses);
+    comm->patience = 0.0;
+    return result;
+}
+
+XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm) {
+    return comm->refused == comm->sequence ? comm->refused : 0;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
@@ -26940,7 +27195,9 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
     XD_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
-    return xdi_comm_agreement(comm, c, mine, *deadline);
+    const xd_result result = xdi_comm_agreement(comm, c, mine, *deadline);
+    if (result != XD_OK && comm->broken == XD_OK) comm->refused = comm->sequence;
+    return result;
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
@@ -35534,6 +35791,65 @@ XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
+/* ---- pipelines ---- */
+
+enum { XDI_SCHEDULE_RANKS = 4096, XDI_SCHEDULE_MICRO_BATCHES = 1 << 20 };
+
+/* A schedule tick by tick. */
+typedef struct xdi_schedule {
+    xd_ctx *ctx;
+    xd_pipeline_schedule desc;
+    int64_t ticks;                 /* so far */
+    xd_pipeline_work *row;         /* [ranks] of the last one */
+    int64_t *at;                   /* [ranks] items done */
+    int64_t *forwards, *backwards; /* [stages] micro-batches done */
+} xdi_schedule;
+
+/* pipeline_table.c: checks settings and fills in the defaults. */
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *desc);
+
+/* pipeline_table.c: before the first tick; to the next one, false after the last; and the end. */
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out);
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s);
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s);
+
+/* pipeline_table.c: the rank that what an item of this rank puts out goes to; -1: none. */
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work);
+
+/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
+
+/* pipeline_run.c: drops the step of every stage: see xdi_parallel_drop_step. */
+XD_PRIVATE void xdi_pipeline_drop(const xd_built *built);
+
+/* A tick of one rank, with the places of what it reads and writes. Indices of buffers; -1: none. */
+typedef struct xdi_pipeline_step {
+    xd_pipeline_work work;
+    int to;           /* the rank that the output is sent to */
+    int64_t slot;     /* of the caller */
+    int64_t input;    /* an activation that arrived */
+    int64_t gradient; /* of the output, likewise */
+    int64_t arrives;  /* where an activation is received at the end of the tick */
+    int64_t gradient_arrives;
+    bool meets
+        [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    int64_t waits; /* idle ticks in a row, this one counted */
+} xdi_pipeline_step;
+
+/* All ticks of one rank, and how many places they use. */
+typedef struct xdi_pipeline_program {
+    xd_pipeline_schedule schedule;
+    xd_pipeline_counts counts;
+    xdi_pipeline_step *steps; /* [counts.ticks] */
+} xdi_pipeline_program;
+
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+ * gradients numbers. */
+XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                                xdi_pipeline_program *out);
+XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
+                                               int64_t *owners);
+
 /* ---- wrappers ---- */
 
 /* A record on a queue, from its start to its wait. */
@@ -35695,6 +36011,13 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
+/* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it begins
+ * again. */
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+
+/* parallel.c: an entry of xd_parallel_params, of any weight that is no tie. */
+XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w);
+
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
@@ -35755,7 +36078,7 @@ XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
 /* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a queue has
  * begun a sum of them. Local. */
-XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p);
 
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */
 XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);
@@ -37148,7 +37471,10 @@ static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
     xd_bucket_param *params =
         (xd_bucket_param *)xd_allocate(p->ctx, ((size_t)flat->count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
-    for (int64_t i = 0; i < flat->count; i++) params[i].numel = flat->weights[i]->count;
+    for (int64_t i = 0; i < flat->count; i++) {
+        params[i].numel = flat->weights[i]->count;
+        params[i].shared_embedding = flat->whole && flat->weights[i]->desc.traits.shared_embedding;
+    }
     memset(&d, 0, sizeof d);
     d.params = params;
     d.param_count = flat->count;
@@ -38478,7 +38804,7 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight 
     return out;
 }
 
-static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
     xd_bucket_piece piece;
     const xdi_bucket *b = xdi_flat_bucket(w);
     xd_param out = xdi_parallel_describe(p, w, &piece);
@@ -38631,8 +38957,16 @@ static bool xdi_parallel_has_sent(const xd_parallel *p) {
     return sent && p->reductions;
 }
 
-XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+}
+
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->open = 0;
+    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].open = 0;
+    p->open = 0;
+    xdi_parallel_forget_values(p);
+    xdi_gradient_reset(p);
 }
 
 /* ---- weights that are thawed ---- */
@@ -40143,6 +40477,1109 @@ XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
     xd_stage none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < built->list.count ? built->list.stages[index] : none;
+}
+
+/* >>model/pipeline_table.c */
+
+/* Schedules of pipelines: what each rank does at each tick.
+ *
+ * A rank has its work in an order of its own: some forwards first, then a forward and a backward in turn, then the backwards
+ * that are left. A tick is the time of one of them; a rank does its next one as soon as what that reads was there at the end of a tick.
+ * In each stage micro-batches follow each other in order, so what is done is one number a stage and direction. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- settings ---- */
+
+static xd_result xdi_schedule_check(xd_ctx *ctx, const xd_pipeline_schedule *d) {
+    XD_REQUIRE(ctx, d->ranks >= 0 && d->virtual_stages >= 0 && d->micro_batches > 0, XD_ERROR_ARGUMENT,
+               "a schedule of %d ranks, %d virtual stages and %" PRId64
+               " micro-batches: none may be negative, and there must be a micro-batch",
+               d->ranks, d->virtual_stages, d->micro_batches);
+    XD_REQUIRE(ctx, d->virtual_stages <= 1 || d->ranks > 1, XD_ERROR_ARGUMENT,
+               "%d virtual stages without a pipeline: it has %d rank", d->virtual_stages,
+               d->ranks ? d->ranks : 1);
+    XD_REQUIRE(ctx, d->virtual_stages <= XD_STAGES_MAX && d->ranks <= XDI_SCHEDULE_RANKS, XD_ERROR_ARGUMENT,
+               "%d ranks with %d virtual stages, at most %d with %d are possible", d->ranks,
+               d->virtual_stages, (int)XDI_SCHEDULE_RANKS, (int)XD_STAGES_MAX);
+    XD_REQUIRE(ctx, d->micro_batches <= XDI_SCHEDULE_MICRO_BATCHES, XD_ERROR_ARGUMENT,
+               "%" PRId64 " micro-batches, at most %d are possible", d->micro_batches,
+               (int)XDI_SCHEDULE_MICRO_BATCHES);
+    XD_REQUIRE(ctx, d->group >= 0, XD_ERROR_ARGUMENT, "groups of %" PRId64 " of %" PRId64 " micro-batches",
+               d->group, d->micro_batches);
+    return XD_OK;
+}
+
+/* A last group shorter than the pipeline would wait for itself. */
+static xd_result xdi_schedule_check_group(xd_ctx *ctx, const xd_pipeline_schedule *d) {
+    if (d->virtual_stages <= 1 || d->group == 0) return XD_OK;
+    if (d->group == d->micro_batches) return XD_OK; /* one group, however short */
+    XD_REQUIRE(ctx, d->group >= d->ranks && d->group <= d->micro_batches, XD_ERROR_ARGUMENT,
+               "groups of %" PRId64 " micro-batches: at least the %d ranks, at most all %" PRId64
+               " are possible",
+               d->group, d->ranks, d->micro_batches);
+    const int64_t rest = d->micro_batches % d->group;
+    XD_REQUIRE(ctx, rest == 0 || rest >= d->ranks, XD_ERROR_ARGUMENT,
+               "%" PRId64 " micro-batches in groups of %" PRId64 " leave %" PRId64
+               " for the last group, fewer than the %d ranks",
+               d->micro_batches, d->group, rest, d->ranks);
+    return XD_OK;
+}
+
+/* The shortest groups that may be; all of fewer micro-batches than ranks. */
+static int64_t xdi_schedule_group(const xd_pipeline_schedule *d) {
+    int64_t group = d->ranks;
+    if (d->group > 0) return d->group;
+    if (d->micro_batches <= d->ranks) return d->micro_batches;
+    while (d->micro_batches % group != 0 && d->micro_batches % group < d->ranks) group++;
+    return group;
+}
+
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *d) {
+    XD_TRY(xdi_schedule_check(ctx, d));
+    if (d->ranks == 0) d->ranks = 1;
+    if (d->virtual_stages == 0) d->virtual_stages = 1;
+    XD_TRY(xdi_schedule_check_group(ctx, d));
+    d->group = d->virtual_stages > 1 ? xdi_schedule_group(d) : d->micro_batches;
+    return XD_OK;
+}
+
+/* ---- orders ---- */
+
+/* Forward number k of a rank, and backward number k: the same with the virtual stages the other way round. */
+static xd_pipeline_work xdi_schedule_item(const xd_pipeline_schedule *d, xd_pipeline_work_kind kind,
+                                          int64_t k) {
+    const int64_t group = k / (d->group * d->virtual_stages), begin = group * d->group;
+    const int64_t within = k % (d->group * d->virtual_stages), left = d->micro_batches - begin;
+    const int64_t size = left < d->group ? left : d->group;
+    xd_pipeline_work work;
+    work.kind = kind;
+    work.virtual_stage = (int)(within / size);
+    work.micro_batch = begin + within % size;
+    if (kind == XD_PIPELINE_BACKWARD) work.virtual_stage = d->virtual_stages - 1 - work.virtual_stage;
+    return work;
+}
+
+/* Forwards before the first one that is followed by a backward. */
+static int64_t xdi_schedule_warm_up(const xd_pipeline_schedule *d, int rank) {
+    const int64_t all = d->micro_batches * d->virtual_stages, behind = d->ranks - rank - 1;
+    const int64_t count = d->virtual_stages > 1 ? 2 * behind + (d->virtual_stages - 1) * d->group : behind;
+    return count < all ? count : all;
+}
+
+static int64_t xdi_schedule_items(const xd_pipeline_schedule *d) {
+    return d->micro_batches * d->virtual_stages * (d->forward_only ? 1 : 2);
+}
+
+/* Item number `at` of a rank. */
+static xd_pipeline_work xdi_schedule_at(const xd_pipeline_schedule *d, int rank, int64_t at) {
+    const int64_t all = d->micro_batches * d->virtual_stages, warm_up = xdi_schedule_warm_up(d, rank);
+    const int64_t turn = at - warm_up;
+    if (d->forward_only || turn < 0) return xdi_schedule_item(d, XD_PIPELINE_FORWARD, at);
+    if (turn >= 2 * (all - warm_up)) return xdi_schedule_item(d, XD_PIPELINE_BACKWARD, at - all);
+    return turn % 2 == 0 ? xdi_schedule_item(d, XD_PIPELINE_FORWARD, warm_up + turn / 2)
+                         : xdi_schedule_item(d, XD_PIPELINE_BACKWARD, turn / 2);
+}
+
+/* ---- ticks ---- */
+
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out) {
+    xdi_schedule s;
+    memset(&s, 0, sizeof s);
+    s.desc = *desc;
+    XD_TRY(xdi_schedule_settle(ctx, &s.desc));
+    const size_t ranks = (size_t)s.desc.ranks, stages = ranks * (size_t)s.desc.virtual_stages;
+    const size_t bytes = ranks * sizeof *s.row + (ranks + 2 * stages) * sizeof(int64_t);
+    s.row = (xd_pipeline_work *)xdi_scratch_take(ctx, bytes);
+    XD_REQUIRE(ctx, s.row, XD_ERROR_MEMORY, "no room for a schedule of %d ranks", s.desc.ranks);
+    memset(s.row, 0, bytes);
+    s.ctx = ctx;
+    s.at = (int64_t *)(void *)(s.row + ranks);
+    s.forwards = s.at + ranks;
+    s.backwards = s.forwards + stages;
+    *out = s;
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s) {
+    xdi_scratch_give(s->ctx, s->row);
+}
+
+/* Whether what an item reads is there. */
+static bool xdi_schedule_can(const xdi_schedule *s, int rank, const xd_pipeline_work *work) {
+    const int stages = s->desc.ranks * s->desc.virtual_stages;
+    const int stage = work->virtual_stage * s->desc.ranks + rank;
+    if (work->kind == XD_PIPELINE_FORWARD) return stage == 0 || s->forwards[stage - 1] > work->micro_batch;
+    return (stage == stages - 1 ? s->forwards[stage] : s->backwards[stage + 1]) > work->micro_batch;
+}
+
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s) {
+    const int64_t items = xdi_schedule_items(&s->desc);
+    bool some = false;
+    for (int r = 0; r < s->desc.ranks; r++) {
+        memset(&s->row[r], 0, sizeof s->row[r]);
+        if (s->at[r] == items) continue;
+        const xd_pipeline_work work = xdi_schedule_at(&s->desc, r, s->at[r]);
+        if (!xdi_schedule_can(s, r, &work)) continue;
+        s->row[r] = work;
+        some = true;
+    }
+    for (int r = 0; r < s->desc.ranks; r++) { /* what was done in this tick is seen in the next */
+        const xd_pipeline_work *work = &s->row[r];
+        const int stage = work->virtual_stage * s->desc.ranks + r;
+        if (work->kind == XD_PIPELINE_IDLE) continue;
+        s->at[r]++;
+        (work->kind == XD_PIPELINE_FORWARD ? s->forwards : s->backwards)[stage]++;
+    }
+    s->ticks += some;
+    return some;
+}
+
+/* ---- messages ---- */
+
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work) {
+    const int stages = d->ranks * d->virtual_stages, stage = work->virtual_stage * d->ranks + rank;
+    if (work->kind == XD_PIPELINE_FORWARD && stage < stages - 1) return (rank + 1) % d->ranks;
+    if (work->kind == XD_PIPELINE_BACKWARD && stage > 0) return (rank + d->ranks - 1) % d->ranks;
+    return -1;
+}
+
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank,
+                                                 xd_pipeline_work_kind kind) {
+    const xd_pipeline_schedule *d = &s->desc;
+    const bool forward = kind == XD_PIPELINE_FORWARD;
+    const int from = forward ? (rank + d->ranks - 1) % d->ranks : (rank + 1) % d->ranks;
+    xd_pipeline_work work = s->row[from];
+    if (work.kind != kind || xdi_schedule_sends_to(d, from, &work) < 0) {
+        memset(&work, 0, sizeof work);
+        return work;
+    }
+    const int stage = work.virtual_stage * d->ranks + from;
+    work.virtual_stage = (forward ? stage + 1 : stage - 1) / d->ranks;
+    return work;
+}
+
+/* ---- what callers see ---- */
+
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *desc, int64_t capacity,
+                                   xd_pipeline_work *table, int64_t *ticks) {
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    while (xdi_schedule_next(&s))
+        if (s.ticks * s.desc.ranks <= capacity)
+            memcpy(table + (s.ticks - 1) * s.desc.ranks, s.row, (size_t)s.desc.ranks * sizeof *table);
+    const int64_t entries = s.ticks * s.desc.ranks;
+    xdi_schedule_close(&s);
+    XD_REQUIRE(ctx, capacity == 0 || capacity >= entries, XD_ERROR_ARGUMENT,
+               "room for %" PRId64 " entries of a table that has %" PRId64, capacity, entries);
+    *ticks = s.ticks;
+    return XD_OK;
+}
+
+static void xdi_counts_raise(int64_t *most, int64_t now) {
+    if (now > *most) *most = now;
+}
+
+/* What one tick changes. */
+static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *now,
+                           xd_pipeline_counts *most) {
+    const xd_pipeline_work *work = &s->row[rank];
+    const bool has_input = work->virtual_stage * s->desc.ranks + rank > 0;
+    const bool has_gradient =
+        work->virtual_stage * s->desc.ranks + rank < s->desc.ranks * s->desc.virtual_stages - 1;
+    const bool ends = work->kind == (s->desc.forward_only ? XD_PIPELINE_FORWARD : XD_PIPELINE_BACKWARD);
+    most->work += work->kind != XD_PIPELINE_IDLE;
+    most->sends += xdi_schedule_sends_to(&s->desc, rank, work) >= 0;
+    now->forwards += work->kind == XD_PIPELINE_FORWARD;
+    xdi_counts_raise(&most->forwards, now->forwards);
+    if (ends) now->forwards--, now->inputs -= has_input;
+    if (work->kind == XD_PIPELINE_BACKWARD) now->gradients -= has_gradient;
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_FORWARD).kind) now->inputs++, most->receives++;
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_BACKWARD).kind) now->gradients++, most->receives++;
+    xdi_counts_raise(&most->inputs, now->inputs);
+    xdi_counts_raise(&most->gradients, now->gradients);
+}
+
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *desc, int rank,
+                                     xd_pipeline_counts *out) {
+    xd_pipeline_counts now, most;
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    memset(&now, 0, sizeof now);
+    memset(&most, 0, sizeof most);
+    const bool exists = rank >= 0 && rank < s.desc.ranks;
+    while (exists && xdi_schedule_next(&s)) xdi_counts_add(&s, rank, &now, &most);
+    xdi_schedule_close(&s);
+    XD_REQUIRE(ctx, exists, XD_ERROR_ARGUMENT, "rank %d of a pipeline of %d ranks", rank, s.desc.ranks);
+    most.ticks = s.ticks;
+    most.idle = s.ticks - most.work;
+    *out = most;
+    return XD_OK;
+}
+
+/* >>model/pipeline_program.c */
+
+/* Programs of pipelines: the ticks of one rank, with places for what waits. */
+
+#include <string.h>
+
+XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                                xdi_pipeline_program *out) {
+    xdi_pipeline_program program;
+    memset(&program, 0, sizeof program);
+    program.schedule = *schedule;
+    XD_TRY(xdi_schedule_settle(ctx, &program.schedule));
+    XD_TRY(xd_pipeline_measure(ctx, &program.schedule, rank, &program.counts));
+    *out = program;
+    return XD_OK;
+}
+
+/* Places of one kind, and the work that each is taken for; -1: it is free. There are as many as are taken at once, so the first free
+ * one will do. */
+typedef struct xdi_places {
+    int64_t *owners; /* [count] */
+    int64_t count;
+} xdi_places;
+
+static int64_t xdi_places_find(const xdi_places *p, int64_t owner) {
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->owners[i] == owner) return i;
+    return -1;
+}
+
+static int64_t xdi_places_take(xdi_places *p, int64_t owner) {
+    const int64_t place = xdi_places_find(p, -1);
+    if (place >= 0) p->owners[place] = owner;
+    return place;
+}
+
+static void xdi_places_free(xdi_places *p, int64_t place) {
+    if (place >= 0) p->owners[place] = -1;
+}
+
+typedef struct xdi_pipeline_places {
+    xdi_places forwards, inputs, gradients;
+} xdi_pipeline_places;
+
+static xdi_pipeline_places xdi_pipeline_all_places(const xd_pipeline_counts *counts, int64_t *owners) {
+    xdi_pipeline_places p;
+    p.forwards.owners = owners;
+    p.forwards.count = counts->forwards;
+    p.inputs.owners = owners + counts->forwards;
+    p.inputs.count = counts->inputs;
+    p.gradients.owners = p.inputs.owners + counts->inputs;
+    p.gradients.count = counts->gradients;
+    for (int64_t i = 0; i < counts->forwards + counts->inputs + counts->gradients; i++) owners[i] = -1;
+    return p;
+}
+
+static int64_t xdi_pipeline_owner(const xd_pipeline_schedule *d, const xd_pipeline_work *work) {
+    return work->virtual_stage * d->micro_batches + work->micro_batch;
+}
+
+/* What arrives at the end of a tick takes a place; -1 for nothing. */
+static int64_t xdi_pipeline_receive(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind,
+                                    xdi_places *places) {
+    const xd_pipeline_work work = xdi_schedule_arrival(s, rank, kind);
+    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work)) : -1;
+}
+
+/* Whether a rank or the next one is idle. */
+static bool xdi_pipeline_meets(const xdi_schedule *s, int rank) {
+    return s->row[rank].kind == XD_PIPELINE_IDLE || s->row[rank + 1].kind == XD_PIPELINE_IDLE;
+}
+
+static xdi_pipeline_step xdi_pipeline_step_of(const xdi_schedule *s, int rank, xdi_pipeline_places *p) {
+    xdi_pipeline_step step;
+    memset(&step, 0, sizeof step);
+    step.work = s->row[rank];
+    step.to = xdi_schedule_sends_to(&s->desc, rank, &step.work);
+    step.slot = step.input = step.gradient = -1;
+    const bool forward = step.work.kind == XD_PIPELINE_FORWARD;
+    const int64_t owner = xdi_pipeline_owner(&s->desc, &step.work);
+    if (step.work.kind != XD_PIPELINE_IDLE) {
+        step.slot = forward ? xdi_places_take(&p->forwards, owner) : xdi_places_find(&p->forwards, owner);
+        step.input = xdi_places_find(&p->inputs, owner);
+        step.gradient = forward ? -1 : xdi_places_find(&p->gradients, owner);
+        if (!forward || s->desc.forward_only) {
+            xdi_places_free(&p->forwards, step.slot);
+            xdi_places_free(&p->inputs, step.input);
+            xdi_places_free(&p->gradients, step.gradient);
+        }
+    }
+    step.arrives = xdi_pipeline_receive(s, rank, XD_PIPELINE_FORWARD, &p->inputs);
+    step.gradient_arrives = xdi_pipeline_receive(s, rank, XD_PIPELINE_BACKWARD, &p->gradients);
+    step.meets[0] = rank > 0 && xdi_pipeline_meets(s, rank - 1);
+    step.meets[1] = rank + 1 < s->desc.ranks && xdi_pipeline_meets(s, rank);
+    return step;
+}
+
+XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
+                                               int64_t *owners) {
+    xdi_pipeline_places places = xdi_pipeline_all_places(&program->counts, owners);
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, &program->schedule, &s));
+    for (int64_t waits = 0; xdi_schedule_next(&s);) {
+        xdi_pipeline_step *step = &program->steps[s.ticks - 1];
+        *step = xdi_pipeline_step_of(&s, rank, &places);
+        waits = step->work.kind == XD_PIPELINE_IDLE ? waits + 1 : 0;
+        step->waits = waits;
+    }
+    xdi_schedule_close(&s);
+    return XD_OK;
+}
+
+/* >>model/pipeline_run.c */
+
+/* Pipelines: memory by the schedule, the caller's work tick by tick, and what neighbours send each other between ticks.
+ *
+ * Ranks meet only where they have something to send each other, so that a short tick here need not wait for a long one there. Where one
+ * idles, at both ends of a run above all, it would wait for many ticks at once, beyond its time limit: there neighbours meet after
+ * every tick.
+ *
+ * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its neighbours hear in
+ * the same tick and none waits. At the end all agree, and the rank that failed tells the others its message. Where calls are collective over
+ * the data ranks, these agree after every call, so that one of them that waits inside of its call hears too. All that ranks wait for is
+ * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other. */
+
+#include <inttypes.h>
+#include <string.h>
+
+enum {
+    XDI_PIPELINE_PROGRAMS = 2,
+    XDI_PIPELINE_TRAINS = 0,
+    XDI_PIPELINE_INFERS = 1,
+    XDI_PIPELINE_MESSAGES = 7
+};
+
+/* Sizes of everything, before there is any memory. */
+typedef struct xdi_pipeline_sizes {
+    xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
+    int64_t count;                                        /* elements of an activation */
+    size_t activation, gradient;                          /* bytes from one to the next */
+    int64_t inputs, gradients;                            /* places for those that arrive */
+    int64_t owners, values;                               /* numbers */
+    size_t host, device;                                  /* bytes: descriptions; activations */
+} xdi_pipeline_sizes;
+
+struct xd_pipeline {
+    xd_ctx *ctx;
+    xd_comm *comm;
+    xd_pipeline_run_desc desc;
+    xdi_pipeline_sizes sizes;
+    int rank, ranks;
+    unsigned char *memory; /* of the device; NULL when no activation is sent */
+    unsigned char *inputs, *gradients, *output, *input_gradient;
+    double *values;
+    /* of the run that is going on */
+    const xd_pipeline_calls *calls;
+    uint64_t heard; /* the last collective over data that had failed before */
+    bool stopped;   /* some rank has failed, perhaps this one */
+    bool failed;    /* a call here or on a data rank */
+    bool own;       /* a call here */
+    bool told;      /* the data ranks know */
+    xd_error error; /* why */
+};
+
+/* ---- settings ---- */
+
+static xd_result xdi_pipeline_check(xd_ctx *ctx, const xd_pipeline_run_desc *d) {
+    XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "activations of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    for (int i = 0; i < d->ndim; i++)
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT,
+                   "dimension %d of activations has %" PRId64 " elements", i, d->shape[i]);
+    XD_REQUIRE(ctx, d->value_count >= 0 && d->value_count <= XDI_SCHEDULE_MICRO_BATCHES, XD_ERROR_ARGUMENT,
+               "%" PRId64 " values of each micro-batch, from 0 to %d are possible", d->value_count,
+               (int)XDI_SCHEDULE_MICRO_BATCHES);
+    XD_REQUIRE(ctx, d->data || !d->gathers, XD_ERROR_ARGUMENT,
+               "calls of %" PRId64 " micro-batches are collective over data, which is NULL",
+               d->schedule.micro_batches);
+    return XD_OK;
+}
+
+/* A default filled in, and no type that does not exist; of one rank none is needed. */
+static xd_result xdi_pipeline_check_types(xd_ctx *ctx, const xd_pipeline_run_desc *d) {
+    const bool sends = d->schedule.ranks > 1;
+    const xd_dtype gradient = d->gradient_dtype ? d->gradient_dtype : d->dtype;
+    XD_REQUIRE(ctx, !sends || (xd_dtype_size(d->dtype) > 0 && xd_dtype_size(gradient) > 0), XD_ERROR_DTYPE,
+               "activations of dtype %d with gradients of dtype %d", (int)d->dtype, (int)gradient);
+    return XD_OK;
+}
+
+static bool xdi_pipeline_align(int64_t count, xd_dtype dtype, size_t *bytes) {
+    if (!xdi_size_multiply((size_t)count, xd_dtype_size(dtype), bytes) || *bytes > SIZE_MAX / 2) return false;
+    *bytes = (*bytes + XD_ARENA_ALIGNMENT - 1) / XD_ARENA_ALIGNMENT * XD_ARENA_ALIGNMENT;
+    return true;
+}
+
+/* Bytes of what waits, of one to be sent in either direction, and of the descriptions; false when they cannot be counted. */
+static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *d) {
+    const xd_dtype gradient = d->gradient_dtype ? d->gradient_dtype : d->dtype;
+    size_t inputs = 0, gradients = 0;
+    s->count = 1;
+    for (int i = 0; i < d->ndim; i++) {
+        if (d->shape[i] > 0 && s->count > INT64_MAX / 64 / d->shape[i]) return false;
+        s->count *= d->shape[i];
+    }
+    for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++) {
+        const xd_pipeline_counts *c = &s->programs[i].counts;
+        const int64_t owners = c->forwards + c->inputs + c->gradients;
+        if (c->inputs > s->inputs) s->inputs = c->inputs;
+        if (c->gradients > s->gradients) s->gradients = c->gradients;
+        if (owners > s->owners) s->owners = owners;
+        s->host += (size_t)c->ticks * sizeof(xdi_pipeline_step);
+    }
+    s->values = d->schedule.micro_batches * d->value_count;
+    s->host += sizeof(xd_pipeline) + (size_t)(s->owners + s->values) * sizeof(int64_t);
+    if (s->programs[XDI_PIPELINE_INFERS].schedule.ranks == 1) return true;
+    if (!xdi_pipeline_align(s->count, d->dtype, &s->activation)) return false;
+    if (!d->schedule.forward_only && !xdi_pipeline_align(s->count, gradient, &s->gradient)) return false;
+    if (!xdi_size_multiply((size_t)s->inputs + 1, s->activation, &inputs)) return false;
+    if (!xdi_size_multiply((size_t)s->gradients + 1, s->gradient, &gradients)) return false;
+    s->device = inputs + gradients;
+    return inputs < SIZE_MAX / 2 && gradients < SIZE_MAX / 2;
+}
+
+static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d, int rank,
+                                      xdi_pipeline_sizes *out) {
+    xd_pipeline_schedule schedule = d->schedule;
+    memset(out, 0, sizeof *out);
+    XD_TRY(xdi_pipeline_check(ctx, d));
+    XD_TRY(xdi_pipeline_check_types(ctx, d));
+    if (!schedule.forward_only)
+        XD_TRY(xdi_pipeline_program_count(ctx, &schedule, rank, &out->programs[XDI_PIPELINE_TRAINS]));
+    schedule.forward_only = true;
+    XD_TRY(xdi_pipeline_program_count(ctx, &schedule, rank, &out->programs[XDI_PIPELINE_INFERS]));
+    XD_REQUIRE(ctx, xdi_pipeline_add(out, d), XD_ERROR_SHAPE,
+               "%" PRId64 " activations of %d dimensions, the first of %" PRId64
+               ", are more than can be counted",
+               out->inputs + 1, d->ndim, d->ndim ? d->shape[0] : 1);
+    return XD_OK;
+}
+
+XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                   xd_memory_bytes *out) {
+    const bool on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
+    xdi_pipeline_sizes sizes;
+    XD_TRY(xdi_pipeline_measure(ctx, desc, rank, &sizes));
+    out->host = sizes.host + (on_host ? sizes.device : 0);
+    out->device = on_host ? 0 : sizes.device;
+    return XD_OK;
+}
+
+/* ---- creation ---- */
+
+/* Over the pipeline, then over those who wait for it elsewhere. */
+static xd_result xdi_pipeline_agree(xd_comm *comm, const xd_pipeline_run_desc *d, xd_result result) {
+    result = xd_agree(comm, result);
+    if (d->data) result = xd_agree(d->data, result);
+    return d->world ? xd_agree(d->world, result) : result;
+}
+
+/* One number of all ranks of a group, or a failure; `result` is that of this rank so far. */
+static xd_result xdi_pipeline_same(xd_comm *comm, xd_result result, const char *name, int64_t number) {
+    return xdi_comm_agree_number(comm, result, "xd_pipeline_create", name, number);
+}
+
+static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc *d, xd_result result) {
+    const xd_pipeline_schedule *s = &d->schedule;
+    int64_t count = 1;
+    for (int i = 0; i < d->ndim && result == XD_OK; i++) count *= d->shape[i];
+    XD_TRY(xdi_pipeline_same(comm, result, "micro-batches", s->micro_batches));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "virtual stages", s->virtual_stages ? s->virtual_stages : 1));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "micro-batches of a group", s->group));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "forward_only", s->forward_only ? 1 : 0));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of an activation", count));
+    for (int i = 0; i < XD_DIMS_MAX; i++)
+        XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of a dimension", i < d->ndim ? d->shape[i] : 0));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "dtype", (int64_t)d->dtype));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "gradient_dtype",
+                             (int64_t)(d->gradient_dtype ? d->gradient_dtype : d->dtype)));
+    return xdi_pipeline_same(comm, XD_OK, "values", d->value_count);
+}
+
+static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_desc *d, int rank) {
+    const int stages = d->schedule.virtual_stages ? d->schedule.virtual_stages : 1;
+    const int count = d->built ? xd_built_stage_count(d->built) : stages;
+    XD_REQUIRE(ctx, count == stages, XD_ERROR_ARGUMENT, "%d stages were built, the schedule has %d", count,
+               stages);
+    for (int i = 0; i < stages && d->built; i++) {
+        const xd_stage_place place = xd_built_stage(d->built, i).place;
+        XD_REQUIRE(ctx, place.pipeline_rank == rank && place.pipeline_ranks == d->schedule.ranks,
+                   XD_ERROR_ARGUMENT, "stage %d was built for rank %d of %d, and this is rank %d of %d", i,
+                   place.pipeline_rank, place.pipeline_ranks, rank, d->schedule.ranks);
+        XD_REQUIRE(ctx, place.virtual_stage == i && place.virtual_stages == stages, XD_ERROR_ARGUMENT,
+                   "stage %d was built as virtual stage %d of %d, the schedule has %d", i,
+                   place.virtual_stage, place.virtual_stages, stages);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_pipeline_sizes *sizes) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const int size = xd_comm_size(comm);
+    XD_REQUIRE(ctx, d->schedule.ranks == 0 || d->schedule.ranks == size, XD_ERROR_ARGUMENT,
+               "a schedule of %d ranks over a group of %d", d->schedule.ranks, size);
+    d->schedule.ranks = size;
+    XD_TRY(xdi_pipeline_measure(ctx, d, xd_comm_rank(comm), sizes));
+    return xdi_pipeline_check_built(ctx, d, xd_comm_rank(comm));
+}
+
+/* The parts of the two blocks of memory. */
+static xd_result xdi_pipeline_divide(xd_pipeline *p) {
+    xdi_pipeline_sizes *s = &p->sizes;
+    xdi_pipeline_step *steps = (xdi_pipeline_step *)(void *)(p + 1);
+    for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++) {
+        s->programs[i].steps = steps;
+        steps += s->programs[i].counts.ticks;
+    }
+    p->values = (double *)(void *)steps;
+    int64_t *owners = (int64_t *)(void *)(p->values + s->values);
+    p->inputs = p->memory;
+    if (p->memory) {
+        p->output = p->inputs + (size_t)s->inputs * s->activation;
+        p->gradients = p->output + s->activation;
+        p->input_gradient = p->gradients + (size_t)s->gradients * s->gradient;
+    }
+    for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++)
+        if (s->programs[i].counts.ticks > 0)
+            XD_TRY(xdi_pipeline_program_fill(p->ctx, &s->programs[i], p->rank, owners));
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_make(xd_comm *comm, const xd_pipeline_run_desc *d,
+                                   const xdi_pipeline_sizes *sizes, xd_pipeline **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_pipeline *p = (xd_pipeline *)xd_allocate(ctx, sizes->host);
+    XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "no room for a pipeline of %" PRId64 " micro-batches",
+               d->schedule.micro_batches);
+    *out = p;
+    p->ctx = ctx;
+    p->comm = comm;
+    p->desc = *d;
+    p->sizes = *sizes;
+    p->rank = xd_comm_rank(comm);
+    p->ranks = xd_comm_size(comm);
+    if (sizes->device > 0) {
+        p->memory = (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, sizes->device);
+        XD_REQUIRE(ctx, p->memory, XD_ERROR_MEMORY,
+                   "no room for activations of %llu bytes, %" PRId64 " at once",
+                   (unsigned long long)sizes->activation, sizes->inputs + 1);
+    }
+    return xdi_pipeline_divide(p);
+}
+
+XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out) {
+    xd_pipeline_run_desc d = *desc;
+    xdi_pipeline_sizes sizes;
+    xd_pipeline *made = NULL;
+    xd_result result = xdi_pipeline_plan(pipeline, &d, &sizes);
+    result = xdi_pipeline_compare(pipeline, &d, result);
+    if (d.gathers && d.data)
+        result = xdi_comm_agree_number(d.data, result, "xd_pipeline_create", "micro-batches",
+                                       d.schedule.micro_batches);
+    XD_TRY(xdi_pipeline_agree(pipeline, &d, result));
+    result = xdi_pipeline_agree(pipeline, &d, xdi_pipeline_make(pipeline, &d, &sizes, &made));
+    if (result == XD_OK)
+        *out = made;
+    else
+        xd_pipeline_destroy(made);
+    return result;
+}
+
+XD_API void xd_pipeline_destroy(xd_pipeline *pipeline) {
+    if (!pipeline) return;
+    xd_ctx *ctx = pipeline->ctx;
+    if (pipeline->memory) xd_ctx_kernels(ctx)->memory.release(ctx, pipeline->memory);
+    xd_release(ctx, pipeline);
+}
+
+/* ---- failures ---- */
+
+static void xdi_pipeline_fail(xd_pipeline *p, bool own) {
+    p->stopped = p->failed = true;
+    p->own = own;
+    p->error = *xd_last_error(p->ctx);
+}
+
+/* After a call, or where one would have been. If a collective over the data ranks was the last thing to fail here, all of them know;
+ * and where its error is PEER, the failure is another rank's. */
+static void xdi_pipeline_tell(xd_pipeline *p, xd_result result) {
+    xd_comm *data = p->desc.data;
+    const bool heard = data && xdi_comm_refused_last(data) > p->heard;
+    if (result != XD_OK) xdi_pipeline_fail(p, !(heard && result == XD_ERROR_PEER));
+    if (p->stopped && heard) p->told = true;
+    if (!p->desc.gathers || p->told) return;
+    if (p->stopped && result == XD_OK) result = xdi_ctx_adopt(p->ctx, &p->error); /* a neighbour's refusal */
+    const xd_result agreed = xd_agree(data, result);
+    if (agreed == XD_OK) return;
+    p->told = true;
+    if (result == XD_OK) xdi_pipeline_fail(p, false);
+}
+
+/* No rank needs what the step has left here: it begins again. */
+XD_PRIVATE void xdi_pipeline_drop(const xd_built *built) {
+    for (int i = 0; built && i < xd_built_stage_count(built); i++) {
+        xd_parallel *parallel = xd_built_stage(built, i).parallel;
+        if (parallel) xdi_parallel_drop_step(parallel);
+    }
+}
+
+/* Everybody gets the message of the rank that has failed by itself, as far as groups reach. */
+static xd_result xdi_pipeline_settle(xd_pipeline *p) {
+    const xd_pipeline_run_desc *d = &p->desc;
+    xd_result result = xd_agree(p->comm, p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : XD_OK);
+    if (d->data && !p->told) result = xd_agree(d->data, result);
+    if (d->world) {
+        const xd_result all = xd_agree(d->world, p->own ? xdi_ctx_adopt(p->ctx, &p->error) : XD_OK);
+        if (all != XD_OK) result = all;
+    }
+    if (result != XD_OK) xdi_pipeline_drop(d->built);
+    return p->own ? xdi_ctx_adopt(p->ctx, &p->error) : result;
+}
+
+/* ---- ticks ---- */
+
+static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step *step, xd_pass_kind pass,
+                                  xd_pipeline_call *call) {
+    const xd_pipeline_work *w = &step->work;
+    const xdi_pipeline_sizes *s = &p->sizes;
+    const bool forward = w->kind == XD_PIPELINE_FORWARD;
+    xd_pipeline_desc places;
+    memset(call, 0, sizeof *call);
+    memset(&places, 0, sizeof places);
+    places.ranks = p->ranks;
+    places.virtual_stages = p->desc.schedule.virtual_stages;
+    if (p->desc.built)
+        call->stage = xd_built_stage(p->desc.built, w->virtual_stage);
+    else
+        (void)xd_pipeline_place(p->ctx, &places, p->rank, w->virtual_stage, &call->stage.place);
+    call->pass = pass;
+    call->micro_batch = w->micro_batch;
+    call->slot = step->slot;
+    if (step->input >= 0) call->input = p->inputs + (size_t)step->input * s->activation;
+    if (step->gradient >= 0) call->output_gradient = p->gradients + (size_t)step->gradient * s->gradient;
+    if (step->to >= 0 && forward) call->output = p->output;
+    if (step->to >= 0 && !forward) call->input_gradient = p->input_gradient;
+    if (call->stage.place.last && p->desc.value_count > 0)
+        call->values = p->values + w->micro_batch * p->desc.value_count;
+}
+
+static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
+    const bool forward = step->work.kind == XD_PIPELINE_FORWARD, trains = p->calls->backward != NULL;
+    xd_pipeline_call call;
+    if (step->work.kind == XD_PIPELINE_IDLE || p->told) return;
+    if (p->stopped) {
+        xdi_pipeline_tell(p, XD_OK);
+        return;
+    }
+    xdi_pipeline_describe(p, step,
+                          !forward ? XD_PASS_BACKWARD
+                          : trains ? XD_PASS_FORWARD
+                                   : XD_PASS_INFERENCE,
+                          &call);
+    xd_clear_error(p->ctx);
+    const xd_result result = xdi_builder_called(
+        p->ctx,
+        forward ? p->calls->forward(p->calls->user, &call) : p->calls->backward(p->calls->user, &call),
+        forward ? "forward of micro-batch" : "backward of micro-batch", (int)step->work.micro_batch);
+    xdi_pipeline_tell(p, result);
+}
+
+static void xdi_pipeline_record(const xd_pipeline *p, xd_collective_kind kind, bool gradient, int other,
+                                unsigned char *memory, xd_collective *out) {
+    const xd_pipeline_run_desc *d = &p->desc;
+    memset(out, 0, sizeof *out);
+    out->kind = kind;
+    if (kind == XD_COLLECTIVE_SEND)
+        out->send = memory;
+    else
+        out->recv = memory;
+    out->count = p->sizes.count;
+    out->dtype = gradient && d->gradient_dtype ? d->gradient_dtype : d->dtype;
+    out->root = other;
+}
+
+/* An empty message each way. */
+static void xdi_pipeline_meet(int other, xd_collective *records, int *count) {
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.dtype = XD_DTYPE_U8;
+    c.root = other;
+    c.kind = XD_COLLECTIVE_SEND;
+    records[(*count)++] = c;
+    c.kind = XD_COLLECTIVE_RECV;
+    records[(*count)++] = c;
+}
+
+/* Who idles waits for others that wait themselves: the one next to a rank that does not come is to find it first. */
+static double xdi_pipeline_patience(const xdi_pipeline_step *step) {
+    return 0.1 * (double)(step->waits < 10 ? step->waits : 10);
+}
+
+/* What travels at the end of a tick. Errors: those that break the group. */
+static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step) {
+    const xdi_pipeline_sizes *s = &p->sizes;
+    const int before = (p->rank + p->ranks - 1) % p->ranks, behind = (p->rank + 1) % p->ranks;
+    const bool gradient = step->work.kind == XD_PIPELINE_BACKWARD;
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    int count = 0;
+    if (step->to >= 0)
+        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, gradient, step->to,
+                            gradient ? p->input_gradient : p->output, &records[count++]);
+    if (step->arrives >= 0)
+        xdi_pipeline_record(p, XD_COLLECTIVE_RECV, false, before,
+                            p->inputs + (size_t)step->arrives * s->activation, &records[count++]);
+    if (step->gradient_arrives >= 0)
+        xdi_pipeline_record(p, XD_COLLECTIVE_RECV, true, behind,
+                            p->gradients + (size_t)step->gradient_arrives * s->gradient, &records[count++]);
+    if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
+    if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
+    if (count == 0) return XD_OK;
+    const xd_result result =
+        xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step));
+    if (result == XD_OK || xdi_comm_broken(p->comm) != XD_OK) return result;
+    if (!p->stopped) p->error = *xd_last_error(p->ctx);
+    p->stopped = true; /* the rank that has refused says why at the end */
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
+    const xdi_pipeline_program *program =
+        &p->sizes.programs[p->calls->backward ? XDI_PIPELINE_TRAINS : XDI_PIPELINE_INFERS];
+    for (int64_t i = 0; i < program->counts.ticks; i++) {
+        xdi_pipeline_work(p, &program->steps[i]);
+        const xd_result result = xdi_pipeline_exchange(p, &program->steps[i]);
+        if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
+    }
+    return xdi_pipeline_settle(p);
+}
+
+/* ---- a run ---- */
+
+static xd_result xdi_pipeline_check_calls(const xd_pipeline *p, const xd_pipeline_calls *calls) {
+    XD_REQUIRE(p->ctx, calls->forward, XD_ERROR_ARGUMENT,
+               "a run of %" PRId64 " micro-batches without forward", p->desc.schedule.micro_batches);
+    XD_REQUIRE(p->ctx, !calls->backward || !p->desc.schedule.forward_only, XD_ERROR_STATE,
+               "backwards of %" PRId64 " micro-batches in a pipeline that is forward_only",
+               p->desc.schedule.micro_batches);
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_begin(xd_pipeline *p, const xd_pipeline_calls *calls) {
+    const int64_t backwards = calls->backward ? p->desc.schedule.micro_batches : 0;
+    xd_result result = xdi_pipeline_check_calls(p, calls);
+    result = xdi_comm_agree_number(p->comm, result, "xd_pipeline_run", "backwards", backwards);
+    if (p->desc.gathers)
+        result = xdi_comm_agree_number(p->desc.data, result, "xd_pipeline_run", "backwards", backwards);
+    p->calls = calls;
+    p->stopped = p->failed = p->own = p->told = false;
+    p->heard = p->desc.data ? xdi_comm_refused_last(p->desc.data) : 0;
+    memset(p->values, 0, (size_t)p->sizes.values * sizeof *p->values);
+    return result;
+}
+
+/* Ranks of other pipelines hear at their end of one that does not begin. */
+static xd_result xdi_pipeline_go(xd_pipeline *p, const xd_pipeline_calls *calls) {
+    const xd_result result = xdi_pipeline_begin(p, calls);
+    if (result == XD_OK) return xdi_pipeline_ticks(p);
+    p->failed = p->own = true;
+    p->error = *xd_last_error(p->ctx);
+    return xdi_pipeline_settle(p);
+}
+
+XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values) {
+    const int64_t count = pipeline->sizes.values;
+    XD_TRY(xdi_pipeline_go(pipeline, calls));
+    if (count == 0) return XD_OK;
+    XD_TRY(xd_broadcast(pipeline->comm, pipeline->values, count, XD_DTYPE_F64, pipeline->ranks - 1));
+    if (values) memcpy(values, pipeline->values, (size_t)count * sizeof *values);
+    return XD_OK;
+}
+
+/* >>model/pipeline_finish.c */
+
+/* The end of a pipeline's step: what sums of single stages leave out. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* What is done with the gradients of some weights. */
+typedef enum xdi_finish_kind {
+    XDI_FINISH_OVER_STAGES = 0,
+    XDI_FINISH_OVER_TENSORS,
+    XDI_FINISH_EMBEDDING,
+    XDI_FINISH_ALL
+} xdi_finish_kind;
+
+static bool xdi_finish_has(const xd_weight *w, xdi_finish_kind kind) {
+    const xd_weight_traits *t = &w->desc.traits;
+    if (w->owner != w || !xdi_weight_is_trained(w)) return false;
+    switch (kind) {
+    case XDI_FINISH_OVER_STAGES: return t->pipeline_parallel;
+    case XDI_FINISH_OVER_TENSORS: return t->sequence_parallel || t->averaged_over_tensor_parallel;
+    case XDI_FINISH_EMBEDDING: return t->shared_embedding;
+    default: return true;
+    }
+}
+
+/* Such weights of one stage: the one with this number, or NULL; `count` receives their number, `elements` those of this rank's parts. */
+static const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
+                                        int64_t *count, int64_t *elements) {
+    const xd_weight *found = NULL;
+    *count = *elements = 0;
+    for (int64_t i = 0; i < stage->model->weight_count; i++) {
+        const xd_weight *w = stage->model->weights[i];
+        if (!xdi_finish_has(w, kind)) continue;
+        if ((*count)++ == number) found = w;
+        *elements += xdi_parallel_param(stage->parallel, w).count;
+    }
+    return found;
+}
+
+/* This rank's part of the gradient of one of them; a count of 0 and no gradient for none. */
+static xd_param xdi_finish_part(const xd_stage *stage, xdi_finish_kind kind, int64_t number) {
+    int64_t count, elements;
+    xd_param none;
+    const xd_weight *w = xdi_finish_find(stage, kind, number, &count, &elements);
+    memset(&none, 0, sizeof none);
+    return w ? xdi_parallel_param(stage->parallel, w) : none;
+}
+
+/* ---- what must fit ---- */
+
+static xd_result xdi_finish_check(xd_ctx *ctx, const xd_pipeline_finish_desc *d) {
+    XD_REQUIRE(ctx, d->groups && d->built, XD_ERROR_ARGUMENT,
+               "the end of a step without %s: 1 of 2 is required as well", d->groups ? "built" : "groups");
+    XD_REQUIRE(ctx, !d->per_token || d->tokens >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " tokens", d->tokens);
+    for (int i = 0; i < xd_built_stage_count(d->built); i++) {
+        const xd_parallel *parallel = xd_built_stage(d->built, i).parallel;
+        XD_REQUIRE(ctx, parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", i,
+                   xd_built_stage_count(d->built));
+        XD_REQUIRE(ctx, !parallel->offloaded, XD_ERROR_UNSUPPORTED,
+                   "the gradients of stage %d of %d are on the host: they are summed where the model is", i,
+                   xd_built_stage_count(d->built));
+    }
+    return XD_OK;
+}
+
+/* The same weights in every stage of this rank. */
+static xd_result xdi_finish_check_stages(xd_ctx *ctx, const xd_built *built) {
+    int64_t count, elements, first_count, first_elements;
+    const xd_stage first = xd_built_stage(built, 0);
+    (void)xdi_finish_find(&first, XDI_FINISH_OVER_STAGES, -1, &first_count, &first_elements);
+    for (int i = 1; i < xd_built_stage_count(built); i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        (void)xdi_finish_find(&stage, XDI_FINISH_OVER_STAGES, -1, &count, &elements);
+        XD_REQUIRE(ctx, count == first_count && elements == first_elements, XD_ERROR_MISMATCH,
+                   "stage %d has %" PRId64 " weights of all stages with %" PRId64
+                   " elements, stage 0 has %" PRId64 " with %" PRId64,
+                   i, count, elements, first_count, first_elements);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_finish_compare(xd_comm *comm, const xd_built *built, xdi_finish_kind kind,
+                                    xd_result mine) {
+    int64_t count = 0, elements = 0;
+    for (int i = 0; i < xd_built_stage_count(built) && mine == XD_OK; i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        int64_t n, e;
+        (void)xdi_finish_find(&stage, kind, -1, &n, &e);
+        count += n;
+        elements += e;
+    }
+    if (!comm) return mine;
+    XD_TRY(xdi_comm_agree_number(comm, mine, "xd_pipeline_finish", "weights to sum", count));
+    return xdi_comm_agree_number(comm, XD_OK, "xd_pipeline_finish", "elements to sum", elements);
+}
+
+/* The copies that this rank has of the embedding: of the first stage, and of the last. */
+typedef struct xdi_finish_copies {
+    int64_t count; /* all over the rank's stages */
+    xd_param first, last;
+} xdi_finish_copies;
+
+static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
+    xdi_finish_copies c;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < xd_built_stage_count(built); i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        int64_t n, e;
+        (void)xdi_finish_find(&stage, XDI_FINISH_EMBEDDING, -1, &n, &e);
+        c.count += n;
+        if (stage.place.first && n > 0) c.first = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, 0);
+        if (stage.place.last && n > 0) c.last = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, n - 1);
+    }
+    return c;
+}
+
+/* Two copies on one rank, or one on each of two, with equal parts. */
+static xd_result xdi_finish_compare_copies(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
+    const xdi_finish_copies c = xdi_finish_find_copies(built);
+    const bool apart = embedding && xd_comm_size(embedding) > 1;
+    const xd_param *mine = c.first.gradient ? &c.first : &c.last;
+    xd_result result = XD_OK;
+    if (c.count > 0 && c.count != (apart ? 1 : 2))
+        result =
+            XD_FAIL(ctx, XD_ERROR_MISMATCH, "%" PRId64 " weights with shared_embedding on a rank that has %d",
+                    c.count, apart ? 1 : 2);
+    else if (!apart && (c.first.count != c.last.count || c.first.first != c.last.first))
+        result = XD_FAIL(ctx, XD_ERROR_UNSUPPORTED,
+                         "copies of an embedding in parts of %" PRId64 " elements from %" PRId64
+                         " and of %" PRId64 " from %" PRId64 ": each must be a unit of its own",
+                         c.first.count, c.first.first, c.last.count, c.last.first);
+    if (!apart) return result;
+    XD_TRY(xdi_comm_agree_number(embedding, result, "xd_pipeline_finish", "weights with shared_embedding",
+                                 c.count));
+    const xd_result parts[] = { xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "elements of an embedding's part", mine->count),
+                                xdi_comm_agree_number(embedding, XD_OK, "xd_pipeline_finish",
+                                                      "first element of it", mine->first) };
+    XD_REQUIRE(ctx, parts[0] == XD_OK && parts[1] == XD_OK, XD_ERROR_UNSUPPORTED,
+               "copies of an embedding in unequal parts, here %" PRId64 " elements from %" PRId64
+               ": each must be a unit of its own",
+               mine->count, mine->first);
+    return XD_OK;
+}
+
+static xd_result xdi_finish_compare_all(xd_comm *world, const xd_pipeline_finish_desc *d) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_result mine = xdi_finish_check_stages(ctx, d->built);
+    XD_TRY(xd_agree(world, xdi_finish_compare(d->groups->pp, d->built, XDI_FINISH_OVER_STAGES, mine)));
+    XD_TRY(xd_agree(world, xdi_finish_compare(d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, XD_OK)));
+    return xd_agree(world, xdi_finish_compare_copies(ctx, d->groups->embedding, d->built));
+}
+
+/* ---- sums ---- */
+
+/* data = the sum over the ranks, in their order, in every mode. */
+static xd_result xdi_finish_sum(xd_comm *comm, const xd_param *part) {
+    xd_collective c;
+    if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = c.recv = part->gradient;
+    c.count = part->count;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves.first = xd_comm_rank(comm);
+    c.leaves.count = 1;
+    c.leaves.total = xd_comm_size(comm);
+    return xd_collective_run(comm, &c);
+}
+
+/* a = a + b */
+static xd_result xdi_finish_add(xd_ctx *ctx, const xd_param *a, const xd_param *b) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const void *pair[2];
+    pair[0] = a->gradient;
+    pair[1] = b->gradient;
+    if (a->count == 0) return XD_OK;
+    return xd_ctx_kernels(ctx)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
+}
+
+static xd_result xdi_finish_copy(xd_ctx *ctx, const xd_param *from, const xd_param *to) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    if (from->count == 0) return XD_OK;
+    return xd_ctx_kernels(ctx)->memory.copy(&launch, to->gradient, from->gradient,
+                                            (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
+}
+
+static xd_result xdi_finish_scale(xd_ctx *ctx, const xd_param *part, float factor) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_scale_args args;
+    if (part->count == 0 || factor == 1.0f) return XD_OK;
+    memset(&args, 0, sizeof args);
+    args.data = part->gradient;
+    args.count = part->count;
+    args.dtype = XD_DTYPE_F32;
+    args.factor = factor;
+    return xd_ctx_kernels(ctx)->optimizer.scale(&launch, &args);
+}
+
+/* Over this rank's stages, over the ranks, and back. */
+static xd_result xdi_finish_over_stages(xd_ctx *ctx, xd_comm *pp, const xd_built *built) {
+    const int stages = xd_built_stage_count(built);
+    const xd_stage first = xd_built_stage(built, 0);
+    int64_t count, elements;
+    (void)xdi_finish_find(&first, XDI_FINISH_OVER_STAGES, -1, &count, &elements);
+    for (int64_t k = 0; k < count; k++) {
+        const xd_param sum = xdi_finish_part(&first, XDI_FINISH_OVER_STAGES, k);
+        for (int i = 1; i < stages; i++) {
+            const xd_stage stage = xd_built_stage(built, i);
+            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_add(ctx, &sum, &part));
+        }
+        XD_TRY(xdi_finish_sum(pp, &sum));
+        for (int i = 1; i < stages; i++) {
+            const xd_stage stage = xd_built_stage(built, i);
+            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_copy(ctx, &sum, &part));
+        }
+    }
+    return XD_OK;
+}
+
+/* Every weight of a kind, in all stages. */
+static xd_result xdi_finish_each(xd_ctx *ctx, xd_comm *tp, const xd_built *built, xdi_finish_kind kind,
+                                 float factor) {
+    for (int i = 0; i < xd_built_stage_count(built); i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        for (int64_t k = 0; k < stage.model->weight_count; k++) {
+            const xd_weight *w = stage.model->weights[k];
+            const bool averages =
+                kind == XDI_FINISH_OVER_TENSORS && w->desc.traits.averaged_over_tensor_parallel;
+            if (!xdi_finish_has(w, kind)) continue;
+            const xd_param part = xdi_parallel_param(stage.parallel, w);
+            XD_TRY(xdi_finish_sum(tp, &part));
+            XD_TRY(xdi_finish_scale(ctx, &part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_finish_embedding(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
+    const xdi_finish_copies c = xdi_finish_find_copies(built);
+    if (c.count == 0) return XD_OK;
+    if (c.count == 1) return xdi_finish_sum(embedding, c.first.gradient ? &c.first : &c.last);
+    XD_TRY(xdi_finish_add(ctx, &c.first, &c.last));
+    return xdi_finish_copy(ctx, &c.first, &c.last);
+}
+
+/* The tokens of all last stages. */
+static xd_result xdi_finish_tokens(const xd_pipeline_finish_desc *d, int64_t *tokens) {
+    const xd_groups *g = d->groups;
+    xd_comm *data = g->dp_cp ? g->dp_cp : g->dp;
+    *tokens = d->tokens;
+    if (g->pp) XD_TRY(xd_broadcast(g->pp, tokens, 1, XD_DTYPE_I64, xd_comm_size(g->pp) - 1));
+    if (data) XD_TRY(xd_all_reduce(data, tokens, tokens, 1, XD_DTYPE_I64, XD_SUM));
+    return XD_OK;
+}
+
+static xd_result xdi_finish_gradients(xd_ctx *ctx, const xd_pipeline_finish_desc *d) {
+    int64_t tokens = 0;
+    XD_TRY(xdi_finish_over_stages(ctx, d->groups->pp, d->built));
+    XD_TRY(xdi_finish_each(ctx, d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, 1.0f));
+    XD_TRY(xdi_finish_embedding(ctx, d->groups->embedding, d->built));
+    if (!d->per_token) return XD_OK;
+    XD_TRY(xdi_finish_tokens(d, &tokens));
+    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL,
+                           (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
+}
+
+XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_result result = XD_OK;
+    XD_TRY(xd_agree(world, xdi_finish_check(ctx, desc)));
+    for (int i = 0; i < xd_built_stage_count(desc->built) && result == XD_OK; i++)
+        result = xd_parallel_reduce(xd_built_stage(desc->built, i).parallel); /* alike on all data ranks */
+    result = xd_agree(world, result);
+    if (result == XD_OK) result = xdi_finish_compare_all(world, desc);
+    if (result == XD_OK) result = xd_agree(world, xdi_finish_gradients(ctx, desc));
+    if (result != XD_OK) xdi_pipeline_drop(desc->built);
+    return result;
 }
 
 #endif
@@ -67540,7 +68977,7 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 static void xdi_dmd_drop_step(const xd_dmd *d, const xdi_dmd_source *source) {
     for (int role = 0; role < XD_DMD_TEACHER; role++)
         if (source->turns[role] && d->desc.trainers[role].parallel)
-            xdi_parallel_drop_step(d->desc.trainers[role].parallel);
+            xdi_parallel_drop_leaves(d->desc.trainers[role].parallel);
 }
 
 /* Everything but the counters. */
@@ -71473,4 +72910,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5e31fcc8f36dc6ed78ba781304cd7de7665831d3a770223ebc6f13259fdb9405 */
+/* xdistill sha256 74942f106c9eab583ede381e93548782c74582137ca80676c9730274f3d130e6 */

@@ -128,6 +128,7 @@
 #include "model/parallel.h"
 #include "model/groups.h"
 #include "model/build.h"
+#include "model/pipeline.h"
 #include "model/plan.h"
 #include "model/buckets.h"
 #endif
@@ -358,6 +359,10 @@
 #include "model/build_precision.c"
 #include "model/build_values.c"
 #include "model/build.c"
+#include "model/pipeline_table.c"
+#include "model/pipeline_program.c"
+#include "model/pipeline_run.c"
+#include "model/pipeline_finish.c"
 #endif
 
 #ifndef XDISTILL_NO_CHECKPOINT

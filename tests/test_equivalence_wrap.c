@@ -10,6 +10,7 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_model.c"
 #include "../examples/nn/nn_transformer.c"
+#include "equivalence/stages.c"
 #include "equivalence/train.c"
 
 static train_config config_of(train_wrap wrap, int dp, int tp, int groups) {
@@ -21,7 +22,7 @@ static train_config config_of(train_wrap wrap, int dp, int tp, int groups) {
 
 static void check_run(const train_config *c, const train_result *one) {
     train_result *other = (train_result *)calloc(1, sizeof *other);
-    char message[512] = "", name[96];
+    char message[512] = "", name[TRAIN_NAME];
     const bool ok = train_on_threads(c, other, message) && train_equal(one, other, message);
     train_name(c, name);
     if (!ok) printf("%s: %s\n", name, message);

@@ -11,13 +11,14 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_model.c"
 #include "../examples/nn/nn_transformer.c"
+#include "equivalence/stages.c"
 #include "equivalence/train.c"
 
 /* ---- the transformer ---- */
 
 /* Floats that a layer keeps of one micro-batch when it does not run again. */
 static int64_t layer_floats(const train_config *c) {
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     nn_group group;
     nn_model model;
     nn_batch batch;
@@ -37,7 +38,7 @@ static int64_t layer_floats(const train_config *c) {
 
 static void check_config(const train_config *c) {
     train_result *kept = (train_result *)calloc(2, sizeof *kept), *again = kept + 1;
-    char message[512] = "", name[96];
+    char message[512] = "", name[TRAIN_NAME];
     train_config recompute = *c;
     recompute.recompute = true;
     train_name(&recompute, name);
@@ -48,7 +49,7 @@ static void check_config(const train_config *c) {
     CHECK_EQ_INT(again->traffic.calls, kept->traffic.calls); /* no second gather */
     CHECK_EQ_INT(again->traffic.bytes_received, kept->traffic.bytes_received);
     CHECK(c->dp == 1 || kept->traffic.bytes_received > 0);
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     const int64_t layers = kept->leaves * (config.layers - 1) * layer_floats(c) * (int64_t)sizeof(float);
     CHECK_EQ_INT(kept->workspace - again->workspace, layers);
     CHECK(kept->inputs == 0 && again->inputs >= kept->leaves * config.layers * POSITIONS * config.hidden * 4);
@@ -81,7 +82,7 @@ XD_TEST(the_transformer_that_runs_its_layers_again_has_the_bits_and_exchanges_of
 }
 
 XD_TEST(the_passes_over_one_buffer_say_that_they_keep_no_inputs) {
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     nn_model model;
     nn_batch batch;
     float nothing[1] = { 0 };

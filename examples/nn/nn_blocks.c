@@ -3,10 +3,14 @@
 
 #include <string.h>
 
-static void nn_blocks_show(const xd_block_view *view, int block, nn_weights *out) {
+/* What a stage has not is NULL. */
+static void nn_blocks_show(const nn_cut *cut, const xd_block_view *view, int block, nn_weights *out) {
+    int at = 0;
     for (int i = 0; i < nn_block_weights(block); i++) {
-        out->value[i] = (const float *)view->values[i];
-        out->gradient[i] = (float *)view->gradients[i];
+        const bool has = !cut || nn_cut_has(cut, block, i);
+        out->value[i] = has ? (const float *)view->values[at] : NULL;
+        out->gradient[i] = has ? (float *)view->gradients[at] : NULL;
+        at += has;
     }
 }
 
@@ -20,7 +24,7 @@ static int nn_blocks_begin(void *user, int block, nn_pass pass, nn_weights *out)
     what.leaf = pass == NN_BACKWARD ? blocks->leaf : 0;
     const xd_result result = xd_block_begin(nn_find_block(blocks->model, block), what, &view);
     if (result != XD_OK) return (int)result;
-    nn_blocks_show(&view, block, out);
+    nn_blocks_show(blocks->cut, &view, block, out);
     return 0;
 }
 
@@ -44,7 +48,7 @@ typedef struct nn_rerun {
 static xd_result nn_blocks_rerun(void *user, const xd_block_view *view, const void *input) {
     const nn_rerun *r = (const nn_rerun *)user;
     nn_weights weights;
-    nn_blocks_show(view, r->block, &weights);
+    nn_blocks_show(NULL, view, r->block, &weights); /* a layer is whole */
     return (xd_result)r->forward(r->argument, &weights, (const float *)input);
 }
 

@@ -12,6 +12,7 @@ extern "C" {
 typedef struct nn_blocks {
     const xd_model *model; /* of nn_describe */
     int64_t leaf;          /* of the next backward pass; with `recompute` of the next forward pass too */
+    const nn_cut *cut;     /* of a stage of a pipeline; NULL = the whole model */
 } nn_blocks;
 
 /* Its codes are those of xd_result. A model with `recompute` needs xd_inputs_create first, for inputs of rows * hidden floats. */

@@ -124,10 +124,13 @@ static xd_result nn_describe_block(const nn_description *d, const nn_model *mode
     const size_t inside = name[0] ? strlen(name) + 1 : 0;
     for (int i = 0; i < nn_block_weights(number); i++) {
         const nn_param *p = nn_block_param(model, number, i);
+        if (!nn_cut_has(&model->cut, number, i)) continue;
         const bool tied = number == NN_ROOT && i == NN_HEAD && model->config.tied;
         xd_weight_desc desc =
             tied ? nn_tied_head(p, d->dtype) : nn_weight_of(model, p, p->name + inside, d->dtype);
         if (d->layouts && !tied) desc.layout = d->layouts[p - model->params];
+        if (number == NN_ROOT && i != NN_NORM && model->cut.copies) desc.traits.shared_embedding = true;
+        if (number == NN_ROOT && i == NN_HEAD && model->cut.copies) desc.traits.shared = true;
         XD_TRY(xd_weight_add(block, &desc, NULL));
     }
     return XD_OK;
@@ -136,10 +139,10 @@ static xd_result nn_describe_block(const nn_description *d, const nn_model *mode
 static xd_result nn_describe_all(const nn_description *d, const nn_model *model) {
     xd_block *root = xd_model_root(d->model);
     XD_TRY(nn_describe_block(d, model, NN_ROOT, root));
-    for (int i = 0; i < model->config.layers; i++) {
+    for (int i = nn_layers_begin(model); i < nn_layers_end(model); i++) {
         char name[32];
         xd_block_desc desc;
-        xd_block *block;
+        xd_block *block = NULL;
         memset(&desc, 0, sizeof desc);
         nn_layer_name(i, name);
         desc.name = name;

@@ -159,6 +159,19 @@ int nn_block_weights(int block) {
     return block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : (int)NN_LAYER_WEIGHTS;
 }
 
+bool nn_cut_has(const nn_cut *cut, int block, int weight) {
+    if (!cut->is || block != NN_ROOT) return true;
+    return weight == NN_EMBED ? cut->first : cut->last;
+}
+
+int nn_layers_begin(const nn_model *model) {
+    return model->cut.is ? model->cut.begin : 0;
+}
+
+int nn_layers_end(const nn_model *model) {
+    return model->cut.is ? model->cut.end : model->config.layers;
+}
+
 /* The table is the embedding, the layers, the last norm, and the head unless that is the embedding. */
 const nn_param *nn_block_param(const nn_model *model, int block, int weight) {
     const int behind = 1 + model->config.layers * NN_LAYER_WEIGHTS;

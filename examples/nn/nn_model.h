@@ -83,6 +83,16 @@ enum { NN_ROOT = -1 };
 enum { NN_EMBED, NN_NORM, NN_HEAD, NN_ROOT_WEIGHTS };
 enum { NN_INPUT_NORM, NN_Q, NN_K, NN_V, NN_O, NN_POST_NORM, NN_GATE, NN_UP, NN_DOWN, NN_LAYER_WEIGHTS };
 
+/* The part of the model that a stage of a pipeline has: set after nn_model_init. Zero is the whole model. The table of weights
+ * stays that of the whole. */
+typedef struct nn_cut {
+    bool is;          /* a cut */
+    bool first, last; /* it has the embedding; the last norm and the head */
+    int begin, end;   /* its layers */
+    bool
+        copies; /* head and embedding are copies of one weight, whose gradients xd_pipeline_finish adds up; not `tied` */
+} nn_cut;
+
 typedef struct nn_model {
     nn_config config;
     nn_share share;
@@ -92,7 +102,13 @@ typedef struct nn_model {
     int64_t float_count; /* length of the buffer of weights, and of the gradients */
     /* Set after nn_model_init: layers keep their input alone for the backward pass, which runs their forward again. */
     bool recompute;
+    nn_cut cut;
 } nn_model;
+
+/* Whether a block's weight is there; its layers are [nn_layers_begin, nn_layers_end). */
+bool nn_cut_has(const nn_cut *cut, int block, int weight);
+int nn_layers_begin(const nn_model *model);
+int nn_layers_end(const nn_model *model);
 
 /* Lays out the part of the model that tensor-parallel rank tp.rank holds.
  *

@@ -131,6 +131,7 @@ static void nn_take_backward(const nn_sizes *s, bool gathers, float *base, int64
 
 static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool training, float *base) {
     const bool gathers = model->cp.size > 1;
+    const int layers = nn_layers_end(model) - nn_layers_begin(model);
     nn_space w;
     nn_sizes s;
     int64_t offset = 0, layer = 0;
@@ -138,7 +139,7 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
     w.size = s = nn_sizes_of(model, batch);
     (void)nn_take_layer(model, &s, NULL, &layer);
     w.layer_step = training && !model->recompute ? layer : 0;
-    w.layers = nn_take(base, &offset, w.layer_step ? layer * model->config.layers : layer);
+    w.layers = nn_take(base, &offset, w.layer_step && layers > 1 ? layer * layers : layer);
     /* Forward alone, the last output takes the place of the layers' shared x. */
     w.last = training ? nn_take(base, &offset, s.rows * s.hidden) : w.layers;
     w.last_rms = nn_take(base, &offset, s.rows);
@@ -156,8 +157,10 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
     return w;
 }
 
+/* That of a stage without layers is there too: its input. */
 static nn_kept nn_layer_space(const nn_model *model, const nn_space *w, int layer) {
     int64_t offset = 0;
+    layer -= nn_layers_begin(model);
     return nn_take_layer(model, &w->size, w->layers + layer * w->layer_step, &offset);
 }
 
@@ -419,10 +422,10 @@ static int nn_ffn_block(const nn_model *model, const nn_weights *b, const nn_spa
 
 static int nn_layers_forward(const nn_model *model, const nn_source *source, const nn_batch *batch,
                              nn_pass pass, const nn_space *w) {
-    const int layers = model->config.layers;
-    for (int i = 0; i < layers; i++) {
+    const int end = nn_layers_end(model);
+    for (int i = nn_layers_begin(model); i < end; i++) {
         const nn_kept a = nn_layer_space(model, w, i);
-        float *out = i + 1 < layers ? nn_layer_space(model, w, i + 1).x : w->last;
+        float *out = i + 1 < end ? nn_layer_space(model, w, i + 1).x : w->last;
         nn_weights b;
         NN_TRY(source->begin(source->user, i, pass, &b));
         if (pass == NN_FORWARD && model->recompute)
@@ -434,21 +437,45 @@ static int nn_layers_forward(const nn_model *model, const nn_source *source, con
     return 0;
 }
 
-int nn_forward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
-                    float *workspace, float *logits) {
+/* Into the first layer: the embedding, or what the stage before put out. */
+static int nn_enter(const nn_model *model, const nn_weights *b, const nn_batch *batch, const nn_space *w,
+                    const float *input) {
+    const size_t bytes = (size_t)(w->size.rows * w->size.hidden) * sizeof *input;
+    float *x = nn_layer_space(model, w, nn_layers_begin(model)).x;
+    if (input)
+        memcpy(x, input, bytes);
+    else
+        NN_TRY(nn_embed(model, b->value[NN_EMBED], batch, w, x));
+    if (nn_layers_begin(model) == nn_layers_end(model) && w->last != x) memcpy(w->last, x, bytes);
+    return 0;
+}
+
+int nn_forward_stage(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
+                     const nn_ends *ends) {
     const nn_pass pass = training ? NN_FORWARD : NN_INFERENCE;
-    const nn_space w = nn_plan(model, batch, training, workspace);
+    const nn_space w = nn_plan(model, batch, training, ends->workspace);
     const nn_sizes *s = &w.size;
+    const bool last = !model->cut.is || model->cut.last;
     nn_weights b;
     if (pass == NN_FORWARD && model->recompute && !source->keep) return NN_NO_INPUTS;
     nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
                   w.cosine, w.sine);
     NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
-    NN_TRY(nn_embed(model, b.value[NN_EMBED], batch, &w, nn_layer_space(model, &w, 0).x));
+    NN_TRY(nn_enter(model, &b, batch, &w, ends->input));
     NN_TRY(nn_layers_forward(model, source, batch, pass, &w));
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, b.value[NN_NORM], w.head_in, w.last_rms);
-    nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, b.value[NN_HEAD], logits);
+    if (last) {
+        nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, b.value[NN_NORM], w.head_in,
+                   w.last_rms);
+        nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, b.value[NN_HEAD], ends->output);
+    } else
+        memcpy(ends->output, w.last, (size_t)(s->rows * s->hidden) * sizeof *w.last);
     return source->end(source->user, NN_ROOT);
+}
+
+int nn_forward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
+                    float *workspace, float *logits) {
+    const nn_ends ends = { workspace, NULL, logits };
+    return nn_forward_stage(model, source, batch, training, &ends);
 }
 
 int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
@@ -540,7 +567,7 @@ static int nn_layer_again(void *argument, const nn_weights *weights, const float
 static int nn_layers_backward(const nn_model *model, const nn_source *source, const nn_batch *batch,
                               const nn_space *w) {
     nn_layer layer = { model, batch, w };
-    for (int i = model->config.layers - 1; i >= 0; i--) {
+    for (int i = nn_layers_end(model) - 1; i >= nn_layers_begin(model); i--) {
         const nn_kept a = nn_layer_space(model, w, i);
         nn_weights b;
         NN_TRY(source->begin(source->user, i, NN_BACKWARD, &b));
@@ -552,24 +579,45 @@ static int nn_layers_backward(const nn_model *model, const nn_source *source, co
     return 0;
 }
 
-int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,
-                     const float *d_logits) {
-    const nn_space w = nn_plan(model, batch, true, workspace);
-    const nn_sizes *s = &w.size;
+/* Out of the head: w->d_x = the gradient of the last layer's output. */
+static int nn_head_backward(const nn_model *model, const nn_weights *b, const nn_space *w,
+                            const float *d_logits) {
+    const nn_sizes *s = &w->size;
+    const nn_share *share = &model->share;
+    const nn_product head = { d_logits, b->value[NN_HEAD], false, share->vocab_count,
+                              nn_piece_length(model->config.vocab) };
+    nn_weight_gradient(s->rows, s->hidden, share->vocab_count, w->head_in, d_logits, b->gradient[NN_HEAD]);
+    NN_TRY(nn_sum_products(model, w, &head, 1,
+                           nn_pieces_of(model->config.vocab, share->vocab_begin, share->vocab_count)));
+    memset(w->d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w->d_x);
+    nn_rmsnorm_backward(s->rows, s->hidden, w->last, b->value[NN_NORM], w->last_rms, w->part, w->d_x,
+                        b->gradient[NN_NORM]);
+    return 0;
+}
+
+int nn_backward_stage(const nn_model *model, const nn_source *source, const nn_batch *batch,
+                      const nn_ends *ends) {
+    const nn_space w = nn_plan(model, batch, true, ends->workspace);
+    const size_t bytes = (size_t)(w.size.rows * w.size.hidden) * sizeof *w.d_x;
+    const bool first = !model->cut.is || model->cut.first, last = !model->cut.is || model->cut.last;
     nn_weights b;
     NN_TRY(source->begin(source->user, NN_ROOT, NN_BACKWARD, &b));
-    const nn_share *share = &model->share;
-    const nn_product head = { d_logits, b.value[NN_HEAD], false, share->vocab_count,
-                              nn_piece_length(model->config.vocab) };
-    nn_weight_gradient(s->rows, s->hidden, share->vocab_count, w.head_in, d_logits, b.gradient[NN_HEAD]);
-    NN_TRY(nn_sum_products(model, &w, &head, 1,
-                           nn_pieces_of(model->config.vocab, share->vocab_begin, share->vocab_count)));
-    memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
-    nn_rmsnorm_backward(s->rows, s->hidden, w.last, b.value[NN_NORM], w.last_rms, w.part, w.d_x,
-                        b.gradient[NN_NORM]);
+    if (last)
+        NN_TRY(nn_head_backward(model, &b, &w, ends->input));
+    else
+        memcpy(w.d_x, ends->input, bytes);
     NN_TRY(nn_layers_backward(model, source, batch, &w));
-    nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]);
+    if (first)
+        nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]);
+    else
+        memcpy(ends->output, w.d_x, bytes);
     return source->end(source->user, NN_ROOT);
+}
+
+int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,
+                     const float *d_logits) {
+    const nn_ends ends = { workspace, d_logits, NULL };
+    return nn_backward_stage(model, source, batch, &ends);
 }
 
 int nn_backward(const nn_model *model, const float *weights, const nn_batch *batch, float *workspace,
@@ -602,11 +650,11 @@ nn_source nn_flat_source(nn_flat *flat) {
 }
 
 int nn_pass_by(const nn_model *model, const nn_source *source, nn_pass pass) {
-    const int layers = model->config.layers;
+    const int begin = nn_layers_begin(model), end = nn_layers_end(model);
     nn_weights b;
     NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
-    for (int i = 0; i < layers; i++) {
-        const int layer = pass == NN_BACKWARD ? layers - 1 - i : i;
+    for (int i = begin; i < end; i++) {
+        const int layer = pass == NN_BACKWARD ? end - 1 - (i - begin) : i;
         NN_TRY(source->begin(source->user, layer, pass, &b));
         NN_TRY(source->end(source->user, layer));
     }

@@ -98,6 +98,22 @@ int nn_backward(const nn_model *model, const float *weights, const nn_batch *bat
 int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,
                      const float *d_logits);
 
+/* The passes of a stage of a pipeline (nn_model.cut), or of the whole model. An activation is [sequences * positions, hidden].
+ *
+ *   input    forward: the activation of the stage before; NULL = the first stage, which reads batch->ids. Backward: the gradient
+ *            of the output, of the last stage d_logits
+ *   output   forward: the activation for the next stage, of the last stage logits. Backward: the gradient of the input; NULL on the
+ *            first stage */
+typedef struct nn_ends {
+    float *workspace;
+    const float *input;
+    float *output;
+} nn_ends;
+int nn_forward_stage(const nn_model *model, const nn_source *source, const nn_batch *batch, bool training,
+                     const nn_ends *ends);
+int nn_backward_stage(const nn_model *model, const nn_source *source, const nn_batch *batch,
+                      const nn_ends *ends);
+
 /* Opens and closes every block in the order of a pass, without computing: for ranks that must take part in what others
  * gather, but have nothing of their own to compute. */
 int nn_pass_by(const nn_model *model, const nn_source *source, nn_pass pass);

@@ -16,9 +16,11 @@ struct xd_comm {
     int64_t *counts;  /* [size], scratch of gathers of equal blocks */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
-    bool is_world;     /* its first collective has the longer deadline */
-    xd_result broken;  /* XD_OK, or what broke the group */
-    int culprit;       /* world rank; -1 unknown */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
 };
 
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
@@ -552,7 +554,7 @@ static bool xdi_comm_refuse(const xd_comm *comm, xd_collective *c) {
 }
 
 static double xdi_comm_message_deadline(const xd_comm *comm) {
-    return xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
+    return xd_now(comm->ctx) + (1.0 + comm->patience) * xd_ctx_settings(comm->ctx)->timeout_seconds;
 }
 
 /* Compares what both ranks passed. The rank that has refused knows. */
@@ -594,8 +596,8 @@ static xd_result xdi_comm_validate_message(const xd_comm *comm, const xd_collect
     return xdi_comm_validate(comm, c);
 }
 
-/* All messages at once. `messages` has room for all; those that nobody can be told of are left out of it. */
-static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count,
+/* All messages at once, or the refusals of all. `messages` has room for all; those that nobody can be told of are left out of it. */
+static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count, bool refuses,
                                        xd_message *messages) {
     xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
     int used = 0;
@@ -605,8 +607,8 @@ static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *recor
         m->record = records[i];
         m->record.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
         m->index = i;
-        const bool valid = xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
-        if (!valid) xdi_comm_note(comm, &first, i);
+        const bool valid = !refuses && xdi_comm_validate_message(comm, &m->record, i) == XD_OK;
+        if (!valid && !refuses) xdi_comm_note(comm, &first, i);
         if (valid || xdi_comm_refuse(comm, &m->record)) used++;
     }
     const double deadline = xdi_comm_message_deadline(comm);
@@ -626,7 +628,7 @@ static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *recor
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     xd_collective record = *c;
     xd_message message;
-    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, &message);
+    if (comm->transport->ops->exchange) return xdi_comm_run_messages(comm, c, 1, false, &message);
     const xd_result mine = xdi_comm_validate(comm, c);
     if (mine != XD_OK && !xdi_comm_refuse(comm, &record)) return mine;
     const double deadline = xdi_comm_message_deadline(comm);
@@ -642,6 +644,14 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return mine;
 }
 
+/* Tells the other rank of a message that this one will not take part. */
+static xd_result xdi_comm_refuse_pair(xd_comm *comm, const xd_collective *c) {
+    xd_collective record = *c;
+    if (!xdi_comm_refuse(comm, &record)) return XD_OK;
+    return xdi_comm_break(
+        comm, comm->transport->ops->execute(comm->transport, &record, xdi_comm_message_deadline(comm)));
+}
+
 /* The place of a message in the order of all ranks: by the lower rank, the higher one, upward before downward, then as listed.
  * The first pair of this order that has not met is the next one of both its ranks. */
 static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c, int index, int count) {
@@ -653,7 +663,7 @@ static uint64_t xdi_comm_message_key(const xd_comm *comm, const xd_collective *c
            (uint64_t)index;
 }
 
-static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count) {
+static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *records, int count, bool refuses) {
     xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };
     uint64_t begin = 0;
     for (int done = 0; done < count; done++) {
@@ -668,13 +678,14 @@ static xd_result xdi_comm_run_in_turn(xd_comm *comm, const xd_collective *record
         c.stream = records[0].stream ? records[0].stream : xd_ctx_settings(comm->ctx)->stream;
         xd_result result =
             xdi_comm_is_message(&c) ? xdi_comm_whole(comm, &c) : xdi_comm_validate_message(comm, &c, index);
-        if (result == XD_OK) result = xdi_comm_run_pair(comm, &c);
+        if (result == XD_OK) result = refuses ? xdi_comm_refuse_pair(comm, &c) : xdi_comm_run_pair(comm, &c);
         if (result != XD_OK) xdi_comm_note(comm, &first, index);
     }
     return first.index < 0 ? XD_OK : xdi_ctx_adopt(comm->ctx, &first.error);
 }
 
-XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *records, int count,
+                                           bool refuses) {
     xd_collective none;
     memset(&none, 0, sizeof none);
     none.kind = XD_COLLECTIVE_SEND;
@@ -685,11 +696,27 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
     xd_message *messages = NULL;
     if (comm->transport->ops->exchange)
         messages = (xd_message *)xdi_scratch_take(comm->ctx, (size_t)count * sizeof *messages);
-    const xd_result result = messages
-                                 ? xdi_comm_run_messages(comm, records, count, messages)
-                                 : xdi_comm_run_in_turn(comm, records, count); /* which needs no memory */
+    const xd_result result =
+        messages ? xdi_comm_run_messages(comm, records, count, refuses, messages)
+                 : xdi_comm_run_in_turn(comm, records, count, refuses); /* which needs no memory */
     xdi_scratch_give(comm->ctx, messages);
     return result;
+}
+
+XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    return xdi_comm_exchange_records(comm, records, count, false);
+}
+
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience) {
+    comm->patience = patience;
+    const xd_result result = xdi_comm_exchange_records(comm, records, count, refuses);
+    comm->patience = 0.0;
+    return result;
+}
+
+XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm) {
+    return comm->refused == comm->sequence ? comm->refused : 0;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
@@ -700,7 +727,9 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     *deadline = xdi_comm_deadline(comm);
     const xd_control control = xdi_comm_control(comm, c, mine);
     XD_TRY(xdi_comm_exchange(comm, &control, mine == XD_OK ? c : NULL, *deadline));
-    return xdi_comm_agreement(comm, c, mine, *deadline);
+    const xd_result result = xdi_comm_agreement(comm, c, mine, *deadline);
+    if (result != XD_OK && comm->broken == XD_OK) comm->refused = comm->sequence;
+    return result;
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {

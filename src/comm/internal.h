@@ -34,6 +34,15 @@ XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 /* collective.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
+/* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
+ * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break the group. */
+XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
+                                          bool refuses, double patience);
+
+/* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
+ * group; else 0. Numbers ascend. */
+XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
+
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
                                            int64_t number);

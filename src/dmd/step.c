@@ -186,7 +186,7 @@ static xd_result xdi_dmd_check_turns(const xd_dmd *d, const xdi_dmd_source *sour
 static void xdi_dmd_drop_step(const xd_dmd *d, const xdi_dmd_source *source) {
     for (int role = 0; role < XD_DMD_TEACHER; role++)
         if (source->turns[role] && d->desc.trainers[role].parallel)
-            xdi_parallel_drop_step(d->desc.trainers[role].parallel);
+            xdi_parallel_drop_leaves(d->desc.trainers[role].parallel);
 }
 
 /* Everything but the counters. */

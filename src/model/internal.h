@@ -8,6 +8,7 @@
 #include "model/buckets.h"
 #include "model/build.h"
 #include "model/parallel.h"
+#include "model/pipeline.h"
 #include "model/recompute.h"
 #include "tensor/internal.h"
 
@@ -148,6 +149,65 @@ XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
  * Collective. */
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
+
+/* ---- pipelines ---- */
+
+enum { XDI_SCHEDULE_RANKS = 4096, XDI_SCHEDULE_MICRO_BATCHES = 1 << 20 };
+
+/* A schedule tick by tick. */
+typedef struct xdi_schedule {
+    xd_ctx *ctx;
+    xd_pipeline_schedule desc;
+    int64_t ticks;                 /* so far */
+    xd_pipeline_work *row;         /* [ranks] of the last one */
+    int64_t *at;                   /* [ranks] items done */
+    int64_t *forwards, *backwards; /* [stages] micro-batches done */
+} xdi_schedule;
+
+/* pipeline_table.c: checks settings and fills in the defaults. */
+XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *desc);
+
+/* pipeline_table.c: before the first tick; to the next one, false after the last; and the end. */
+XD_PRIVATE xd_result xdi_schedule_open(xd_ctx *ctx, const xd_pipeline_schedule *desc, xdi_schedule *out);
+XD_PRIVATE bool xdi_schedule_next(xdi_schedule *s);
+XD_PRIVATE void xdi_schedule_close(xdi_schedule *s);
+
+/* pipeline_table.c: the rank that what an item of this rank puts out goes to; -1: none. */
+XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work);
+
+/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
+XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
+
+/* pipeline_run.c: drops the step of every stage: see xdi_parallel_drop_step. */
+XD_PRIVATE void xdi_pipeline_drop(const xd_built *built);
+
+/* A tick of one rank, with the places of what it reads and writes. Indices of buffers; -1: none. */
+typedef struct xdi_pipeline_step {
+    xd_pipeline_work work;
+    int to;           /* the rank that the output is sent to */
+    int64_t slot;     /* of the caller */
+    int64_t input;    /* an activation that arrived */
+    int64_t gradient; /* of the output, likewise */
+    int64_t arrives;  /* where an activation is received at the end of the tick */
+    int64_t gradient_arrives;
+    bool meets
+        [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    int64_t waits; /* idle ticks in a row, this one counted */
+} xdi_pipeline_step;
+
+/* All ticks of one rank, and how many places they use. */
+typedef struct xdi_pipeline_program {
+    xd_pipeline_schedule schedule;
+    xd_pipeline_counts counts;
+    xdi_pipeline_step *steps; /* [counts.ticks] */
+} xdi_pipeline_program;
+
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+ * gradients numbers. */
+XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                                xdi_pipeline_program *out);
+XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
+                                               int64_t *owners);
 
 /* ---- wrappers ---- */
 
@@ -310,6 +370,13 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
+/* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it begins
+ * again. */
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+
+/* parallel.c: an entry of xd_parallel_params, of any weight that is no tie. */
+XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w);
+
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
@@ -370,7 +437,7 @@ XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
 /* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a queue has
  * begun a sum of them. Local. */
-XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
+XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p);
 
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */
 XD_PRIVATE void xdi_parallel_drop_ahead(xd_parallel *p);

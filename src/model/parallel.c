@@ -315,7 +315,7 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight 
     return out;
 }
 
-static xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
     xd_bucket_piece piece;
     const xdi_bucket *b = xdi_flat_bucket(w);
     xd_param out = xdi_parallel_describe(p, w, &piece);
@@ -468,8 +468,16 @@ static bool xdi_parallel_has_sent(const xd_parallel *p) {
     return sent && p->reductions;
 }
 
-XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+}
+
+XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->open = 0;
+    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].open = 0;
+    p->open = 0;
+    xdi_parallel_forget_values(p);
+    xdi_gradient_reset(p);
 }
 
 /* ---- weights that are thawed ---- */

@@ -18,7 +18,10 @@ static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
     xd_bucket_param *params =
         (xd_bucket_param *)xd_allocate(p->ctx, ((size_t)flat->count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
-    for (int64_t i = 0; i < flat->count; i++) params[i].numel = flat->weights[i]->count;
+    for (int64_t i = 0; i < flat->count; i++) {
+        params[i].numel = flat->weights[i]->count;
+        params[i].shared_embedding = flat->whole && flat->weights[i]->desc.traits.shared_embedding;
+    }
     memset(&d, 0, sizeof d);
     d.params = params;
     d.param_count = flat->count;

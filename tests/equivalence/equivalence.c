@@ -16,7 +16,7 @@ enum { TRAIN_MOST = 800, EQUIVALENCE_RANKS = 8 };
 
 static train_config list[TRAIN_MOST];
 static int listed;
-static train_result one[2], other;
+static train_result one[2], staged[3], other; /* staged: as it is, with bf16, with copies */
 
 static void add(train_wrap wrap, int dp, int tp, int groups, bool whole) {
     for (int variant = 0; variant < 4; variant++) {
@@ -48,7 +48,38 @@ static void add_mesh(int dp, int tp) {
         }
 }
 
+/* Pipelines: of two ranks, of four, and of two with two virtual stages; uneven ones, and with copies of the embedding. */
+static void add_pipeline(train_wrap wrap, int pp, int virtual_stages, int dp, int tp) {
+    train_config c;
+    memset(&c, 0, sizeof c);
+    c.wrap = wrap;
+    c.pp = pp;
+    c.virtual_stages = virtual_stages;
+    c.dp = dp;
+    c.tp = tp;
+    c.bf16 = listed % 2 == 1;
+    c.workers = listed % 3 == 1;
+    c.uneven = pp * virtual_stages > 2 && listed % 4 >= 2;
+    c.copies = wrap != TRAIN_FSDP && !c.bf16 && listed % 3 != 0;
+    c.reduction = XD_REDUCTION_INVARIANT;
+    c.steps = TRAIN_STEPS;
+    list[listed++] = c;
+}
+
+static void add_pipelines(void) {
+    static const train_wrap wraps[] = { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP };
+    for (int i = 0; i < 3; i++) {
+        for (int dp = 1; dp <= 3; dp++) {
+            add_pipeline(wraps[i], 2, 1, dp, 1);
+            add_pipeline(wraps[i], 2, 2, dp, 1);
+        }
+        add_pipeline(wraps[i], 4, 1, 2, 1);
+        add_pipeline(wraps[i], 2, 2, 2, 2);
+    }
+}
+
 static void fill_list(void) {
+    add_pipelines();
     for (int dp = 1; dp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, 1);
     for (int tp = 2; tp <= EQUIVALENCE_RANKS; tp++)
         for (int dp = 1; dp * tp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, tp);
@@ -72,10 +103,14 @@ static train_config alone(bool bf16, xd_reduction reduction) {
     return c;
 }
 
+static const train_result *reference(const train_config *c) {
+    return c->pp ? &staged[c->bf16 + 2 * c->copies] : &one[c->bf16];
+}
+
 static bool run(const train_config *c) {
-    char name[96], message[512] = "the bits of one rank";
+    char name[TRAIN_NAME], message[512] = "the bits of one rank";
     const double begin = seconds_now();
-    const bool ok = train_on_threads(c, &other, message) && train_equal(&one[c->bf16], &other, message);
+    const bool ok = train_on_threads(c, &other, message) && train_equal(reference(c), &other, message);
     train_name(c, name);
     printf("%-6s %s  %.2f s  %s\n", ok ? "ok" : "FAILED", name, seconds_now() - begin, message);
     return ok;
@@ -84,11 +119,11 @@ static bool run(const train_config *c) {
 /* Sums in another order move a weight by less than 1e-2 in 20 steps, a loss by less than 1e-3. */
 static bool run_closely(const train_config *invariant) {
     train_config c = *invariant;
-    char name[96], message[512] = "";
+    char name[TRAIN_NAME], message[512] = "";
     double losses = 0.0, weights = 0.0;
     c.reduction = XD_REDUCTION_DETERMINISTIC;
     bool ok = train_on_threads(&c, &other, message);
-    if (ok) weights = train_apart(&one[c.bf16], &other, &losses);
+    if (ok) weights = train_apart(reference(&c), &other, &losses);
     ok = ok && weights <= 1e-2 && losses <= 1e-3;
     train_name(&c, name);
     printf("%-6s %s  DETERMINISTIC: weights within %.2g, losses within %.2g %s\n", ok ? "ok" : "FAILED", name,
@@ -106,6 +141,13 @@ int main(int argc, char **argv) {
         const train_config c = alone(bf16 != 0, XD_REDUCTION_INVARIANT);
         char message[512] = "";
         if (!train_on_threads(&c, &one[bf16], message)) return fprintf(stderr, "one rank: %s\n", message), 1;
+    }
+    for (int i = 0; i < 3; i++) {
+        train_config c = alone(i == 1, XD_REDUCTION_INVARIANT);
+        char message[512] = "";
+        c.pp = 1;
+        c.copies = i == 2;
+        if (!train_on_threads(&c, &staged[i], message)) return fprintf(stderr, "one stage: %s\n", message), 1;
     }
     printf("one rank: loss %.6f to %.6f in f32, to %.6f in bf16\n", one[0].losses[0],
            one[0].losses[TRAIN_STEPS - 1], one[1].losses[TRAIN_STEPS - 1]);

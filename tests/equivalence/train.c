@@ -9,19 +9,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WEIGHTS = 32, POSITIONS = 5, VOCAB = 29 };
+enum { WEIGHTS = 32, POSITIONS = TRAIN_POSITIONS, VOCAB = TRAIN_VOCAB };
 
-/* Sizes that divide by nothing, and more ranks than some of them have pieces. */
-static nn_config train_model(void) {
+/* Sizes that divide by nothing, and more ranks than some of them have pieces. For a pipeline more layers, which are smaller. */
+nn_config train_model(bool pipeline) {
     nn_config c;
     memset(&c, 0, sizeof c);
     c.vocab = VOCAB;
-    c.hidden = 22;
-    c.layers = 2;
+    c.hidden = pipeline ? 10 : 22;
+    c.layers = pipeline ? 5 : 2;
     c.heads = 6;
     c.kv_heads = 3;
     c.head_dim = 4;
-    c.ffn = 27;
+    c.ffn = pipeline ? 13 : 27;
     c.rope_theta = 100.0f;
     c.norm_eps = 1e-5f;
     return c;
@@ -119,12 +119,12 @@ static xd_result train_groups(train_state *s) {
     return xd_comm_split(s->dp, rank % each, rank, &s->replicas);
 }
 
-static int train_sum(void *user, float *x, int64_t count) {
+int train_sum(void *user, float *x, int64_t count) {
     return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
 }
 
 static xd_result train_describe(train_state *s) {
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     nn_group tp;
     memset(&tp, 0, sizeof tp);
     tp.size = s->config->tp;
@@ -210,7 +210,7 @@ static xd_result train_make_state(train_state *s) {
 
 /* Room for the inputs of all forwards that a step has in flight, planned before the model is wrapped. */
 static xd_result train_make_inputs(train_state *s) {
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     const xd_inputs_desc d = { (size_t)(POSITIONS * config.hidden) * sizeof(float), (int)s->own };
     const xd_memory_bytes planned = xd_inputs_bytes(s->description.model, &d);
     const int64_t before = s->memory.bytes;
@@ -259,20 +259,25 @@ static uint64_t train_mix(int64_t a, int64_t b, int64_t c) {
     return x >> 32;
 }
 
-/* The micro-batches of this rank: what one holds depends on its number alone. */
+/* What a micro-batch holds depends on its number alone. */
+void train_read_leaf(int step, int64_t leaf, const train_data *out) {
+    for (int i = 0; i < POSITIONS; i++) {
+        const int64_t token = step * 100 + leaf;
+        out->ids[i] = (int32_t)(train_mix(token, i, 0) % VOCAB);
+        out->labels[i] = (out->ids[i] * 3 + 1) % VOCAB;
+        if ((leaf + i) % 7 == 0) out->labels[i] = XD_IGNORE_INDEX;
+        for (int v = 0; v < out->columns && out->teacher; v++)
+            out->teacher[i * out->columns + v] = (float)(train_mix(token, i, v + out->column + 1) % 4096) / 1024.0f;
+    }
+}
+
 static void train_read(train_state *s, int step) {
-    const int width = s->model.share.vocab_count;
+    const nn_share *share = &s->model.share;
     for (int64_t k = 0; k < s->own; k++) {
-        const int64_t leaf = xd_parallel_leaf(s->parallel, k);
-        for (int i = 0; i < POSITIONS; i++) {
-            const int64_t at = k * POSITIONS + i, token = step * 100 + leaf;
-            s->ids[at] = (int32_t)(train_mix(token, i, 0) % VOCAB);
-            s->labels[at] = (s->ids[at] * 3 + 1) % VOCAB;
-            if ((leaf + i) % 7 == 0) s->labels[at] = XD_IGNORE_INDEX;
-            for (int v = 0; v < width; v++)
-                s->teacher[at * width + v] =
-                    (float)(train_mix(token, i, v + s->model.share.vocab_begin + 1) % 4096) / 1024.0f;
-        }
+        const int64_t at = k * POSITIONS;
+        const train_data data = { s->ids + at, s->labels + at, s->teacher + at * share->vocab_count,
+                                  share->vocab_begin, share->vocab_count };
+        train_read_leaf(step, xd_parallel_leaf(s->parallel, k), &data);
     }
 }
 
@@ -421,7 +426,8 @@ bool train_on_threads(const train_config *config, train_result *out, char messag
     d.reduction = config->reduction;
     d.timeout_seconds = 60;
     d.allocator = train_allocator();
-    if (xd_run_threads(config->dp * config->tp, &d, train_rank, (void *)&job, &error) == XD_OK) return true;
+    const int ranks = config->dp * config->tp * (config->pp ? config->pp : 1);
+    if (xd_run_threads(ranks, &d, config->pp ? train_stages_rank : train_rank, (void *)&job, &error) == XD_OK) return true;
     snprintf(message, 512, "%.500s", error.message);
     return false;
 }
@@ -430,7 +436,7 @@ bool train_on_threads(const train_config *config, train_result *out, char messag
 
 /* False with words about the first element that differs. */
 static bool train_same(const char *what, const float *a, const float *b, char message[512]) {
-    const nn_config config = train_model();
+    const nn_config config = train_model(false);
     nn_model m;
     if (memcmp(a, b, TRAIN_ROOM * sizeof *a) == 0) return true;
     if (nn_model_init(&config, NULL, NULL, &m)) return false;
@@ -474,12 +480,18 @@ double train_apart(const train_result *a, const train_result *b, double *losses)
     return most;
 }
 
-void train_name(const train_config *c, char name[96]) {
+void train_name(const train_config *c, char name[TRAIN_NAME]) {
     static const char *const wraps[] = { "DDP", "DDP + sharded optimizer", "FSDP", "HSDP" };
     const int ranks = c->groups > 0 ? c->groups : 1;
-    snprintf(name, 96, "%s%-23s dp=%d tp=%d groups=%d %s %s", c->tp > 1 ? "TP x " : "", wraps[c->wrap], c->dp,
+    snprintf(name, TRAIN_NAME, "%s%-23s dp=%d tp=%d groups=%d %s %s", c->tp > 1 ? "TP x " : "", wraps[c->wrap], c->dp,
              c->tp, ranks, c->whole || c->wrap <= TRAIN_SHARDED ? "one-send" : "each-sent",
 c->bf16 ? "bf16" : "f32");
+    if (c->pp) {
+        char stages[48];
+        snprintf(stages, sizeof stages, " pp=%d x %d%s%s", c->pp, c->virtual_stages ? c->virtual_stages : 1,
+                 c->uneven ? " uneven" : "", c->copies ? " copies" : "");
+        strcat(name, stages);
+    }
     if (c->workers) strcat(name, " workers");
     if (c->recompute) strcat(name, " recompute");
 }

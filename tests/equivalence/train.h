@@ -19,6 +19,10 @@ typedef struct train_config {
     bool recompute; /* layers run their forward again in the backward pass */
     xd_reduction reduction;
     int steps;
+    /* A pipeline of so many ranks, over the others: stages.c. 0 -> none; 1 -> one stage, run as one */
+    int pp, virtual_stages;
+    bool uneven; /* the first and the last chunk have no layers */
+    bool copies; /* head and embedding are copies of one weight */
 } train_config;
 
 /* Whole tensors, one after another in the order of the whole model's table. */
@@ -29,6 +33,7 @@ typedef struct train_result {
     xd_comm_counters traffic;
     int64_t workspace, inputs;
     int64_t leaves; /* its own */
+    double leaf_losses[TRAIN_STEPS][TRAIN_LEAVES]; /* of a pipeline, whose losses are sums of these */
 } train_result;
 
 /* A run that ranks share. */
@@ -40,6 +45,21 @@ typedef struct train_job {
 /* What each rank of dp * tp runs. The context's allocator is train_allocator. A rank whose planned bytes are not those that
  * were counted fails with STATE and both numbers. Collective. */
 xd_result train_rank(xd_comm *world, void *job);
+
+/* The same for a pipeline, of pp * dp * tp ranks. Collective. */
+xd_result train_stages_rank(xd_comm *world, void *job);
+
+/* What both train, and on what: the micro-batch of a leaf. */
+enum { TRAIN_POSITIONS = 5, TRAIN_VOCAB = 29 };
+struct nn_config train_model(bool pipeline);
+typedef struct train_data {
+    int32_t *ids;    /* [TRAIN_POSITIONS] */
+    int64_t *labels; /* likewise */
+    float *teacher;  /* [TRAIN_POSITIONS, columns]; NULL -> not wanted */
+    int column, columns;
+} train_data;
+void train_read_leaf(int step, int64_t leaf, const train_data *out);
+int train_sum(void *user, float *x, int64_t count);
 
 /* An allocator that counts by thread. */
 xd_allocator train_allocator(void);
@@ -54,6 +74,7 @@ bool train_equal(const train_result *a, const train_result *b, char message[512]
 double train_apart(const train_result *a, const train_result *b, double *losses);
 
 /* "TP x FSDP dp=2 tp=4 ..." */
-void train_name(const train_config *config, char name[96]);
+enum { TRAIN_NAME = 160 };
+void train_name(const train_config *config, char name[TRAIN_NAME]);
 
 #endif

@@ -1,0 +1,112 @@
+/* Programs of pipelines: the ticks of one rank, with places for what waits. */
+
+#include "base/internal.h"
+#include "model/internal.h"
+
+#include <string.h>
+
+XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
+                                                xdi_pipeline_program *out) {
+    xdi_pipeline_program program;
+    memset(&program, 0, sizeof program);
+    program.schedule = *schedule;
+    XD_TRY(xdi_schedule_settle(ctx, &program.schedule));
+    XD_TRY(xd_pipeline_measure(ctx, &program.schedule, rank, &program.counts));
+    *out = program;
+    return XD_OK;
+}
+
+/* Places of one kind, and the work that each is taken for; -1: it is free. There are as many as are taken at once, so the first free
+ * one will do. */
+typedef struct xdi_places {
+    int64_t *owners; /* [count] */
+    int64_t count;
+} xdi_places;
+
+static int64_t xdi_places_find(const xdi_places *p, int64_t owner) {
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->owners[i] == owner) return i;
+    return -1;
+}
+
+static int64_t xdi_places_take(xdi_places *p, int64_t owner) {
+    const int64_t place = xdi_places_find(p, -1);
+    if (place >= 0) p->owners[place] = owner;
+    return place;
+}
+
+static void xdi_places_free(xdi_places *p, int64_t place) {
+    if (place >= 0) p->owners[place] = -1;
+}
+
+typedef struct xdi_pipeline_places {
+    xdi_places forwards, inputs, gradients;
+} xdi_pipeline_places;
+
+static xdi_pipeline_places xdi_pipeline_all_places(const xd_pipeline_counts *counts, int64_t *owners) {
+    xdi_pipeline_places p;
+    p.forwards.owners = owners;
+    p.forwards.count = counts->forwards;
+    p.inputs.owners = owners + counts->forwards;
+    p.inputs.count = counts->inputs;
+    p.gradients.owners = p.inputs.owners + counts->inputs;
+    p.gradients.count = counts->gradients;
+    for (int64_t i = 0; i < counts->forwards + counts->inputs + counts->gradients; i++) owners[i] = -1;
+    return p;
+}
+
+static int64_t xdi_pipeline_owner(const xd_pipeline_schedule *d, const xd_pipeline_work *work) {
+    return work->virtual_stage * d->micro_batches + work->micro_batch;
+}
+
+/* What arrives at the end of a tick takes a place; -1 for nothing. */
+static int64_t xdi_pipeline_receive(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind,
+                                    xdi_places *places) {
+    const xd_pipeline_work work = xdi_schedule_arrival(s, rank, kind);
+    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work)) : -1;
+}
+
+/* Whether a rank or the next one is idle. */
+static bool xdi_pipeline_meets(const xdi_schedule *s, int rank) {
+    return s->row[rank].kind == XD_PIPELINE_IDLE || s->row[rank + 1].kind == XD_PIPELINE_IDLE;
+}
+
+static xdi_pipeline_step xdi_pipeline_step_of(const xdi_schedule *s, int rank, xdi_pipeline_places *p) {
+    xdi_pipeline_step step;
+    memset(&step, 0, sizeof step);
+    step.work = s->row[rank];
+    step.to = xdi_schedule_sends_to(&s->desc, rank, &step.work);
+    step.slot = step.input = step.gradient = -1;
+    const bool forward = step.work.kind == XD_PIPELINE_FORWARD;
+    const int64_t owner = xdi_pipeline_owner(&s->desc, &step.work);
+    if (step.work.kind != XD_PIPELINE_IDLE) {
+        step.slot = forward ? xdi_places_take(&p->forwards, owner) : xdi_places_find(&p->forwards, owner);
+        step.input = xdi_places_find(&p->inputs, owner);
+        step.gradient = forward ? -1 : xdi_places_find(&p->gradients, owner);
+        if (!forward || s->desc.forward_only) {
+            xdi_places_free(&p->forwards, step.slot);
+            xdi_places_free(&p->inputs, step.input);
+            xdi_places_free(&p->gradients, step.gradient);
+        }
+    }
+    step.arrives = xdi_pipeline_receive(s, rank, XD_PIPELINE_FORWARD, &p->inputs);
+    step.gradient_arrives = xdi_pipeline_receive(s, rank, XD_PIPELINE_BACKWARD, &p->gradients);
+    step.meets[0] = rank > 0 && xdi_pipeline_meets(s, rank - 1);
+    step.meets[1] = rank + 1 < s->desc.ranks && xdi_pipeline_meets(s, rank);
+    return step;
+}
+
+XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
+                                               int64_t *owners) {
+    xdi_pipeline_places places = xdi_pipeline_all_places(&program->counts, owners);
+    xdi_schedule s;
+    XD_TRY(xdi_schedule_open(ctx, &program->schedule, &s));
+    for (int64_t waits = 0; xdi_schedule_next(&s);) {
+        xdi_pipeline_step *step = &program->steps[s.ticks - 1];
+        *step = xdi_pipeline_step_of(&s, rank, &places);
+        waits = step->work.kind == XD_PIPELINE_IDLE ? waits + 1 : 0;
+        step->waits = waits;
+    }
+    xdi_schedule_close(&s);
+    return XD_OK;
+}

@@ -1,0 +1,343 @@
+/* Pipelines that run: the bits of one stage, messages and memory as the schedule says, and what happens when a call fails or a rank does
+ * not come. Ranks are threads. */
+#include "xdistill.h"
+
+#include "pipeline_scene.h"
+
+#include <sched.h>
+
+/* ---- bits ---- */
+
+static scene_run *one_stage(int64_t leaves) {
+    scene_run *run = scene_new(SCENE_DDP, 1, 0, 1);
+    run->leaves = leaves;
+    CHECK(scene_execute(run, NULL) == XD_OK);
+    CHECK(run->weights[0][0] != run->weights[0][1] && run->norms[0] > 0.0);
+    CHECK(memcmp(run->weights[0], run->weights[SCENE_WEIGHTS - 1], sizeof run->weights[0]) == 0); /* copies */
+    return run;
+}
+
+static void compare(scene_run *run, const scene_run *one) {
+    const bool ok = scene_execute(run, NULL) == XD_OK && scene_equal(run, one);
+    if (!ok)
+        printf("wrap %d, %d ranks with %d virtual stages, %d data ranks\n", (int)run->wrap, run->pp,
+               run->virtual_stages, run->dp);
+    CHECK(ok);
+    free(run);
+}
+
+XD_TEST(every_cut_into_stages_has_the_bits_of_one_stage) {
+    scene_run *one = one_stage(SCENE_LEAVES);
+    for (int p = 1; p <= 7; p++) compare(scene_new(SCENE_DDP, p, 0, 1), one);
+    for (int p = 2; p <= 4; p++)
+        for (int v = 2; v <= 3; v++) compare(scene_new(SCENE_DDP, p, v, 1), one);
+    free(one);
+}
+
+XD_TEST(pipelines_beside_data_ranks_under_every_wrapper_have_the_bits_of_one_stage) {
+    scene_run *one = one_stage(SCENE_LEAVES);
+    for (int wrap = SCENE_DDP; wrap <= SCENE_FSDP; wrap++)
+        for (int dp = 1; dp <= 4; dp *= 2) {
+            compare(scene_new((scene_wrap)wrap, 2, 0, dp), one);
+            compare(scene_new((scene_wrap)wrap, 2, 2, dp), one);
+            compare(scene_new((scene_wrap)wrap, 3, 0, dp), one);
+        }
+    free(one);
+}
+
+XD_TEST(uneven_layers_groups_and_leaves_have_the_bits_of_one_stage) {
+    static const int64_t layers[4] = { 0, 5, 0, 2 }, more[6] = { 1, 0, 3, 0, 1, 2 };
+    scene_run *one = one_stage(7);
+    for (int wrap = SCENE_DDP; wrap <= SCENE_FSDP; wrap++)
+        for (int dp = 1; dp <= 3; dp++) { /* 7 leaves: 4 and 3; 3, 2 and 2 */
+            scene_run *run = scene_new((scene_wrap)wrap, 2, 2, dp);
+            run->leaves = 7;
+            run->chunk_layers = layers;
+            run->group = dp == 1 ? 5 : 0; /* then 2 are left */
+            compare(run, one);
+            run = scene_new((scene_wrap)wrap, 3, 2, dp);
+            run->leaves = 7;
+            run->chunk_layers = more;
+            compare(run, one);
+        }
+    scene_run *run = scene_new(SCENE_SHARDED, 2, 2, 2);
+    run->leaves = 7;
+    run->queues = true;
+    compare(run, one);
+    free(one);
+}
+
+XD_TEST(without_invariant_sums_another_number_of_data_ranks_is_only_close) {
+    scene_run *one = scene_new(SCENE_DDP, 1, 0, 1), *other = scene_new(SCENE_DDP, 2, 0, 4);
+    one->reduction = other->reduction = XD_REDUCTION_DETERMINISTIC;
+    CHECK(scene_execute(one, NULL) == XD_OK && scene_execute(other, NULL) == XD_OK);
+    CHECK(!scene_equal(one, other));
+    for (int i = 0; i < SCENE_WEIGHTS; i++)
+        for (int j = 0; j < SCENE_WIDTH; j++) CHECK_NEAR(one->weights[i][j], other->weights[i][j], 1e-3);
+    free(one);
+    free(other);
+}
+
+/* ---- messages and memory ---- */
+
+typedef struct counting {
+    int64_t bytes; /* that threads have taken */
+    uint64_t calls;
+} counting;
+static counting counted;
+
+static void *counting_take(void *user, size_t bytes) {
+    size_t *memory = (size_t *)malloc(bytes + 2 * sizeof(long double));
+    (void)user;
+    if (!memory) return NULL;
+    memory[0] = bytes;
+    __atomic_add_fetch(&counted.bytes, (int64_t)bytes, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&counted.calls, 1u, __ATOMIC_RELAXED);
+    return (unsigned char *)memory + 2 * sizeof(long double);
+}
+
+static void counting_give(void *user, void *memory) {
+    size_t *block = (size_t *)(void *)((unsigned char *)memory - 2 * sizeof(long double));
+    (void)user;
+    __atomic_sub_fetch(&counted.bytes, (int64_t)block[0], __ATOMIC_RELAXED);
+    free(block);
+}
+
+/* What a stage of plain numbers computes: its number and that of the micro-batch are in the output. */
+static xd_result plain_forward(void *user, const xd_pipeline_call *call) {
+    const xd_stage_place *p = &call->stage.place;
+    const double stage = p->virtual_stage * p->pipeline_ranks + p->pipeline_rank;
+    const double before = call->input ? *(const double *)call->input : (double)call->micro_batch * 1000.0;
+    CHECK(!call->stage.model && !call->stage.parallel && user);
+    CHECK_EQ_INT(before, (double)call->micro_batch * 1000.0 + stage);
+    if (call->output) *(double *)call->output = before + 1.0;
+    if (call->values) call->values[0] = before;
+    return XD_OK;
+}
+
+static xd_result plain_backward(void *user, const xd_pipeline_call *call) {
+    const xd_stage_place *p = &call->stage.place;
+    const float before =
+        call->output_gradient ? *(const float *)call->output_gradient : (float)call->micro_batch;
+    if (call->input_gradient) *(float *)call->input_gradient = before + 100.0f;
+    if (call->input)
+        CHECK_EQ_INT(*(const double *)call->input - (double)call->micro_batch * 1000.0,
+                     p->virtual_stage * p->pipeline_ranks + p->pipeline_rank);
+    if (p->first) CHECK_EQ_INT(before, 100 * (p->pipeline_ranks * p->virtual_stages - 1) + call->micro_batch);
+    CHECK(user != NULL);
+    return XD_OK;
+}
+
+static xd_pipeline_run_desc plain_desc(int virtual_stages, int64_t micro_batches) {
+    xd_pipeline_run_desc d = { .dtype = XD_DTYPE_F64, .gradient_dtype = XD_DTYPE_F32, .value_count = 1 };
+    d.schedule.virtual_stages = virtual_stages;
+    d.schedule.micro_batches = micro_batches;
+    return d;
+}
+
+static void plain_check(xd_comm *world, xd_pipeline *p, const xd_pipeline_run_desc *d, bool trains) {
+    const int ranks = xd_comm_size(world), stages = ranks * d->schedule.virtual_stages;
+    const bool last = xd_comm_rank(world) == ranks - 1;
+    xd_pipeline_schedule schedule = d->schedule;
+    xd_pipeline_counts c;
+    double values[64];
+    int user = 0;
+    schedule.ranks = ranks;
+    schedule.forward_only = !trains;
+    CHECK(xd_pipeline_measure(xd_comm_ctx(world), &schedule, xd_comm_rank(world), &c) == XD_OK);
+    const uint64_t sent = xd_comm_traffic(world).bytes_sent;
+    CHECK(xd_pipeline_run(p, &(xd_pipeline_calls){ plain_forward, trains ? plain_backward : NULL, &user },
+                          values) == XD_OK);
+    /* Forwards send 8 bytes and backwards 4; then the last rank sends everybody the values. */
+    const uint64_t forwards = (uint64_t)(d->schedule.micro_batches * (d->schedule.virtual_stages - last));
+    const uint64_t reported = last ? (uint64_t)(d->schedule.micro_batches * 8 * (ranks - 1)) : 0;
+    CHECK_EQ_INT(xd_comm_traffic(world).bytes_sent - sent,
+                 forwards * 8 + ((uint64_t)c.sends - forwards) * 4 + reported);
+    for (int64_t i = 0; i < d->schedule.micro_batches; i++)
+        CHECK(values[i] == (double)i * 1000.0 + stages - 1);
+}
+
+static xd_result plain_rank(xd_comm *world, void *argument) {
+    const int v = *(const int *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_pipeline_run_desc d = plain_desc(v, 9);
+    xd_pipeline_run_desc planned = d;
+    xd_memory_bytes bytes;
+    xd_pipeline *p = NULL;
+    int64_t all;
+    planned.schedule.ranks = xd_comm_size(world);
+    for (int round = 0; round < 2; round++) { /* the second with scratch that is there */
+        CHECK(xd_pipeline_bytes(ctx, &planned, xd_comm_rank(world), &bytes) == XD_OK);
+        CHECK(bytes.host > 0 && bytes.device == 0);
+        all = (int64_t)bytes.host;
+        CHECK(xd_all_reduce(world, &all, &all, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);
+        const int64_t before = __atomic_load_n(&counted.bytes, __ATOMIC_RELAXED);
+        CHECK(xd_barrier(world) == XD_OK);
+        CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+        CHECK(xd_barrier(world) == XD_OK);
+        if (round > 0) CHECK_EQ_INT(__atomic_load_n(&counted.bytes, __ATOMIC_RELAXED) - before, all);
+        CHECK(xd_barrier(world) == XD_OK);
+        plain_check(world, p, &d, true);
+        CHECK(xd_barrier(world) == XD_OK);
+        const uint64_t calls = __atomic_load_n(&counted.calls, __ATOMIC_RELAXED);
+        CHECK(xd_barrier(world) == XD_OK);
+        plain_check(world, p, &d, false);
+        plain_check(world, p, &d, true);
+        CHECK(xd_barrier(world) == XD_OK);
+        CHECK_EQ_INT(__atomic_load_n(&counted.calls, __ATOMIC_RELAXED), calls); /* steps allocate nothing */
+        CHECK(xd_barrier(world) == XD_OK);
+        xd_pipeline_destroy(p);
+        CHECK(xd_barrier(world) == XD_OK);
+    }
+    return XD_OK;
+}
+
+XD_TEST(messages_are_those_of_the_schedule_and_memory_is_that_of_the_plan) {
+    const xd_ctx_desc d = { .allocator = { counting_take, counting_give, NULL }, .timeout_seconds = 20 };
+    for (int p = 1; p <= 4; p++)
+        for (int v = 1; v <= (p > 1 ? 3 : 1); v++)
+            CHECK_EQ_INT(xd_run_threads(p, &d, plain_rank, &v, NULL), XD_OK);
+    CHECK_EQ_INT(counted.bytes, 0);
+}
+
+/* ---- calls that fail ---- */
+
+/* Every rank returns: the one that failed its own result, the others its name and its message. Then training goes on to the bits of a run
+ * without failures. */
+static void fail_once(scene_run *run, const scene_run *one) {
+    CHECK(scene_execute(run, NULL) == XD_OK);
+    for (int r = 0; r < run->pp * run->dp; r++) {
+        const bool mine = r == run->fails;
+        CHECK_EQ_INT(run->results[r], mine ? XD_ERROR_DATA : XD_ERROR_PEER);
+        if (!mine) CHECK_EQ_INT(run->culprits[r], run->fails);
+        if (!strstr(run->messages[r], "is spoilt")) printf("rank %d: %s\n", r, run->messages[r]);
+        CHECK(strstr(run->messages[r], "is spoilt") != NULL);
+    }
+    const bool ok = scene_equal(run, one);
+    if (!ok)
+        printf("wrap %d, %d ranks with %d virtual stages, %d data ranks; rank %d failed at %d\n",
+               (int)run->wrap, run->pp, run->virtual_stages, run->dp, run->fails, run->fails_at);
+    CHECK(ok);
+    free(run);
+}
+
+static void fail_everywhere(scene_wrap wrap, int pp, int virtual_stages, int dp) {
+    scene_run *one = one_stage(SCENE_LEAVES);
+    for (int rank = 0; rank < pp * dp; rank++)
+        for (int at = 0; at < SCENE_LEAVES / dp; at++)
+            for (int backward = 0; backward < 2; backward++) {
+                scene_run *run = scene_new(wrap, pp, virtual_stages, dp);
+                run->fails = rank;
+                run->fails_at = at;
+                run->fails_backward = backward != 0;
+                fail_once(run, one);
+            }
+    free(one);
+}
+
+XD_TEST(a_call_that_fails_on_any_rank_in_any_micro_batch_is_named_on_all) {
+    fail_everywhere(SCENE_DDP, 3, 0, 1);
+    fail_everywhere(SCENE_DDP, 2, 2, 1);
+    fail_everywhere(SCENE_DDP, 1, 0, 2);
+}
+
+XD_TEST(so_it_is_beside_data_ranks_that_gather_in_their_calls_and_that_do_not) {
+    fail_everywhere(SCENE_SHARDED, 2, 0, 2);
+    fail_everywhere(SCENE_FSDP, 2, 0, 2);
+    fail_everywhere(SCENE_FSDP, 2, 2, 2);
+    fail_everywhere(SCENE_FSDP, 3, 0, 2);
+}
+
+/* ---- a rank that does not come ---- */
+
+static uint32_t finished;
+
+static xd_result missing_rank(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world), missing = *(const int *)argument, ranks = xd_comm_size(world);
+    const xd_pipeline_run_desc d = plain_desc(1, 4);
+    int user = 0;
+    const xd_pipeline_calls calls = { plain_forward, plain_backward, &user };
+    xd_pipeline *p = NULL;
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    CHECK(xd_pipeline_run(p, &calls, NULL) == XD_OK);
+    if (me == missing) {
+        while (__atomic_load_n(&finished, __ATOMIC_ACQUIRE) < (uint32_t)ranks - 1) sched_yield();
+    } else {
+        const xd_result got = xd_pipeline_run(p, &calls, NULL);
+        CHECK(got == XD_ERROR_TIMEOUT || got == XD_ERROR_PEER);
+        CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, missing);
+        CHECK_EQ_INT(xd_pipeline_run(p, &calls, NULL), XD_ERROR_PEER);
+        __atomic_add_fetch(&finished, 1, __ATOMIC_ACQ_REL);
+    }
+    xd_pipeline_destroy(p);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_that_does_not_come_is_named_at_the_deadline) {
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    for (int missing = 0; missing < 3; missing++) {
+        finished = 0;
+        CHECK_EQ_INT(xd_run_threads(3, &d, missing_rank, &missing, NULL), XD_OK);
+    }
+}
+
+/* It comes, and stops in the middle of a call. Calls take a while, so that who waits for it is the first whose time is up. */
+typedef struct stuck {
+    xd_ctx *ctx;
+    int rank;
+} stuck;
+
+static xd_result stuck_forward(void *user, const xd_pipeline_call *call) {
+    const stuck *s = (const stuck *)user;
+    const double begin = xd_now(s->ctx);
+    while (xd_now(s->ctx) < begin + 0.03) sched_yield();
+    if (call->micro_batch == 2 && call->stage.place.pipeline_rank == s->rank)
+        while (__atomic_load_n(&finished, __ATOMIC_ACQUIRE) < 2) sched_yield();
+    return XD_OK;
+}
+
+static xd_result stuck_rank(xd_comm *world, void *argument) {
+    const xd_pipeline_run_desc d = plain_desc(1, 4);
+    stuck s = { xd_comm_ctx(world), *(const int *)argument };
+    xd_pipeline *p = NULL;
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    const xd_result got = xd_pipeline_run(p, &(xd_pipeline_calls){ stuck_forward, NULL, &s }, NULL);
+    CHECK(got == XD_ERROR_TIMEOUT || got == XD_ERROR_PEER);
+    if (xd_comm_rank(world) != s.rank) CHECK_EQ_INT(xd_last_error(s.ctx)->culprit, s.rank);
+    __atomic_add_fetch(&finished, 1, __ATOMIC_ACQ_REL);
+    xd_pipeline_destroy(p);
+    return XD_OK;
+}
+
+XD_TEST(so_is_one_that_stops_in_a_call) {
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    for (int rank = 0; rank < 3; rank++) {
+        finished = 0;
+        CHECK_EQ_INT(xd_run_threads(3, &d, stuck_rank, &rank, NULL), XD_OK);
+    }
+}
+
+/* Twelve ticks of 30 milliseconds, and a time limit of 100. */
+static xd_result slow_call(void *user, const xd_pipeline_call *call) {
+    const double begin = xd_now((xd_ctx *)user);
+    while (xd_now((xd_ctx *)user) < begin + 0.03) sched_yield();
+    return call->micro_batch < 0 ? XD_ERROR_DATA : XD_OK;
+}
+
+static xd_result slow_rank(xd_comm *world, void *argument) {
+    const xd_pipeline_run_desc d = plain_desc(1, 3);
+    const xd_pipeline_calls calls = { slow_call, argument ? slow_call : NULL, xd_comm_ctx(world) };
+    xd_pipeline *p = NULL;
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    CHECK_EQ_INT(xd_pipeline_run(p, &calls, NULL), XD_OK);
+    xd_pipeline_destroy(p);
+    return XD_OK;
+}
+
+XD_TEST(ranks_that_idle_for_longer_than_the_time_limit_are_not_late) {
+    const xd_ctx_desc d = { .timeout_seconds = 0.15, .init_timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(6, &d, slow_rank, NULL, NULL), XD_OK);
+    CHECK_EQ_INT(xd_run_threads(6, &d, slow_rank, (void *)&finished, NULL), XD_OK);
+}
+
+XD_TEST_MAIN()

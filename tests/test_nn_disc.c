@@ -14,6 +14,7 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
+#include "../examples/nn/nn_patch_pieces.c"
 #include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"

@@ -10,10 +10,13 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_attention.c"
+#include "../examples/nn/nn_patch_describe.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_pass.c"
+#include "../examples/nn/nn_patch_pieces.c"
 #include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
+#include "../examples/nn/nn_patch_split.c"
 #include "../examples/nn/nn_small.c"
 
 enum {
@@ -23,16 +26,21 @@ enum {
     LABELS = 3,
     FEATURE = 16 * 16,
     FEATURES = 2, /* behind each layer */
+<<<<<<< HEAD
+=======
+    MOST = 8192,
+>>>>>>> s_cp
     ALL_WEIGHTS = 6788
 };
 
-static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL };
+static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL, NULL };
 
 /* ---- help ---- */
 
 static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *config, int64_t samples,
                                 int slots) {
     static const int both[FEATURES] = { 0, 1 };
+<<<<<<< HEAD
     nn_patch *passes;
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
@@ -42,8 +50,30 @@ static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *
     XD_TRY(nn_patch_capture(passes, both, FEATURES));
     a->passes = passes;
     a->network = nn_patch_network(passes);
+=======
+    const xd_init normal = { XD_INIT_NORMAL, 0.0f, 1.0f };
+    xd_tensor_part parts[64];
+    float more[MOST];
+    memset(a, 0, sizeof *a);
+    a->ctx = xd_comm_ctx(comm);
+    XD_TRY(nn_patch_describe(a->ctx, config, 3, &a->model));
+    XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
+    XD_TRY(xd_parallel_params(a->parallel, 64, a->params, &a->count));
+    XD_TRY(xd_parallel_parts(a->parallel, 64, parts, &a->count));
+    for (int64_t i = 0; i < a->count; i++) {
+        const xd_philox random = { .seed = 100 + (uint64_t)i, .stream = XD_STREAM_USER };
+        float *w = (float *)parts[i].data;
+        parts[i].data = more;
+        XD_TRY(xd_tensor_part_fill(a->ctx, &parts[i], &normal, &random));
+        for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
+    }
+    XD_TRY(xd_parallel_publish(a->parallel));
+    XD_TRY(nn_patch_create(a->ctx, config, a->model, samples, slots, &a->passes));
+    XD_TRY(nn_patch_capture(a->passes, both, FEATURES));
+    a->network = nn_patch_network(a->passes);
+>>>>>>> s_cp
     CHECK_EQ_INT(a->network.feature_count, FEATURES);
-    for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], FEATURE);
+    for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], 16 * config->width);
     return XD_OK;
 }
 
@@ -100,6 +130,20 @@ static xd_result backward(const alone *a, const batch *b) {
     return a->network.backward(a->network.user, &b->call);
 }
 
+<<<<<<< HEAD
+=======
+static void run_with(xd_rank_function function, void *argument) {
+    xd_error error = { 0 };
+    const xd_result result = xd_run_threads(1, NULL, function, argument, &error);
+    CHECK_EQ_INT(result, XD_OK);
+    if (result != XD_OK) printf("%s\n", error.message);
+}
+
+static void run_alone(xd_rank_function function) {
+    run_with(function, NULL);
+}
+
+>>>>>>> s_cp
 /* ---- the same network in double, loop by loop ---- */
 
 enum { TOKENS = 16, WIDTH = 16, HEADS = 2, EACH = WIDTH / HEADS, FFN = 24, PATCH = 2, WAVES = 8 };
@@ -271,10 +315,11 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     static double x[SAMPLES * PIXELS];
     static outcome out;
     static batch b;
+    nn_patch_config config = tiny;
     alone a;
     reference r;
-    (void)argument;
-    XD_TRY(alone_start(&a, world, SAMPLES, 1));
+    if (argument) XD_TRY(nn_patch_split_create(world, NULL, &config.split));
+    XD_TRY(alone_start_as(&a, world, &config, SAMPLES, 1));
     reference_start(&r, &a);
     batch_make(&b, 5);
     for (int i = 0; i < SAMPLES * PIXELS; i++) x[i] = (double)b.x[i];
@@ -292,11 +337,17 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     check_place(&r, &b, x, x, b.d_x, SAMPLES * PIXELS);
     reference_end(&r);
     alone_end(&a);
+    nn_patch_split_destroy(config.split);
     return XD_OK;
 }
 
 XD_TEST(predictions_and_all_gradients_agree_with_the_same_network_in_double) {
     run_alone(gradients_rank);
+}
+
+XD_TEST(and_so_they_do_with_sums_in_pieces) {
+    bool split = true;
+    run_with(gradients_rank, &split);
 }
 
 /* ---- slots, batches, passes of one rank ---- */
@@ -447,17 +498,18 @@ XD_TEST(a_sample_has_the_same_bits_in_every_batch) {
 /* ---- samples that ranks share ---- */
 
 /* 35 samples are a chunk of 32 and another. */
-enum { SHARED = 35 };
+enum { SHARED = 35, MOST_FEATURE = 2 * FEATURE };
 
 /* What came of a pass, put together from the parts of all ranks; of each rank what all have. */
 typedef struct shared_outcome {
     float raw[SHARED * PIXELS], d_x[SHARED * PIXELS], inferred[SHARED * PIXELS];
-    float feature[8][FEATURES][SHARED * FEATURE], gradients[8][ALL_WEIGHTS];
+    float feature[8][FEATURES][SHARED * MOST_FEATURE], gradients[8][ALL_WEIGHTS];
 } shared_outcome;
 
 typedef struct shared_run {
     nn_patch_config config;
     bool features;  /* the gradient is by these alone, and none by weights */
+    int tp;         /* ranks that share heads and inner width; 0 -> there is no split */
     int64_t pixels; /* of a sample */
     shared_outcome *out;
 } shared_run;
@@ -473,7 +525,7 @@ static void share(xd_interval own, int64_t pixels, float *whole, float *part, bo
 
 static xd_result shared_pass(alone *a, const shared_run *run, int rank) {
     float whole[SHARED * PIXELS], x[SHARED * PIXELS], d_raw[SHARED * PIXELS], raw[SHARED * PIXELS],
-        d_x[SHARED * PIXELS], d_feature[SHARED * FEATURE];
+        d_x[SHARED * PIXELS], d_feature[SHARED * MOST_FEATURE];
     double times[SHARED];
     int32_t labels[SHARED];
     const xd_interval own = nn_patch_pixels(&run->config);
@@ -486,7 +538,7 @@ static xd_result shared_pass(alone *a, const shared_run *run, int rank) {
     share(own, run->pixels, whole, x, false);
     noise(2, SHARED * run->pixels, whole);
     share(own, run->pixels, whole, d_raw, false);
-    noise(3, SHARED * FEATURE, d_feature);
+    noise(3, SHARED * MOST_FEATURE, d_feature);
     for (int i = 0; i < SHARED; i++) times[i] = (i + 0.5) / SHARED, labels[i] = i % LABELS;
     XD_TRY(a->network.forward(a->network.user, &call));
     share(own, run->pixels, run->out->inferred, raw, true);
@@ -500,18 +552,25 @@ static xd_result shared_pass(alone *a, const shared_run *run, int rank) {
     call.weights = !run->features;
     XD_TRY(a->network.backward(a->network.user, &call));
     share(own, run->pixels, run->out->d_x, d_x, true);
-    return run->features ? XD_OK : take_gradients(a, run->out->gradients[rank]);
+    return run->features || run->tp ? XD_OK : take_gradients(a, run->out->gradients[rank]);
 }
 
 static xd_result shared_rank(xd_comm *world, void *argument) {
     shared_run run = *(const shared_run *)argument;
-    xd_comm *self;
+    const int me = xd_comm_rank(world), tp = run.tp ? run.tp : 1;
+    xd_comm *self, *side, *cp;
     alone a;
-    XD_TRY(xd_comm_split(world, xd_comm_rank(world), 0, &self));
-    run.config.cp = world;
+    XD_TRY(xd_comm_split(world, me, 0, &self));
+    XD_TRY(xd_comm_split(world, me / tp, me, &side));
+    XD_TRY(xd_comm_split(world, me % tp, me, &cp));
+    run.config.cp = cp;
+    if (run.tp) XD_TRY(nn_patch_split_create(side, cp, &run.config.split));
     XD_TRY(alone_start_as(&a, self, &run.config, SHARED, 1));
-    XD_TRY(shared_pass(&a, &run, xd_comm_rank(world)));
+    XD_TRY(shared_pass(&a, &run, me));
     alone_end(&a);
+    nn_patch_split_destroy(run.config.split);
+    xd_comm_destroy(cp);
+    xd_comm_destroy(side);
     xd_comm_destroy(self);
     return XD_OK;
 }
@@ -529,7 +588,7 @@ static void shared_on(shared_run *run, int ranks, shared_outcome *out) {
 
 /* Runs of tokens that begin with rows of patches, and, with patches of one pixel, any runs of eighths. */
 XD_TEST(ranks_that_share_samples_have_the_bits_of_one) {
-    static const nn_patch_config fine = { 4, 1, 16, 2, 2, 24, 8, LABELS, NULL };
+    static const nn_patch_config fine = { 4, 1, 16, 2, 2, 24, 8, LABELS, NULL, NULL };
     static const int ranks[2][4] = { { 1, 2, 4, 1 }, { 2, 3, 5, 8 } };
     shared_outcome *one = (shared_outcome *)malloc(sizeof *one), *all = (shared_outcome *)malloc(sizeof *all);
     for (int i = 0; i < 4; i++) {
@@ -543,13 +602,42 @@ XD_TEST(ranks_that_share_samples_have_the_bits_of_one) {
             CHECK(same(one->inferred, all->inferred, SHARED * run.pixels));
             CHECK(same(one->d_x, all->d_x, SHARED * run.pixels));
             for (int r = 0; r < ranks[i / 2][k]; r++) {
-                CHECK(same(one->feature[0][0], all->feature[r][0], FEATURES * SHARED * FEATURE));
+                CHECK(same(one->feature[0][0], all->feature[r][0], FEATURES * SHARED * MOST_FEATURE));
                 CHECK(same(one->gradients[0], all->gradients[r], ALL_WEIGHTS));
             }
         }
     }
     free(one);
     free(all);
+}
+
+/* Seven pieces of five in a width of 34, the last of four. */
+XD_TEST(ranks_that_share_heads_and_width_have_the_bits_of_one) {
+    static const nn_patch_config wide = { 4, 1, 32, 2, 4, 34, 8, LABELS, NULL, NULL };
+    static const int meshes[][2] = { { 1, 1 }, { 1, 2 }, { 1, 4 }, { 2, 2 }, { 3, 2 } };
+    shared_outcome *one = (shared_outcome *)malloc(sizeof *one), *all = (shared_outcome *)malloc(sizeof *all),
+                   *whole = (shared_outcome *)malloc(sizeof *whole);
+    shared_run run = { .config = wide, .features = true };
+    shared_on(&run, 1, whole);
+    run.features = false;
+    run.tp = 1;
+    shared_on(&run, 1, one);
+    double apart = 0.0;
+    for (int i = 0; i < SHARED * run.pixels; i++)
+        apart = fmax(apart, fabs((double)one->raw[i] - (double)whole->raw[i]));
+    CHECK(apart > 0.0 && apart < 1e-4); /* other sums of the same numbers */
+    for (int k = 0; k < 5; k++) {
+        run.tp = meshes[k][1];
+        shared_on(&run, meshes[k][0] * meshes[k][1], all);
+        CHECK(same(one->raw, all->raw, SHARED * run.pixels));
+        CHECK(same(one->inferred, all->inferred, SHARED * run.pixels));
+        CHECK(same(one->d_x, all->d_x, SHARED * run.pixels));
+        for (int r = 0; r < meshes[k][0] * meshes[k][1]; r++)
+            CHECK(same(one->feature[0][0], all->feature[r][0], FEATURES * SHARED * MOST_FEATURE));
+    }
+    free(one);
+    free(all);
+    free(whole);
 }
 
 typedef struct misfit {
@@ -583,6 +671,36 @@ XD_TEST(cuts_that_do_not_fit_are_refused_on_every_rank) {
     m.patch = 1;
     CHECK_EQ_INT(xd_run_threads(9, NULL, misfit_rank, &m, NULL), XD_OK);
     CHECK_EQ_STR(m.message, "9 ranks share 8 blocks of tokens");
+}
+
+typedef struct uneven {
+    int heads, ffn;
+    char message[512];
+} uneven;
+
+static xd_result uneven_rank(xd_comm *world, void *argument) {
+    uneven *u = (uneven *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    nn_patch_config config = tiny;
+    xd_model *model = NULL;
+    config.width = 32;
+    config.heads = u->heads;
+    config.ffn = u->ffn;
+    XD_TRY(nn_patch_split_create(world, NULL, &config.split));
+    CHECK_EQ_INT(nn_patch_describe(ctx, &config, 1, &model), XD_ERROR_ARGUMENT);
+    CHECK(model == NULL);
+    if (xd_comm_rank(world) == 0) snprintf(u->message, sizeof u->message, "%s", xd_last_error(ctx)->message);
+    nn_patch_split_destroy(config.split);
+    return XD_OK;
+}
+
+XD_TEST(heads_and_pieces_that_do_not_fit_their_ranks_are_refused) {
+    uneven u = { 4, 24, "" };
+    CHECK_EQ_INT(xd_run_threads(3, NULL, uneven_rank, &u, NULL), XD_OK);
+    CHECK_EQ_STR(u.message, "4 heads are not a multiple of 3 ranks");
+    u.ffn = 3;
+    CHECK_EQ_INT(xd_run_threads(4, NULL, uneven_rank, &u, NULL), XD_OK);
+    CHECK_EQ_STR(u.message, "4 ranks share 3 pieces of inner width 3");
 }
 
 /* ---- training on several ranks ---- */

@@ -1,4 +1,4 @@
-/* nn_patch.c - the patch transformer's description and memory. */
+/* nn_patch.c - the patch transformer's memory. */
 #include "nn_patch.h"
 
 #include "nn_patch_inside.h"
@@ -10,147 +10,32 @@
 /* Rows of all ranks that are computed together: few enough to stay in the cache. Sums over samples depend on it. */
 enum { NN_PATCH_ROWS = 512, NN_PATCH_MOST_SAMPLES = 1 << 20 };
 
-nn_patch_config nn_patch_defaults(void) {
-    const nn_patch_config c = { 16, 4, 96, 4, 4, 240, 64, 11, NULL };
-    return c;
-}
-
-/* ---- description ---- */
-
-static xd_result nn_patch_check(xd_ctx *ctx, const nn_patch_config *c) {
-    XD_REQUIRE(ctx, c->side > 0 && c->patch > 0 && c->side % c->patch == 0 && c->side <= 1024,
-               XD_ERROR_ARGUMENT, "images of side %d are not cut into patches of side %d", c->side, c->patch);
-    const int tokens = c->side / c->patch * (c->side / c->patch);
-    XD_REQUIRE(ctx, tokens % 8 == 0, XD_ERROR_ARGUMENT,
-               "side %d and patch %d give %d tokens, not a multiple of 8", c->side, c->patch, tokens);
-    XD_REQUIRE(ctx, c->heads > 0 && c->heads < 1024 && c->width > 0 && c->width % (8 * c->heads) == 0,
-               XD_ERROR_ARGUMENT, "width %d is not a multiple of 8 for each of %d heads", c->width, c->heads);
-    XD_REQUIRE(ctx, c->layers > 0 && c->layers < 10000 && c->ffn > 0, XD_ERROR_ARGUMENT,
-               "%d layers of inner width %d", c->layers, c->ffn);
-    XD_REQUIRE(ctx, c->frequencies > 0 && c->frequencies % 2 == 0 && c->labels > 0, XD_ERROR_ARGUMENT,
-               "%d sines and cosines are not an even number, or %d labels are none", c->frequencies,
-               c->labels);
-    return XD_OK;
-}
-
-/* Samples are rows of pixels, of which each rank has a run. */
-static xd_result nn_patch_check_cut(xd_ctx *ctx, const nn_patch_config *c) {
-    const int across = c->side / c->patch, ranks = c->cp ? xd_comm_size(c->cp) : 1;
-    const nn_positions at = nn_positions_of(c->cp, (int64_t)across * across);
-    XD_REQUIRE(ctx, ranks <= NN_POSITION_BLOCKS, XD_ERROR_ARGUMENT, "%d ranks share %d blocks of tokens",
-               ranks, (int)NN_POSITION_BLOCKS);
-    for (int r = 1; r < ranks; r++) {
-        const xd_interval tokens = nn_positions_tokens(&at, r);
-        XD_REQUIRE(ctx, c->patch == 1 || tokens.begin % across == 0, XD_ERROR_ARGUMENT,
-                   "rank %d of %d begins with token %lld, within a row of %d patches", r, ranks,
-                   (long long)tokens.begin, across);
-    }
-    return XD_OK;
-}
-
-xd_interval nn_patch_pixels(const nn_patch_config *c) {
-    const int64_t across = c->side / c->patch, pixels = (int64_t)c->patch * c->patch;
-    const nn_positions at = nn_positions_of(c->cp, across * across);
-    const xd_interval own = { at.first * at.each * pixels, (at.first + at.count) * at.each * pixels };
-    return own;
-}
-
-/* columns 0: a vector. deviation 0: begins as zeros. */
-static xd_result nn_patch_add(xd_block *block, const char *name, int64_t rows, int64_t columns,
-                              double deviation) {
-    xd_weight_desc w;
-    memset(&w, 0, sizeof w);
-    w.name = name;
-    w.dtype = XD_DTYPE_F32;
-    w.ndim = columns ? 2 : 1;
-    w.shape[0] = rows;
-    w.shape[1] = columns;
-    w.init.kind = deviation > 0.0 ? XD_INIT_NORMAL : XD_INIT_ZERO;
-    w.init.scale = (float)deviation;
-    return xd_weight_add(block, &w, NULL);
-}
-
-/* A matrix [out, in], which keeps the size of what it reads, and a bias of zeros. */
-static xd_result nn_patch_add_map(xd_block *block, const char *name, int64_t out, int64_t in, bool zero) {
-    char full[32];
-    snprintf(full, sizeof full, "%s.weight", name);
-    XD_TRY(nn_patch_add(block, full, out, in, zero ? 0.0 : 1.0 / sqrt((double)in)));
-    snprintf(full, sizeof full, "%s.bias", name);
-    return nn_patch_add(block, full, out, 0, 0.0);
-}
-
-static xd_result nn_patch_describe_root(const nn_patch_config *c, xd_block *root) {
-    const int64_t across = c->side / c->patch, pixels = (int64_t)c->patch * c->patch, width = c->width;
-    XD_TRY(nn_patch_add_map(root, "embed", width, pixels, false));
-    XD_TRY(nn_patch_add(root, "position", across * across, width, 0.1));
-    XD_TRY(nn_patch_add_map(root, "time", width, c->frequencies, false));
-    XD_TRY(nn_patch_add(root, "label", c->labels, width, 0.1));
-    XD_TRY(nn_patch_add_map(root, "common", 6 * width, width, true));
-    XD_TRY(nn_patch_add_map(root, "last", 2 * width, width, true));
-    XD_TRY(nn_patch_add(root, "last.table", 2, width, 0.0));
-    return nn_patch_add_map(root, "out", pixels, width, true);
-}
-
-static xd_result nn_patch_describe_layer(const nn_patch_config *c, xd_block *block) {
-    XD_TRY(nn_patch_add(block, "table", 6, c->width, 0.0));
-    XD_TRY(nn_patch_add_map(block, "qkv", 3 * (int64_t)c->width, c->width, false));
-    XD_TRY(nn_patch_add_map(block, "attended", c->width, c->width, false));
-    XD_TRY(nn_patch_add_map(block, "up", c->ffn, c->width, false));
-    return nn_patch_add_map(block, "down", c->width, c->ffn, false);
-}
-
-static xd_result nn_patch_describe_all(const nn_patch_config *c, xd_model *model) {
-    XD_TRY(nn_patch_describe_root(c, xd_model_root(model)));
-    for (int i = 0; i < c->layers; i++) {
-        char name[32];
-        xd_block_desc desc;
-        xd_block *block;
-        memset(&desc, 0, sizeof desc);
-        snprintf(name, sizeof name, "blocks.%d", i);
-        desc.name = name;
-        desc.type = "layer";
-        XD_TRY(xd_block_add(xd_model_root(model), &desc, &block));
-        XD_TRY(nn_patch_describe_layer(c, block));
-    }
-    return xd_model_seal(model);
-}
-
-xd_result nn_patch_describe(xd_ctx *ctx, const nn_patch_config *config, uint64_t seed, xd_model **out) {
-    xd_model_desc desc;
-    xd_model *model;
-    memset(&desc, 0, sizeof desc);
-    desc.seed = seed;
-    XD_TRY(nn_patch_check(ctx, config));
-    XD_TRY(xd_model_create(ctx, &desc, &model));
-    const xd_result result = nn_patch_describe_all(config, model);
-    if (result != XD_OK) {
-        xd_model_destroy(model);
-        return result;
-    }
-    *out = model;
-    return XD_OK;
-}
-
 /* ---- memory ---- */
 
 static float *nn_patch_floats(xd_arena *arena, int64_t count) {
     return (float *)xd_arena_take_pointer(arena, (size_t)count * sizeof(float));
 }
 
+static nn_layer_widths nn_patch_widths(const nn_patch *p) {
+    const nn_layer_widths w = { p->config.width, p->heads.end - p->heads.begin,
+                                p->inner.end - p->inner.begin };
+    return w;
+}
+
 static void nn_patch_place_trace(const nn_patch *p, xd_arena *arena, int64_t rows, nn_patch_trace *t) {
-    const int64_t width = p->config.width, ffn = p->config.ffn;
+    const nn_layer_widths w = nn_patch_widths(p);
     for (int i = 0; i < 2; i++) {
-        t->normed[i] = nn_patch_floats(arena, rows * width);
+        t->normed[i] = nn_patch_floats(arena, rows * w.width);
         t->inverse[i] = nn_patch_floats(arena, rows);
     }
-    t->qkv = nn_patch_floats(arena, rows * 3 * width);
-    t->probs = nn_patch_floats(arena, rows * p->config.heads * p->at.all);
-    t->keys = p->at.comm ? nn_patch_floats(arena, rows / p->grid.tokens * p->at.all * 2 * width) : NULL;
-    t->mixed = nn_patch_floats(arena, rows * width);
-    t->attended = nn_patch_floats(arena, rows * width);
-    t->inner = nn_patch_floats(arena, rows * ffn);
-    t->sigmoid = nn_patch_floats(arena, rows * ffn);
-    t->fed = nn_patch_floats(arena, rows * width);
+    t->qkv = nn_patch_floats(arena, rows * 3 * w.heads);
+    t->probs = nn_patch_floats(arena, rows * p->heads.leaves.count * p->at.all);
+    t->keys = p->at.comm ? nn_patch_floats(arena, rows / p->grid.tokens * p->at.all * 2 * w.heads) : NULL;
+    t->mixed = nn_patch_floats(arena, rows * w.heads);
+    t->attended = nn_patch_floats(arena, rows * w.width);
+    t->inner = nn_patch_floats(arena, rows * w.inner);
+    t->sigmoid = nn_patch_floats(arena, rows * w.inner);
+    t->fed = nn_patch_floats(arena, rows * w.width);
 }
 
 static void nn_patch_place_slot(const nn_patch *p, xd_arena *arena, nn_patch_slot *slot) {
@@ -175,7 +60,7 @@ static void nn_patch_place_slot(const nn_patch *p, xd_arena *arena, nn_patch_slo
 /* For the samples of a chunk. */
 static void nn_patch_place_attention(nn_patch *p, xd_arena *arena) {
     const int64_t width = p->config.width, rows = p->chunk * p->grid.tokens;
-    const int64_t scores = rows * p->config.heads * p->at.all;
+    const int64_t scores = rows * p->heads.leaves.count * p->at.all;
     nn_attention_room *room = &p->room.attention;
     room->turned = nn_patch_floats(arena, width / p->config.heads * p->at.all);
     room->scores = nn_patch_floats(arena, scores);
@@ -193,11 +78,12 @@ static int64_t nn_patch_larger(int64_t a, int64_t b) {
 
 /* Sums of a layer, of what is before and behind the layers, and of what came of time and class. */
 static void nn_patch_place_sums(nn_patch *p, xd_arena *arena) {
-    const int64_t width = p->config.width, ffn = p->config.ffn, map = (p->pixels + 1) * (width + 1);
+    const int64_t width = p->config.width, map = (p->pixels + 1) * (width + 1);
     const int64_t condition = p->samples * 8 * width, position = p->at.all * width;
     const int64_t least = nn_patch_larger(condition, nn_patch_larger(map, position));
-    const int64_t room = nn_sums_room(nn_patch_larger(least, nn_patch_layer_largest(width, ffn)));
-    p->most = nn_patch_larger(nn_patch_larger(condition, map + position), nn_patch_layer_floats(width, ffn));
+    const int64_t room = nn_sums_room(nn_patch_larger(least, nn_patch_layer_largest(nn_patch_widths(p))));
+    p->most = nn_patch_larger(nn_patch_larger(condition, map + position),
+                              nn_patch_layer_floats(nn_patch_widths(p)));
     p->sums.at = &p->at;
     p->sums.nodes = nn_patch_floats(arena, nn_positions_nodes(&p->at) * p->most);
     p->sums.root = p->at.comm ? nn_patch_floats(arena, p->most) : NULL;
@@ -221,6 +107,8 @@ static void nn_patch_place(nn_patch *p, xd_arena *arena) {
     p->room.d_branch = nn_patch_floats(arena, rows * width);
     p->room.wide = nn_patch_floats(arena, rows * wide);
     p->room.d_wide = nn_patch_floats(arena, rows * wide);
+    p->heads.elements = p->inner.elements = rows * width;
+    p->heads.sum = p->inner.sum = p->config.split ? nn_patch_floats(arena, rows * width) : NULL;
     nn_patch_place_attention(p, arena);
     nn_patch_place_sums(p, arena);
 }
@@ -248,6 +136,12 @@ static bool nn_patch_allocate(nn_patch *p) {
     nn_patch_place(p, &arena);
     memset(p->sums.nodes, 0, (size_t)(nn_positions_nodes(&p->at) * p->most) * sizeof *p->sums.nodes);
     return true;
+}
+
+static xd_result nn_patch_make_stacks(nn_patch *p) {
+    if (!p->config.split) return XD_OK;
+    XD_TRY(xd_leaf_stack_create(p->ctx, p->heads.leaves, p->heads.elements, &p->heads.stack));
+    return xd_leaf_stack_create(p->ctx, p->inner.leaves, p->inner.elements, &p->inner.stack);
 }
 
 static xd_result nn_patch_find_blocks(nn_patch *p, xd_model *model) {
@@ -297,6 +191,8 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     p->pixels = (int64_t)config->patch * config->patch;
     p->at = nn_positions_of(config->cp, (int64_t)across * across);
     p->grid.tokens = p->at.count * p->at.each;
+    p->heads = nn_patch_heads(config);
+    p->inner = nn_patch_inner(config);
     p->grid.width = config->width;
     p->grid.block = p->at.each;
     p->chunk = p->at.all < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->at.all : 1;
@@ -305,6 +201,7 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
                            ? nn_patch_find_blocks(p, model)
                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
                                      (long long)samples, slots);
+    if (result == XD_OK) result = nn_patch_make_stacks(p);
     if (result != XD_OK) {
         nn_patch_destroy(p);
         return result;
@@ -321,6 +218,8 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
 void nn_patch_destroy(nn_patch *p) {
     if (!p) return;
     xd_ctx *ctx = p->ctx;
+    xd_leaf_stack_destroy(p->heads.stack);
+    xd_leaf_stack_destroy(p->inner.stack);
     xd_release(ctx, p->memory);
     xd_release(ctx, (void *)p->blocks);
     xd_release(ctx, p->captured);

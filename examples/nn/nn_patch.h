@@ -16,6 +16,9 @@
 extern "C" {
 #endif
 
+/* Ranks that share the heads and the inner width of the feed-forward part, and how weights lie over them. */
+typedef struct nn_patch_split nn_patch_split;
+
 typedef struct nn_patch_config {
     int side;  /* of an image, in pixels */
     int patch; /* side of a patch; there are (side / patch)^2 tokens, a multiple of 8 */
@@ -23,16 +26,29 @@ typedef struct nn_patch_config {
     int layers, heads;
     int ffn; /* inner width of the feed-forward part */
     int frequencies; /* sines and cosines of the time together, even; half as many frequencies, 1 to 1000 in equal ratios */
-    int labels; /* classes; the last is "none" */
-    xd_comm *
-        cp; /* ranks that have the other tokens of the same samples, each an eighth or several; NULL -> all are here */
+    int labels;  /* classes; the last is "none" */
+    xd_comm *cp; /* ranks with the other tokens of the same samples, in eighths; NULL -> all are here */
+    nn_patch_split *split; /* NULL -> heads and width are here, and sums over them are whole */
 } nn_patch_config;
 
 /* 16, 4, 96, 4, 4, 240, 64, 11: 423,664 weights, no ranks. Pure. */
 nn_patch_config nn_patch_defaults(void);
 
+/* Ranks of tp share heads and width, each whole heads and pieces: a piece is an eighth of the width, rounded up. With a split, also of
+ * one rank, sums over heads and width are made of those of each head and piece along the canonical tree of xd_leaves, so that any
+ * number of ranks has the bits of one. That takes longer than whole sums, which have other bits.
+ *
+ *   cp   of the config that it is for, or NULL. Ranks of tp are side by side in what both make together
+ *
+ * tp and cp must outlive it, and it the models that are described with it. Local. Errors: MEMORY. */
+xd_result nn_patch_split_create(xd_comm *tp, xd_comm *cp, nn_patch_split **out);
+
+/* NULL is fine. Local. */
+void nn_patch_split_destroy(nn_patch_split *split);
+
 /* The sealed model, without memory for weights. First values depend on the seed and the name of a weight. Local. Errors:
- * ARGUMENT (sizes that do not divide, with both numbers), those of the description. */
+ * ARGUMENT (sizes that do not divide, heads that the ranks of a split do not divide, more of these than pieces, with both numbers), those
+ * of the description. */
 xd_result nn_patch_describe(xd_ctx *ctx, const nn_patch_config *config, uint64_t seed, xd_model **out);
 
 /* The pixels of an image that this rank has: those of its tokens, which follow each other. Pure. */
@@ -62,7 +78,7 @@ xd_result nn_patch_capture(nn_patch *passes, const int *layers, int count);
  * With cp, images and the gradients by them are this rank's pixels of each sample; features, and the gradients by them, are whole and
  * the same on every rank, and so are times, condition and the gradients by weights. Keys, values and features are gathered, and
  * sums over tokens are made of those over each eighth of them along the canonical tree of xd_leaves: any number of ranks has the
- * bits of one. Collective over cp then.
+ * bits of one. Collective over cp then, and over the ranks of a split.
  *
  * A pass allocates nothing. A backward by features alone and without weights opens no layer behind the last of them. A
  * sample's prediction and the gradient by it have the same bits whichever samples are computed with it, and with `keep` as

@@ -4,10 +4,33 @@
 
 #include "nn_patch.h"
 #include "nn_patch_layer.h"
+#include "nn_patch_pieces.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* How a split cuts a weight: not; of a map's outputs, or of its inputs, the heads (of a query, key and value each) or the inner width. */
+typedef enum nn_patch_cut_kind {
+    NN_PATCH_WHOLE,
+    NN_PATCH_HEADS_OUT,
+    NN_PATCH_HEADS_IN,
+    NN_PATCH_INNER_OUT,
+    NN_PATCH_INNER_IN
+} nn_patch_cut_kind;
+
+/* nn_patch_split.c: this rank among those of the layouts; what of the heads' columns and of the inner width is here; whether that can
+ * be; the layout of a weight, which the split keeps. */
+int nn_patch_split_rank(const nn_patch_split *split);
+nn_pieces nn_patch_heads(const nn_patch_config *config);
+nn_pieces nn_patch_inner(const nn_patch_config *config);
+xd_result nn_patch_split_check(xd_ctx *ctx, const nn_patch_config *config);
+xd_result nn_patch_split_layout(const nn_patch_config *config, const xd_weight_desc *weight,
+                                nn_patch_cut_kind cut, const xd_layout **out);
+
+/* nn_patch_describe.c: whether there can be such a model; whether its ranks can share samples so. */
+xd_result nn_patch_check(xd_ctx *ctx, const nn_patch_config *config);
+xd_result nn_patch_check_cut(xd_ctx *ctx, const nn_patch_config *config);
 
 /* Weights of the root, in the order of its block. */
 enum {
@@ -47,8 +70,9 @@ struct nn_patch {
     int64_t samples; /* most of a call */
     int64_t chunk;   /* samples computed together */
     nn_positions at;
-    nn_grid grid;   /* of a chunk */
-    int64_t pixels; /* of a patch */
+    nn_pieces heads, inner; /* the columns of heads, and of the inner width */
+    nn_grid grid;           /* of a chunk */
+    int64_t pixels;         /* of a patch */
     int feature_count;
     int *captured;             /* [layers] number of the feature that is the stream behind it; -1: none */
     int64_t *feature_elements; /* [layers] the same for all: of a sample's stream */

@@ -47,16 +47,31 @@ void nn_patch_map_sum(const nn_patch_map *map, const nn_sums *sums, int64_t offs
     nn_sums_add(sums, &sum);
 }
 
-/* A map of the layer; its bias follows its weight. */
+static nn_layer_widths nn_layer_widths_of(const nn_patch_part *part) {
+    const nn_layer_widths w = { part->grid.width, part->heads->end - part->heads->begin,
+                                part->inner->end - part->inner->begin };
+    return w;
+}
+
+/* A map of the layer, of what is here; its bias follows its weight. */
 static nn_patch_map nn_layer_map(const nn_patch_part *part, const float *const *weights, int which) {
-    const int64_t width = part->grid.width;
-    const nn_patch_map map = { part->grid.samples * part->grid.tokens,
-                               which == NN_LAYER_DOWN ? part->ffn : width,
-                               which == NN_LAYER_UP    ? part->ffn
-                               : which == NN_LAYER_QKV ? 3 * width
-                                                       : width,
-                               weights[which], weights[which + 1] };
+    const nn_layer_widths w = nn_layer_widths_of(part);
+    nn_patch_map map = { part->grid.samples * part->grid.tokens, w.width, w.width, weights[which],
+                         weights[which + 1] };
+    if (which == NN_LAYER_QKV) map.out = 3 * w.heads;
+    if (which == NN_LAYER_OUT) map.in = w.heads;
+    if (which == NN_LAYER_UP) map.out = w.inner;
+    if (which == NN_LAYER_DOWN) map.in = w.inner;
     return map;
+}
+
+/* Behind the heads or the inner width: what all ranks have of these goes into y. */
+static xd_result nn_layer_map_join(const nn_pieces *pieces, const nn_patch_map *map, const float *x,
+                                   float *y) {
+    const nn_piece_product of = { x, map->weight, map->rows, map->out, 1, true };
+    if (pieces->comm) return nn_pieces_multiply(pieces, &of, map->bias, y);
+    nn_patch_map_forward(map, x, y);
+    return XD_OK;
 }
 
 static nn_per_sample nn_layer_place(const nn_patch_part *part, float *rows, int place) {
@@ -66,9 +81,10 @@ static nn_per_sample nn_layer_place(const nn_patch_part *part, float *rows, int 
 }
 
 static nn_full_attention nn_layer_attention(const nn_patch_part *part) {
-    const nn_full_attention a = { part->grid,          part->heads,      part->at,
-                                  part->trace.qkv,     part->trace.keys, part->trace.probs,
-                                  part->room.attention };
+    nn_full_attention a = { part->grid,          part->heads->leaves.count, part->at,
+                            part->trace.qkv,     part->trace.keys,          part->trace.probs,
+                            part->room.attention };
+    a.grid.width = part->heads->end - part->heads->begin;
     return a;
 }
 
@@ -111,56 +127,66 @@ xd_result nn_patch_layer_forward(const nn_patch_part *part, const float *const *
     nn_layer_enter(part, 0);
     nn_patch_map_forward(&qkv, room->read, t->qkv);
     XD_TRY(nn_full_attention_forward(&attention, t->mixed));
-    nn_patch_map_forward(&out, t->mixed, t->attended);
+    XD_TRY(nn_layer_map_join(part->heads, &out, t->mixed, t->attended));
     nn_layer_leave(part, 0, t->attended);
 
     nn_layer_enter(part, 1);
     nn_patch_map_forward(&up, room->read, t->inner);
     nn_sigmoid(up.rows * up.out, t->inner, t->sigmoid);
     nn_silu(up.rows * up.out, t->inner, t->sigmoid, room->wide);
-    nn_patch_map_forward(&down, room->wide, t->fed);
+    XD_TRY(nn_layer_map_join(part->inner, &down, room->wide, t->fed));
     nn_layer_leave(part, 1, t->fed);
     return XD_OK;
 }
 
 /* ---- backward ---- */
 
-static void nn_layer_sizes(int64_t width, int64_t ffn, int64_t sizes[NN_PATCH_LAYER_WEIGHTS]) {
-    sizes[NN_LAYER_TABLE] = 6 * width;
-    sizes[NN_LAYER_QKV] = 3 * width * width;
-    sizes[NN_LAYER_QKV_BIAS] = 3 * width;
-    sizes[NN_LAYER_OUT] = width * width;
-    sizes[NN_LAYER_OUT_BIAS] = width;
-    sizes[NN_LAYER_UP] = ffn * width;
-    sizes[NN_LAYER_UP_BIAS] = ffn;
-    sizes[NN_LAYER_DOWN] = width * ffn;
-    sizes[NN_LAYER_DOWN_BIAS] = width;
+static void nn_layer_sizes(nn_layer_widths w, int64_t sizes[NN_PATCH_LAYER_WEIGHTS]) {
+    sizes[NN_LAYER_TABLE] = 6 * w.width;
+    sizes[NN_LAYER_QKV] = 3 * w.heads * w.width;
+    sizes[NN_LAYER_QKV_BIAS] = 3 * w.heads;
+    sizes[NN_LAYER_OUT] = w.width * w.heads;
+    sizes[NN_LAYER_OUT_BIAS] = w.width;
+    sizes[NN_LAYER_UP] = w.inner * w.width;
+    sizes[NN_LAYER_UP_BIAS] = w.inner;
+    sizes[NN_LAYER_DOWN] = w.width * w.inner;
+    sizes[NN_LAYER_DOWN_BIAS] = w.width;
 }
 
 /* Floats of the weights before one. */
-static int64_t nn_layer_offset(int64_t width, int64_t ffn, int which) {
+static int64_t nn_layer_offset(nn_layer_widths widths, int which) {
     int64_t sizes[NN_PATCH_LAYER_WEIGHTS], offset = 0;
-    nn_layer_sizes(width, ffn, sizes);
+    nn_layer_sizes(widths, sizes);
     for (int i = 0; i < which; i++) offset += sizes[i];
     return offset;
 }
 
-int64_t nn_patch_layer_floats(int64_t width, int64_t ffn) {
-    return nn_layer_offset(width, ffn, NN_PATCH_LAYER_WEIGHTS);
+int64_t nn_patch_layer_floats(nn_layer_widths widths) {
+    return nn_layer_offset(widths, NN_PATCH_LAYER_WEIGHTS);
 }
 
-int64_t nn_patch_layer_largest(int64_t width, int64_t ffn) {
-    const int64_t qkv = 3 * width * (width + 1), feed = (width + 1) * (ffn + 1);
-    return qkv > feed ? qkv : feed;
+int64_t nn_patch_layer_largest(nn_layer_widths w) {
+    const int64_t heads = (3 * w.heads + 6) * (w.width + 1), feed = (w.width + 1) * (w.inner + 1);
+    return heads > feed ? heads : feed;
 }
 
-/* d_x = ..., and the sums for the map's weight and bias. */
-static void nn_layer_map_backward(const nn_patch_part *part, const nn_patch_map *map, const float *x,
-                                  const float *d_y, float *d_x, const nn_patch_slopes *slopes, int which) {
-    float *const none[2] = { NULL, NULL };
-    nn_patch_map_backward(map, x, d_y, d_x, none);
+/* The sums for a map's weight and bias. */
+static void nn_layer_map_sum(const nn_patch_part *part, const nn_patch_slopes *slopes, int which,
+                             const nn_patch_map *map, const float *x, const float *d_y) {
     if (slopes->sums && (slopes->gradients[which] || slopes->gradients[which + 1]))
-        nn_patch_map_sum(map, slopes->sums, nn_layer_offset(part->grid.width, part->ffn, which), x, d_y);
+        nn_patch_map_sum(map, slopes->sums, nn_layer_offset(nn_layer_widths_of(part), which), x, d_y);
+}
+
+/* d_x = ... of a map to the heads or the inner width, all ranks together. */
+static xd_result nn_layer_map_enter(const nn_pieces *pieces, const nn_patch_map *map, const float *d_y,
+                                    float *d_x) {
+    float *const none[2] = { NULL, NULL };
+    const nn_piece_product of = {
+        d_y, map->weight, map->rows, map->in, (int)(map->out / (pieces->end - pieces->begin)), false
+    };
+    if (pieces->comm) return nn_pieces_multiply(pieces, &of, NULL, d_x);
+    nn_patch_map_backward(map, NULL, d_y, d_x, none);
+    return XD_OK;
 }
 
 /* By what was added to the stream. */
@@ -180,33 +206,40 @@ static void nn_layer_enter_backward(const nn_patch_part *part, int branch, float
                           nn_layer_place(part, part->room.d_common, place + NN_SCALE));
 }
 
-static void nn_layer_feed_backward(const nn_patch_part *part, const float *const *weights,
-                                   const nn_patch_slopes *slopes) {
+static xd_result nn_layer_feed_backward(const nn_patch_part *part, const float *const *weights,
+                                        const nn_patch_slopes *slopes) {
+    float *const none[2] = { NULL, NULL };
     const nn_patch_trace *t = &part->trace;
     const nn_patch_room *room = &part->room;
     const nn_patch_map up = nn_layer_map(part, weights, NN_LAYER_UP),
                        down = nn_layer_map(part, weights, NN_LAYER_DOWN);
     nn_layer_leave_backward(part, 1, t->fed, slopes->d_x);
     nn_silu(up.rows * up.out, t->inner, t->sigmoid, room->wide);
-    nn_layer_map_backward(part, &down, room->wide, room->d_branch, room->d_wide, slopes, NN_LAYER_DOWN);
+    nn_patch_map_backward(&down, NULL, room->d_branch, room->d_wide, none);
+    nn_layer_map_sum(part, slopes, NN_LAYER_DOWN, &down, room->wide, room->d_branch);
     nn_silu_backward(up.rows * up.out, t->inner, t->sigmoid, room->d_wide);
     nn_layer_read(part, 1);
-    nn_layer_map_backward(part, &up, room->read, room->d_wide, room->d_branch, slopes, NN_LAYER_UP);
+    nn_layer_map_sum(part, slopes, NN_LAYER_UP, &up, room->read, room->d_wide);
+    XD_TRY(nn_layer_map_enter(part->inner, &up, room->d_wide, room->d_branch));
     nn_layer_enter_backward(part, 1, slopes->d_x);
+    return XD_OK;
 }
 
 static xd_result nn_layer_attend_backward(const nn_patch_part *part, const float *const *weights,
                                           const nn_patch_slopes *slopes) {
+    float *const none[2] = { NULL, NULL };
     const nn_patch_trace *t = &part->trace;
     const nn_patch_room *room = &part->room;
     const nn_patch_map qkv = nn_layer_map(part, weights, NN_LAYER_QKV),
                        out = nn_layer_map(part, weights, NN_LAYER_OUT);
     const nn_full_attention attention = nn_layer_attention(part);
     nn_layer_leave_backward(part, 0, t->attended, slopes->d_x);
-    nn_layer_map_backward(part, &out, t->mixed, room->d_branch, room->read, slopes, NN_LAYER_OUT);
+    nn_patch_map_backward(&out, NULL, room->d_branch, room->read, none);
+    nn_layer_map_sum(part, slopes, NN_LAYER_OUT, &out, t->mixed, room->d_branch);
     XD_TRY(nn_full_attention_backward(&attention, room->read, room->d_wide));
     nn_layer_read(part, 0);
-    nn_layer_map_backward(part, &qkv, room->read, room->d_wide, room->d_branch, slopes, NN_LAYER_QKV);
+    nn_layer_map_sum(part, slopes, NN_LAYER_QKV, &qkv, room->read, room->d_wide);
+    XD_TRY(nn_layer_map_enter(part->heads, &qkv, room->d_wide, room->d_branch));
     nn_layer_enter_backward(part, 0, slopes->d_x);
     return XD_OK;
 }
@@ -226,7 +259,7 @@ static xd_result nn_layer_give(const nn_patch_part *part, const nn_patch_slopes 
     const float *sum;
     nn_sums_add(slopes->sums, &table);
     XD_TRY(nn_sums_join(slopes->sums, &sum));
-    nn_layer_sizes(part->grid.width, part->ffn, sizes);
+    nn_layer_sizes(nn_layer_widths_of(part), sizes);
     for (int i = 0; i < NN_PATCH_LAYER_WEIGHTS; sum += sizes[i++])
         if (slopes->gradients[i]) nn_add_all(sizes[i], sum, slopes->gradients[i]);
     return XD_OK;
@@ -236,7 +269,7 @@ xd_result nn_patch_layer_backward(const nn_patch_part *part, const float *const 
                                   const nn_patch_slopes *slopes) {
     const int64_t count = part->grid.samples * 6 * part->grid.width;
     nn_layer_add_table(part, weights[NN_LAYER_TABLE]);
-    nn_layer_feed_backward(part, weights, slopes);
+    XD_TRY(nn_layer_feed_backward(part, weights, slopes));
     XD_TRY(nn_layer_attend_backward(part, weights, slopes));
     for (int64_t b = 0; b < part->at->count; b++)
         nn_add_all(count, part->room.d_common + b * count, slopes->d_common + b * slopes->block);

@@ -3,6 +3,7 @@
 #define NN_PATCH_LAYER_H
 
 #include "nn_patch_attention.h"
+#include "nn_patch_pieces.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -45,9 +46,9 @@ typedef struct nn_patch_room {
 /* Some samples in a layer. */
 typedef struct nn_patch_part {
     nn_grid grid;
-    int64_t heads, ffn;
     const nn_positions *at;
-    nn_patch_trace trace; /* of these samples */
+    const nn_pieces *heads, *inner; /* columns of heads, and of the inner width, that are here */
+    nn_patch_trace trace;           /* of these samples */
     nn_patch_room room;
     const float *common; /* [samples, 6 width] shift, scale and gate of all layers */
     float *x;            /* [rows, width] the stream: read and written */
@@ -69,9 +70,12 @@ typedef struct nn_patch_slopes {
 xd_result nn_patch_layer_backward(const nn_patch_part *part, const float *const *weights,
                                   const nn_patch_slopes *slopes);
 
-/* Floats of the layer's weights, and of the largest of its maps. */
-int64_t nn_patch_layer_floats(int64_t width, int64_t ffn);
-int64_t nn_patch_layer_largest(int64_t width, int64_t ffn);
+/* Floats of the layer's weights here, and of the largest of its maps. */
+typedef struct nn_layer_widths {
+    int64_t width, heads, inner; /* of the stream; columns of heads and of the inner width here */
+} nn_layer_widths;
+int64_t nn_patch_layer_floats(nn_layer_widths widths);
+int64_t nn_patch_layer_largest(nn_layer_widths widths);
 
 /* y [rows, out] = x [rows, in] w^T + bias */
 typedef struct nn_patch_map {

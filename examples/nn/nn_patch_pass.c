@@ -267,19 +267,24 @@ static xd_result nn_patch_head_backward(const nn_patch *p, const float *const *w
 
 static nn_patch_part nn_patch_part_at(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                       const nn_patch_span *s) {
-    const int64_t width = p->config.width, ffn = p->config.ffn, kept = s->kept;
-    const nn_patch_trace *t = &slot->traces[layer];
-    nn_patch_part part = {
-        s->grid, p->config.heads, ffn, &p->at, *t, p->room, slot->common + s->first * 6 * width, s->x
-    };
+    const int64_t width = p->config.width, heads = p->heads.end - p->heads.begin, kept = s->kept;
+    const int64_t inner = p->inner.end - p->inner.begin;
+    nn_patch_part part = { s->grid,
+                           &p->at,
+                           &p->heads,
+                           &p->inner,
+                           slot->traces[layer],
+                           p->room,
+                           slot->common + s->first * 6 * width,
+                           s->x };
     for (int i = 0; i < 2; i++) part.trace.normed[i] += kept * width, part.trace.inverse[i] += kept;
-    part.trace.qkv += kept * 3 * width;
-    part.trace.probs += kept * p->config.heads * p->at.all;
-    if (p->at.comm) part.trace.keys += kept / p->grid.tokens * p->at.all * 2 * width;
-    part.trace.mixed += kept * width;
+    part.trace.qkv += kept * 3 * heads;
+    part.trace.probs += kept * p->heads.leaves.count * p->at.all;
+    if (p->at.comm) part.trace.keys += kept / p->grid.tokens * p->at.all * 2 * heads;
+    part.trace.mixed += kept * heads;
     part.trace.attended += kept * width;
-    part.trace.inner += kept * ffn;
-    part.trace.sigmoid += kept * ffn;
+    part.trace.inner += kept * inner;
+    part.trace.sigmoid += kept * inner;
     part.trace.fed += kept * width;
     return part;
 }
@@ -295,7 +300,9 @@ static xd_result nn_patch_labels_check(const nn_patch *p, const xd_network_call 
 
 static xd_result nn_patch_layer_chunks(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                        const xd_network_call *back, const xd_block_view *view) {
-    const nn_sums sums = nn_patch_sums(p, nn_patch_layer_floats(p->config.width, p->config.ffn));
+    const nn_layer_widths widths = { p->config.width, p->heads.end - p->heads.begin,
+                                     p->inner.end - p->inner.begin };
+    const nn_sums sums = nn_patch_sums(p, nn_patch_layer_floats(widths));
     const float *w[NN_PATCH_LAYER_WEIGHTS];
     float *g[NN_PATCH_LAYER_WEIGHTS];
     for (int i = 0; i < NN_PATCH_LAYER_WEIGHTS; i++) {

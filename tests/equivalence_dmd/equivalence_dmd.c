@@ -86,6 +86,17 @@ static void add_shared_tokens(void) {
     add(RUN_PATCH, 2, 3, 1, RUN_WHOLE)->sick = true;
 }
 
+/* Ranks share its heads and inner width, and tokens too. */
+static void add_pieces(void) {
+    static const int meshes[][3] = { { 1, 1, 2 }, { 1, 1, 4 }, { 2, 1, 2 }, { 3, 1, 2 }, { 2, 1, 4 },
+                                     { 1, 2, 2 }, { 2, 2, 2 }, { 1, 2, 4 }, { 1, 3, 2 } };
+    for (int i = 0; i < 9; i++)
+        for (int k = 0; k < 2; k++)
+            add(RUN_PIECES, meshes[i][0], meshes[i][1], meshes[i][2], (run_wrap)((i + 2 * k + 1) % 4));
+    add(RUN_PIECES, 4, 1, 2, RUN_HSDP)->groups = 2;
+    add(RUN_PIECES, 2, 2, 2, RUN_WHOLE)->sick = true;
+}
+
 static void wrap_as(run_config *c, run_wrap fake, run_wrap judge, run_wrap teacher) {
     c->wraps[XD_DMD_FAKE_SCORE] = fake;
     c->wraps[XD_DMD_DISCRIMINATOR] = judge;
@@ -124,6 +135,7 @@ static void fill_list(void) {
     add_single();
     add_cut();
     add_shared_tokens();
+    add_pieces();
     add_mixed();
     add_sick();
 }

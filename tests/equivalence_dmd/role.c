@@ -23,6 +23,7 @@ xd_result role_ranks_open(xd_comm *world, const run_config *config, role_ranks *
     XD_TRY(xd_comm_split(world, me / config->tp, me, &out->cut.tp));
     XD_TRY(xd_comm_split(world, d * config->tp + me % config->tp, me, &out->cut.cp));
     XD_TRY(role_make_queues(config, out->data, out->queues[0]));
+    if (config->net == RUN_PIECES) XD_TRY(nn_patch_split_create(out->cut.tp, out->cut.cp, &out->split));
     if (config->groups < 2) return XD_OK;
     const int each = config->dp / config->groups;
     XD_TRY(xd_comm_split(out->data, d / each, d, &out->group));
@@ -31,6 +32,7 @@ xd_result role_ranks_open(xd_comm *world, const run_config *config, role_ranks *
 }
 
 void role_ranks_close(role_ranks *ranks) {
+    nn_patch_split_destroy(ranks->split);
     for (int i = 0; i < 2 * ROLE_QUEUES; i++) xd_queue_destroy(ranks->queues[i / 2][i % 2]);
     if (ranks->replicas) xd_comm_destroy(ranks->replicas);
     if (ranks->group) xd_comm_destroy(ranks->group);
@@ -42,8 +44,10 @@ void role_ranks_close(role_ranks *ranks) {
 /* ---- networks ---- */
 
 static nn_patch_config role_patch(const role_ranks *ranks) {
-    const nn_patch_config c = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS, ranks->cut.cp };
-    return c;
+    const nn_patch_config whole = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS, ranks->cut.cp, NULL };
+    const nn_patch_config pieces = { PATCH_SIDE,   1,           32, 2, 4, 18, 4, PATCH_LABELS,
+                                     ranks->cut.cp, ranks->split };
+    return ranks->split ? pieces : whole;
 }
 
 xd_interval role_pixels(const role_ranks *ranks) {
@@ -68,7 +72,7 @@ static xd_result role_describe(const role_ranks *ranks, const run_config *config
         r->model = judge_model(r->judge);
         return XD_OK;
     }
-    if (config->net == RUN_PATCH) return nn_patch_describe(ctx, &patch, role_seed(which), &r->model);
+    if (config->net != RUN_STRIP) return nn_patch_describe(ctx, &patch, role_seed(which), &r->model);
     XD_TRY(strip_create(ctx, &ranks->cut, role_seed(which), RUN_SAMPLES / config->leaves, &r->strip));
     r->network = strip_network(r->strip);
     r->model = strip_model(r->strip);
@@ -99,18 +103,15 @@ static xd_result role_wrap(const role_ranks *ranks, const run_config *config, ru
 }
 
 /* Much of the patch transformer begins as zeros: here it gets numbers of each element's place in its weight. */
-static xd_result role_fill(role *r, xd_dmd_role which) {
+static xd_result role_fill(xd_ctx *ctx, role *r, xd_dmd_role which) {
+    const xd_init normal = { XD_INIT_NORMAL, 0.0f, 0.3f };
     xd_philox random;
     memset(&random, 0, sizeof random);
     random.seed = role_seed(which);
     random.stream = XD_STREAM_USER;
     for (int64_t i = 0; i < r->count; i++) {
-        const xd_tensor_part *part = &r->parts[i];
-        const int64_t count = part->range.end - part->range.begin;
-        float *x = (float *)part->data;
         random.sample = (uint32_t)i;
-        if (count > 0) xd_philox_fill_normal(&random, part->range.begin, count, x);
-        for (int64_t k = 0; k < count; k++) x[k] *= 0.3f;
+        XD_TRY(xd_tensor_part_fill(ctx, &r->parts[i], &normal, &random));
     }
     return xd_parallel_publish(r->parallel);
 }
@@ -134,11 +135,11 @@ xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_ro
     XD_TRY(xd_parallel_params(r->parallel, ROLE_WEIGHTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, ROLE_WEIGHTS, r->parts, &r->count));
     if (!r->judge && !r->strip) {
-        for (int64_t i = 0; i < r->count && xd_comm_rank(ranks->cut.cp) > 0; i++)
+        for (int64_t i = 0; i < r->count && !ranks->split && xd_comm_rank(ranks->cut.cp) > 0; i++)
             r->params[i].replica = r->parts[i].replica = true;
         XD_TRY(nn_patch_create(ctx, &patch, r->model, RUN_SAMPLES / config->leaves, STRIP_SLOTS, &r->patch));
         r->network = nn_patch_network(r->patch);
-        if (fresh || which == XD_DMD_TEACHER) XD_TRY(role_fill(r, which));
+        if (fresh || which == XD_DMD_TEACHER) XD_TRY(role_fill(ctx, r, which));
     }
     return which == XD_DMD_TEACHER ? XD_OK : role_train(ctx, r);
 }

@@ -430,11 +430,12 @@ void run_name(const run_config *c, char name[160]) {
                                          "FSDP", "FSDP one-send",
                                          "HSDP", "HSDP one-send" };
     static const char *const queues[] = { "no queues", "inline", "workers" };
+    static const char *const nets[] = { "patch", "strip", "pieces" };
     const run_wrap *w = c->wraps;
     bool mixed = false;
     for (int which = 1; which < XD_DMD_ROLES; which++) mixed = mixed || w[which] != w[0];
     int used = snprintf(name, 160, "%s recipe %d dp=%d cp=%d tp=%d groups=%d leaves=%d %s",
-                        c->net == RUN_PATCH ? "patch" : "strip", c->recipe, c->dp, c->cp, c->tp,
+                        nets[c->net], c->recipe, c->dp, c->cp, c->tp,
                         c->groups > 1 ? c->groups : 1, c->leaves, wraps[w[0]]);
     if (mixed)
         used += snprintf(name + used, (size_t)(160 - used), " (others %s, %s, %s)", wraps[w[1]], wraps[w[2]],

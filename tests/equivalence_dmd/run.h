@@ -8,7 +8,8 @@ enum { RUN_STEPS = 10, RUN_LEAVES = 8, RUN_SAMPLES = 16, RUN_RECIPES = 3, RUN_IM
 
 typedef enum run_net {
     RUN_PATCH = 0, /* the patch transformer of examples/nn */
-    RUN_STRIP      /* strip.h */
+    RUN_STRIP,     /* strip.h */
+    RUN_PIECES     /* the patch transformer with sums over heads and inner width in pieces, and more of both */
 } run_net;
 
 typedef enum run_wrap {

@@ -188,18 +188,29 @@ xd_result images_load(images_run *run, int *step) {
 
 /* ---- metrics ---- */
 
+/* A line for each step. Of warm-up: its mean squared error, and the norm of its gradient before clipping. Of matching: the values of the
+ * terms, |x - T| as "distance", and norms of the gradients of the networks that had their turn, before clipping; with a discriminator its
+ * terms too. In steps of the student: mean and deviation of all pixels that it drew; which part of its average does not move; and the
+ * norms of the gradients of its two terms, with their weights, by these pixels: those by weights come in one backward and are not told
+ * apart. Every pixel counts: there are no masks. */
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
-    char path[480], judged[200] = "", drawn[160] = "";
+    char path[480], judged[200] = "", drawn[240] = "";
     const images_spread *s = &run->spread;
     if (run->recipe->real)
         snprintf(
             judged, sizeof judged,
             "\"generator\": %.17g, \"discriminator\": %.17g, \"r1\": %.17g, \"discriminator_norm\": %.17g, ",
             values->generator, values->discriminator, values->r1, values->norms[XD_DMD_DISCRIMINATOR]);
-    if (!run->warming && xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step - 1))
-        snprintf(drawn, sizeof drawn, "\"mean\": %.17g, \"deviation\": %.17g, \"stuck\": %.17g, ", s->mean,
-                 s->deviation, s->stuck);
+    if (!run->warming && xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step - 1)) {
+        const int used =
+            snprintf(drawn, sizeof drawn,
+                     "\"mean\": %.17g, \"deviation\": %.17g, \"stuck\": %.17g, \"vsd_norm\": %.17g, ",
+                     s->mean, s->deviation, s->stuck, s->vsd_norm);
+        if (run->recipe->real)
+            snprintf(drawn + used, sizeof drawn - (size_t)used, "\"generator_norm\": %.17g, ",
+                     s->generator_norm);
+    }
     images_path(run, "metrics.jsonl", path);
     FILE *file = fopen(path, "ab");
     XD_REQUIRE(ctx, file, XD_ERROR_IO, "cannot write %s", path);

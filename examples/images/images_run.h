@@ -11,13 +11,25 @@ extern "C" {
 
 enum { IMAGES_MOST_LEAF = 32, IMAGES_PIECES = 8 };
 
+/* What is added up over the pixels of the student's pictures: they, their squares, and squares of the gradients of either term. */
+enum { IMAGES_PIXELS, IMAGES_SQUARES, IMAGES_VSD, IMAGES_GENERATOR, IMAGES_SUMS };
+
 /* What the student drew in a step. */
 typedef struct images_spread {
+<<<<<<< HEAD
     double sums[IMAGES_LEAVES][IMAGES_PIECES]
                [2];         /* of a leaf's pixels in an eighth of each picture, and of their squares */
     int64_t unmoved;        /* of this rank's elements of the average */
     double mean, deviation; /* of all pixels */
     double stuck;           /* share of the average that is not its weights and did not move */
+=======
+    double sums[IMAGES_LEAVES][IMAGES_SUMS]; /* of a leaf's pixels */
+    int64_t unmoved;                         /* of this rank's elements of the average */
+    double mean, deviation;                  /* of all pixels */
+    double stuck; /* share of the average that is not its weights and did not move */
+    double vsd_norm,
+        generator_norm; /* of the gradients of either term by the pictures of a step, with its weight */
+>>>>>>> s_fail
 } images_spread;
 
 typedef struct images_run {
@@ -34,7 +46,9 @@ typedef struct images_run {
     int step;             /* that is being made */
     int64_t leaf;         /* whose batch was asked for last */
     images_spread spread;
-    int drawn_at; /* step whose classes are drawn */
+    float pull[IMAGES_MOST_LEAF *
+               IMAGE_PIXELS]; /* the discriminator's part of a leaf's gradient by its pictures */
+    int drawn_at;             /* step whose classes are drawn */
     int32_t classes[IMAGES_MOST_LEAF];
     float real[IMAGES_MOST_LEAF * IMAGE_PIXELS];
     char directory[400], warm_directory[440];
@@ -53,7 +67,7 @@ xd_result images_prepare(images_run *run);
 xd_result images_save(images_run *run, int step);
 xd_result images_load(images_run *run, int *step);
 
-/* images_watch.c: run->desc has a student whose pictures are looked at; before a step of the student; and after it. The last is collective. */
+/* images_watch.c: run->desc has a student whose pictures, and their gradients, are looked at; before a step of the student; and after it. The last is collective. */
 void images_watch(images_run *run);
 void images_watch_clear(images_run *run);
 xd_result images_watch_read(images_run *run);

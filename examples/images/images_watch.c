@@ -1,5 +1,5 @@
-/* images_watch.c - how bright and how different the student's pictures are, and how much of its average stands still: what goes wrong first
- * when a distillation does. */
+/* images_watch.c - how bright and how different the student's pictures are, how hard each term of its loss pulls at them, and how much of
+ * its average stands still: what goes wrong first when a distillation does. */
 #include "images_run.h"
 
 #include <math.h>
@@ -13,6 +13,7 @@ static xd_result images_watch_forward(void *user, const xd_network_call *call) {
     double(*sums)[2] = run->spread.sums[run->leaf];
     const int64_t own = run->pixels.end - run->pixels.begin;
     XD_TRY(student->forward(student->user, call));
+<<<<<<< HEAD
     if (!call->keep) return XD_OK;
     memset(sums, 0, sizeof run->spread.sums[0]);
     for (int64_t i = 0; i < call->samples * own; i++) {
@@ -20,14 +21,46 @@ static xd_result images_watch_forward(void *user, const xd_network_call *call) {
         const double x = (double)hidden[i] - call->times[i / own] * (double)flow[i];
         sum[0] += x;
         sum[1] += x * x;
+=======
+    if (!call->keep || call->samples == 0) return XD_OK; /* none: a leaf beyond this rank's own */
+    for (int k = 0; k < IMAGES_SUMS; k++) sums[k] = 0.0;
+    memset(run->pull, 0, sizeof run->pull);
+    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++) {
+        const double x = (double)hidden[i] - call->times[i / IMAGE_PIXELS] * (double)flow[i];
+        sums[IMAGES_PIXELS] += x;
+        sums[IMAGES_SQUARES] += x * x;
+>>>>>>> s_fail
     }
     return XD_OK;
 }
 
+/* Its gradient is that of both terms; by x it is 1 / -t of that by the prediction v, for x = x_t - t v. */
 static xd_result images_watch_backward(void *user, const xd_network_call *call) {
-    const images_run *run = (const images_run *)user;
+    images_run *run = (images_run *)user;
     const xd_network *student = &run->roles[XD_DMD_STUDENT].network;
+    double *sums = run->spread.sums[run->leaf];
+    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++) {
+        const double both = (double)call->raw_gradient[i] / -call->times[i / IMAGE_PIXELS];
+        const double pull = (double)run->pull[i];
+        sums[IMAGES_VSD] += (both - pull) * (both - pull);
+        sums[IMAGES_GENERATOR] += pull * pull;
+    }
     return student->backward(student->user, call);
+}
+
+static xd_result images_watch_teacher_forward(void *user, const xd_network_call *call) {
+    const xd_network *teacher = &((const images_run *)user)->roles[XD_DMD_TEACHER].network;
+    return teacher->forward(teacher->user, call);
+}
+
+/* It goes backward for the discriminator's term alone, to x_t = (1 - t) x + t noise. */
+static xd_result images_watch_teacher_backward(void *user, const xd_network_call *call) {
+    images_run *run = (images_run *)user;
+    const xd_network *teacher = &run->roles[XD_DMD_TEACHER].network;
+    XD_TRY(teacher->backward(teacher->user, call));
+    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++)
+        run->pull[i] = (float)(1.0 - call->times[i / IMAGE_PIXELS]) * call->hidden_gradient[i];
+    return XD_OK;
 }
 
 void images_watch(images_run *run) {
@@ -35,6 +68,12 @@ void images_watch(images_run *run) {
     student->user = run;
     student->forward = images_watch_forward;
     student->backward = images_watch_backward;
+    if (run->recipe->real) {
+        xd_network *teacher = &run->desc.networks[XD_DMD_TEACHER];
+        teacher->user = run;
+        teacher->forward = images_watch_teacher_forward;
+        teacher->backward = images_watch_teacher_backward;
+    }
     xd_ema_count_unmoved(run->roles[XD_DMD_STUDENT].average, &run->spread.unmoved);
 }
 
@@ -44,6 +83,7 @@ void images_watch_clear(images_run *run) {
 
 /* A rank has the sums of its own leaves and pixels and zeros for the others', so adding ranks up rounds nothing. */
 static xd_result images_watch_gather(images_run *run) {
+<<<<<<< HEAD
     enum { SUMS = 2 * IMAGES_LEAVES * IMAGES_PIECES };
     double all[IMAGES_MOST_RANKS][SUMS], *sums = run->spread.sums[0][0];
     int64_t counts[IMAGES_MOST_RANKS];
@@ -52,24 +92,42 @@ static xd_result images_watch_gather(images_run *run) {
     images_watch_clear(run);
     for (int r = 0; r < xd_comm_size(run->world); r++)
         for (int i = 0; i < SUMS; i++) sums[i] += all[r][i];
+=======
+    enum { ALL = IMAGES_SUMS * IMAGES_LEAVES };
+    double all[IMAGES_MOST_RANKS][ALL], *sums = run->spread.sums[0];
+    int64_t counts[IMAGES_MOST_RANKS];
+    for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = ALL;
+    XD_TRY(xd_all_gather(run->world, sums, all, counts, XD_DTYPE_F64));
+    images_watch_clear(run);
+    for (int r = 0; r < xd_comm_size(run->world); r++)
+        for (int i = 0; i < ALL; i++) sums[i] += all[r][i];
+>>>>>>> s_fail
     return XD_OK;
 }
 
 xd_result images_watch_read(images_run *run) {
     images_spread *s = &run->spread;
     const images_role *student = &run->roles[XD_DMD_STUDENT];
-    double sum = 0.0, square = 0.0;
+    double total[IMAGES_SUMS] = { 0.0 };
     int64_t counts[2] = { s->unmoved, 0 };
     for (int64_t i = 0; i < student->count; i++) counts[1] += student->params[i].count;
     XD_TRY(images_watch_gather(run));
+<<<<<<< HEAD
     if (run->ranks.fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
     for (int i = 0; i < IMAGES_LEAVES * IMAGES_PIECES; i++) {
         sum += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][0];
         square += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][1];
     }
+=======
+    if (run->options->fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
+    for (int i = 0; i < IMAGES_LEAVES; i++)
+        for (int k = 0; k < IMAGES_SUMS; k++) total[k] += s->sums[i][k];
+>>>>>>> s_fail
     const double n = (double)run->recipe->batch * IMAGE_PIXELS;
-    s->mean = sum / n;
-    s->deviation = sqrt(square / n - s->mean * s->mean);
+    s->mean = total[IMAGES_PIXELS] / n;
+    s->deviation = sqrt(total[IMAGES_SQUARES] / n - s->mean * s->mean);
+    s->vsd_norm = sqrt(total[IMAGES_VSD]);
+    s->generator_norm = sqrt(total[IMAGES_GENERATOR]);
     s->stuck = (double)counts[0] / (double)counts[1];
     return XD_OK;
 }

@@ -89,7 +89,6 @@ static void watch_step(images_run *run, double weight) {
     static const int64_t pixels = IMAGE_PIXELS;
     static xd_param param = { .name = "w", .dtype = XD_DTYPE_F32, .count = 4 };
     static const real_pictures real;
-    static images_options options;
     static images_recipe recipe;
     xd_ctx *ctx = new_ctx();
     float value[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
@@ -97,7 +96,7 @@ static void watch_step(images_run *run, double weight) {
     matching = 0.0;
     memset(run, 0, sizeof *run);
     CHECK_EQ_INT(xd_comm_self(ctx, &run->world), XD_OK);
-    run->options = &options;
+    run->pixels.end = IMAGE_PIXELS;
     recipe.batch = BATCH;
     recipe.real = weight > 0.0 ? &real : NULL;
     run->recipe = &recipe;
@@ -166,7 +165,7 @@ XD_TEST(a_leaf_beyond_a_ranks_own_changes_nothing) {
     static images_run run;
     static line l;
     const xd_network_call none = { .keep = true };
-    double before[IMAGES_LEAVES][IMAGES_SUMS];
+    double before[IMAGES_LEAVES][IMAGES_PIECES][IMAGES_SUMS];
     watch_step(&run, 0.5);
     memcpy(before, run.spread.sums, sizeof before);
     run.roles[XD_DMD_STUDENT].network.user = &l;
@@ -174,7 +173,7 @@ XD_TEST(a_leaf_beyond_a_ranks_own_changes_nothing) {
     CHECK_EQ_INT(images_watch_forward(&run, &none), XD_OK);
     CHECK_EQ_INT(images_watch_backward(&run, &none), XD_OK);
     CHECK(memcmp(before, run.spread.sums, sizeof before) == 0 &&
-          before[IMAGES_LEAVES - 1][IMAGES_SQUARES] > 0.0);
+          before[IMAGES_LEAVES - 1][0][IMAGES_SQUARES] > 0.0);
 }
 
 XD_TEST_MAIN()

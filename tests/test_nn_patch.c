@@ -26,10 +26,6 @@ enum {
     LABELS = 3,
     FEATURE = 16 * 16,
     FEATURES = 2, /* behind each layer */
-<<<<<<< HEAD
-=======
-    MOST = 8192,
->>>>>>> s_cp
     ALL_WEIGHTS = 6788
 };
 
@@ -40,7 +36,6 @@ static const nn_patch_config tiny = { SIDE, 2, 16, 2, 2, 24, 8, LABELS, NULL, NU
 static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *config, int64_t samples,
                                 int slots) {
     static const int both[FEATURES] = { 0, 1 };
-<<<<<<< HEAD
     nn_patch *passes;
     memset(a, 0, sizeof *a);
     a->ctx = xd_comm_ctx(comm);
@@ -50,28 +45,6 @@ static xd_result alone_start_as(alone *a, xd_comm *comm, const nn_patch_config *
     XD_TRY(nn_patch_capture(passes, both, FEATURES));
     a->passes = passes;
     a->network = nn_patch_network(passes);
-=======
-    const xd_init normal = { XD_INIT_NORMAL, 0.0f, 1.0f };
-    xd_tensor_part parts[64];
-    float more[MOST];
-    memset(a, 0, sizeof *a);
-    a->ctx = xd_comm_ctx(comm);
-    XD_TRY(nn_patch_describe(a->ctx, config, 3, &a->model));
-    XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
-    XD_TRY(xd_parallel_params(a->parallel, 64, a->params, &a->count));
-    XD_TRY(xd_parallel_parts(a->parallel, 64, parts, &a->count));
-    for (int64_t i = 0; i < a->count; i++) {
-        const xd_philox random = { .seed = 100 + (uint64_t)i, .stream = XD_STREAM_USER };
-        float *w = (float *)parts[i].data;
-        parts[i].data = more;
-        XD_TRY(xd_tensor_part_fill(a->ctx, &parts[i], &normal, &random));
-        for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
-    }
-    XD_TRY(xd_parallel_publish(a->parallel));
-    XD_TRY(nn_patch_create(a->ctx, config, a->model, samples, slots, &a->passes));
-    XD_TRY(nn_patch_capture(a->passes, both, FEATURES));
-    a->network = nn_patch_network(a->passes);
->>>>>>> s_cp
     CHECK_EQ_INT(a->network.feature_count, FEATURES);
     for (int k = 0; k < FEATURES; k++) CHECK_EQ_INT(a->network.feature_elements[k], 16 * config->width);
     return XD_OK;
@@ -130,20 +103,6 @@ static xd_result backward(const alone *a, const batch *b) {
     return a->network.backward(a->network.user, &b->call);
 }
 
-<<<<<<< HEAD
-=======
-static void run_with(xd_rank_function function, void *argument) {
-    xd_error error = { 0 };
-    const xd_result result = xd_run_threads(1, NULL, function, argument, &error);
-    CHECK_EQ_INT(result, XD_OK);
-    if (result != XD_OK) printf("%s\n", error.message);
-}
-
-static void run_alone(xd_rank_function function) {
-    run_with(function, NULL);
-}
-
->>>>>>> s_cp
 /* ---- the same network in double, loop by loop ---- */
 
 enum { TOKENS = 16, WIDTH = 16, HEADS = 2, EACH = WIDTH / HEADS, FFN = 24, PATCH = 2, WAVES = 8 };

@@ -16,20 +16,13 @@ enum { IMAGES_PIXELS, IMAGES_SQUARES, IMAGES_VSD, IMAGES_GENERATOR, IMAGES_SUMS 
 
 /* What the student drew in a step. */
 typedef struct images_spread {
-<<<<<<< HEAD
     double sums[IMAGES_LEAVES][IMAGES_PIECES]
-               [2];         /* of a leaf's pixels in an eighth of each picture, and of their squares */
-    int64_t unmoved;        /* of this rank's elements of the average */
-    double mean, deviation; /* of all pixels */
-    double stuck;           /* share of the average that is not its weights and did not move */
-=======
-    double sums[IMAGES_LEAVES][IMAGES_SUMS]; /* of a leaf's pixels */
-    int64_t unmoved;                         /* of this rank's elements of the average */
-    double mean, deviation;                  /* of all pixels */
-    double stuck; /* share of the average that is not its weights and did not move */
+               [IMAGES_SUMS]; /* of a leaf's pixels in an eighth of each picture */
+    int64_t unmoved;          /* of this rank's elements of the average */
+    double mean, deviation;   /* of all pixels */
+    double stuck;             /* share of the average that is not its weights and did not move */
     double vsd_norm,
         generator_norm; /* of the gradients of either term by the pictures of a step, with its weight */
->>>>>>> s_fail
 } images_spread;
 
 typedef struct images_run {

@@ -5,31 +5,31 @@
 #include <math.h>
 #include <string.h>
 
+static int64_t images_watch_own(const images_run *run) {
+    return run->pixels.end - run->pixels.begin;
+}
+
+/* The sums that pixel i of a leaf's, as this rank has them, belongs to. */
+static double *images_watch_sums(images_run *run, int64_t i) {
+    const int64_t pixel = run->pixels.begin + i % images_watch_own(run);
+    return run->spread.sums[run->leaf][pixel / (IMAGE_PIXELS / IMAGES_PIECES)];
+}
+
 /* The student's forward that trains; what it draws is read off its prediction as the library reads it. */
 static xd_result images_watch_forward(void *user, const xd_network_call *call) {
     images_run *run = (images_run *)user;
     const xd_network *student = &run->roles[XD_DMD_STUDENT].network;
     const float *hidden = (const float *)call->hidden, *flow = (const float *)call->raw;
-    double(*sums)[2] = run->spread.sums[run->leaf];
-    const int64_t own = run->pixels.end - run->pixels.begin;
+    const int64_t own = images_watch_own(run);
     XD_TRY(student->forward(student->user, call));
-<<<<<<< HEAD
-    if (!call->keep) return XD_OK;
-    memset(sums, 0, sizeof run->spread.sums[0]);
-    for (int64_t i = 0; i < call->samples * own; i++) {
-        double *sum = sums[(run->pixels.begin + i % own) / (IMAGE_PIXELS / IMAGES_PIECES)];
-        const double x = (double)hidden[i] - call->times[i / own] * (double)flow[i];
-        sum[0] += x;
-        sum[1] += x * x;
-=======
     if (!call->keep || call->samples == 0) return XD_OK; /* none: a leaf beyond this rank's own */
-    for (int k = 0; k < IMAGES_SUMS; k++) sums[k] = 0.0;
+    memset(run->spread.sums[run->leaf], 0, sizeof run->spread.sums[0]);
     memset(run->pull, 0, sizeof run->pull);
-    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++) {
-        const double x = (double)hidden[i] - call->times[i / IMAGE_PIXELS] * (double)flow[i];
+    for (int64_t i = 0; i < call->samples * own; i++) {
+        double *sums = images_watch_sums(run, i);
+        const double x = (double)hidden[i] - call->times[i / own] * (double)flow[i];
         sums[IMAGES_PIXELS] += x;
         sums[IMAGES_SQUARES] += x * x;
->>>>>>> s_fail
     }
     return XD_OK;
 }
@@ -38,9 +38,10 @@ static xd_result images_watch_forward(void *user, const xd_network_call *call) {
 static xd_result images_watch_backward(void *user, const xd_network_call *call) {
     images_run *run = (images_run *)user;
     const xd_network *student = &run->roles[XD_DMD_STUDENT].network;
-    double *sums = run->spread.sums[run->leaf];
-    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++) {
-        const double both = (double)call->raw_gradient[i] / -call->times[i / IMAGE_PIXELS];
+    const int64_t own = images_watch_own(run);
+    for (int64_t i = 0; i < call->samples * own; i++) {
+        double *sums = images_watch_sums(run, i);
+        const double both = (double)call->raw_gradient[i] / -call->times[i / own];
         const double pull = (double)run->pull[i];
         sums[IMAGES_VSD] += (both - pull) * (both - pull);
         sums[IMAGES_GENERATOR] += pull * pull;
@@ -58,8 +59,9 @@ static xd_result images_watch_teacher_backward(void *user, const xd_network_call
     images_run *run = (images_run *)user;
     const xd_network *teacher = &run->roles[XD_DMD_TEACHER].network;
     XD_TRY(teacher->backward(teacher->user, call));
-    for (int64_t i = 0; i < call->samples * IMAGE_PIXELS; i++)
-        run->pull[i] = (float)(1.0 - call->times[i / IMAGE_PIXELS]) * call->hidden_gradient[i];
+    const int64_t own = images_watch_own(run);
+    for (int64_t i = 0; i < call->samples * own; i++)
+        run->pull[i] = (float)(1.0 - call->times[i / own]) * call->hidden_gradient[i];
     return XD_OK;
 }
 
@@ -83,25 +85,14 @@ void images_watch_clear(images_run *run) {
 
 /* A rank has the sums of its own leaves and pixels and zeros for the others', so adding ranks up rounds nothing. */
 static xd_result images_watch_gather(images_run *run) {
-<<<<<<< HEAD
-    enum { SUMS = 2 * IMAGES_LEAVES * IMAGES_PIECES };
-    double all[IMAGES_MOST_RANKS][SUMS], *sums = run->spread.sums[0][0];
-    int64_t counts[IMAGES_MOST_RANKS];
-    for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = SUMS;
-    XD_TRY(xd_all_gather(run->world, sums, all, counts, XD_DTYPE_F64));
-    images_watch_clear(run);
-    for (int r = 0; r < xd_comm_size(run->world); r++)
-        for (int i = 0; i < SUMS; i++) sums[i] += all[r][i];
-=======
-    enum { ALL = IMAGES_SUMS * IMAGES_LEAVES };
-    double all[IMAGES_MOST_RANKS][ALL], *sums = run->spread.sums[0];
+    enum { ALL = IMAGES_SUMS * IMAGES_LEAVES * IMAGES_PIECES };
+    double all[IMAGES_MOST_RANKS][ALL], *sums = run->spread.sums[0][0];
     int64_t counts[IMAGES_MOST_RANKS];
     for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = ALL;
     XD_TRY(xd_all_gather(run->world, sums, all, counts, XD_DTYPE_F64));
     images_watch_clear(run);
     for (int r = 0; r < xd_comm_size(run->world); r++)
         for (int i = 0; i < ALL; i++) sums[i] += all[r][i];
->>>>>>> s_fail
     return XD_OK;
 }
 
@@ -112,17 +103,9 @@ xd_result images_watch_read(images_run *run) {
     int64_t counts[2] = { s->unmoved, 0 };
     for (int64_t i = 0; i < student->count; i++) counts[1] += student->params[i].count;
     XD_TRY(images_watch_gather(run));
-<<<<<<< HEAD
     if (run->ranks.fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
-    for (int i = 0; i < IMAGES_LEAVES * IMAGES_PIECES; i++) {
-        sum += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][0];
-        square += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][1];
-    }
-=======
-    if (run->options->fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
-    for (int i = 0; i < IMAGES_LEAVES; i++)
-        for (int k = 0; k < IMAGES_SUMS; k++) total[k] += s->sums[i][k];
->>>>>>> s_fail
+    for (int i = 0; i < IMAGES_LEAVES * IMAGES_PIECES; i++)
+        for (int k = 0; k < IMAGES_SUMS; k++) total[k] += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][k];
     const double n = (double)run->recipe->batch * IMAGE_PIXELS;
     s->mean = total[IMAGES_PIXELS] / n;
     s->deviation = sqrt(total[IMAGES_SQUARES] / n - s->mean * s->mean);

@@ -44,9 +44,6 @@ verdict $? 'a short run on one rank leaves a table, a picture and metrics' "$wor
 awk -F '"deviation": ' 'NF == 2 { n++; d = $2 + 0; bad += !(d > 0.2 && d < 1) || !/"mean": -/ || !/"stuck": 0/ } END { exit bad || n != 2 }' \
     "$work/one/steps-1/metrics.jsonl"
 verdict $? 'metrics say how bright and how different the pictures of each of its steps are' "$work/one/steps-1/metrics.jsonl"
-<<<<<<< HEAD
-for mesh in dp=3 fsdp=2 cp=2; do
-=======
 
 # pulls FILE LINES: in so many lines the matching term is 64 x 256 / 2 squares of the norm of its gradient by the pictures
 pulls() {
@@ -55,8 +52,7 @@ pulls() {
 }
 pulls "$work/one/steps-1/metrics.jsonl" 2 && ! grep -q generator_norm "$work/one/steps-1/metrics.jsonl"
 verdict $? 'metrics have the norm of the gradient of matching' "$work/one/steps-1/metrics.jsonl"
-for mesh in dp=3 fsdp=2; do
->>>>>>> s_fail
+for mesh in dp=3 fsdp=2 cp=2; do
     start $mesh --mesh $mesh && same $mesh
     verdict $? "--mesh $mesh has the bytes of one rank" "$work/$mesh.log"
 done
@@ -80,15 +76,10 @@ start gan --mesh dp=1 $gan && grep -q '^with GAN: weight 0.03, R1 0.1, real pict
 ! grep -qi 'nan\|inf' "$work/gan/table.txt" "$work/gan"/steps-*/metrics.jsonl && judged "$work/gan/steps-1" &&
 ! cmp -s "$work/one/steps-1/student/model.safetensors" "$work/gan/steps-1/student/model.safetensors"
 verdict $? '--gan trains other students, and tells of it' "$work/gan.log"
-<<<<<<< HEAD
-start gan2 --mesh dp=2,cp=2 $gan && same gan2 gan
-verdict $? '--gan has the bytes of one rank on four, two to each picture' "$work/gan2.log"
-=======
 pulls "$work/gan/steps-1/metrics.jsonl" 2 && [ "$(grep -c '"generator_norm": 0[.0]*[1-9]' "$work/gan/steps-1/metrics.jsonl")" -eq 2 ]
 verdict $? '--gan has norms of both terms' "$work/gan/steps-1/metrics.jsonl"
-start gan2 --mesh dp=2 $gan && same gan2 gan
-verdict $? '--gan has the bytes of one rank on two' "$work/gan2.log"
->>>>>>> s_fail
+start gan2 --mesh dp=2,cp=2 $gan && same gan2 gan
+verdict $? '--gan has the bytes of one rank on four, two to each picture' "$work/gan2.log"
 "$work/images" $short --out "$work/cut" --mesh dp=2 $gan >"$work/cut.log" 2>&1 &
 run=$!
 appears "$work/cut/steps-4/checkpoints/latest"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALONE_WEIGHTS = 64, ALONE_MOST = 5000 /* elements of a weight */, ALONE_LEAVES = 8, ALONE_STEPS = 2 };
+enum { ALONE_WEIGHTS = 64, ALONE_MOST = 8192 /* elements of a weight */, ALONE_LEAVES = 8, ALONE_STEPS = 2 };
 
 /* Repeatable numbers of mean 0 and variance 1. */
 static void noise(uint64_t stream, int64_t count, float *out) {
@@ -35,14 +35,19 @@ typedef struct alone {
     xd_network network;
 } alone;
 
-/* Wraps a->model, its weights away from their first values, which may be zero. */
+/* Wraps a->model, its weights away from their first values, which may be zero; the same whole weights, however they are cut. */
 static xd_result alone_wrap(alone *a, xd_comm *comm) {
+    const xd_init normal = { XD_INIT_NORMAL, 0.0f, 1.0f };
+    xd_tensor_part parts[ALONE_WEIGHTS];
     float more[ALONE_MOST];
     XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, ALONE_WEIGHTS, a->params, &a->count));
+    XD_TRY(xd_parallel_parts(a->parallel, ALONE_WEIGHTS, parts, &a->count));
     for (int64_t i = 0; i < a->count; i++) {
-        float *w = (float *)a->params[i].value;
-        noise(100 + (uint64_t)i, a->params[i].count, more);
+        const xd_philox random = { .seed = 100 + (uint64_t)i, .stream = XD_STREAM_USER };
+        float *w = (float *)parts[i].data;
+        parts[i].data = more;
+        XD_TRY(xd_tensor_part_fill(a->ctx, &parts[i], &normal, &random));
         for (int64_t j = 0; j < a->params[i].count; j++) w[j] += 0.2f * more[j];
     }
     return xd_parallel_publish(a->parallel);
@@ -61,11 +66,15 @@ static xd_result take_gradients(alone *a, float *out) {
     return xd_parallel_publish(a->parallel);
 }
 
-static void run_alone(xd_rank_function function) {
+static void run_with(xd_rank_function function, void *argument) {
     xd_error error = { 0 };
-    const xd_result result = xd_run_threads(1, NULL, function, NULL, &error);
+    const xd_result result = xd_run_threads(1, NULL, function, argument, &error);
     CHECK_EQ_INT(result, XD_OK);
     if (result != XD_OK) printf("%s\n", error.message);
+}
+
+static inline void run_alone(xd_rank_function function) {
+    run_with(function, NULL);
 }
 
 /* The context's last message. */

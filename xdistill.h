@@ -5042,6 +5042,7 @@ typedef struct xd_pipeline_schedule {
     bool forward_only; /* inference: there are no backwards */
 } xd_pipeline_schedule;
 
+/* Nothing, or one of the two passes over a stage. */
 typedef enum xd_pipeline_work_kind {
     XD_PIPELINE_IDLE = 0,
     XD_PIPELINE_FORWARD,
@@ -5112,6 +5113,7 @@ typedef struct xd_pipeline_run_desc {
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
 } xd_pipeline_run_desc;
 
+/* A pipeline that can run: memory for its activations, and the order of this rank's work. */
 typedef struct xd_pipeline xd_pipeline;
 
 /* Takes memory for the activations that wait here and compares settings over the ranks.
@@ -5224,7 +5226,8 @@ typedef struct xd_memory_plan_desc {
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
     const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
-    const xd_pipeline_run_desc *pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
+    const xd_pipeline_run_desc *
+        pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
     int pipeline_rank;
 } xd_memory_plan_desc;
 
@@ -5235,7 +5238,7 @@ typedef struct xd_memory_plan {
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
-    xd_memory_bytes pipeline;  /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
+    xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -71806,4 +71809,4 @@ static const xdi_sample_loops XDI_SAMPLE(loops) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5ec85f7d39f8c5f0dabfd31708d10012085403232abe5936426a2ecbeb008285 */
+/* xdistill sha256 62af60788b7aff94c7c17cf43ca525cc3eb8cd18fb4a800eed8d03be79e0cc04 */

@@ -5063,6 +5063,7 @@ typedef struct xd_pipeline_schedule {
     bool forward_only; /* inference: there are no backwards */
 } xd_pipeline_schedule;
 
+/* Nothing, or one of the two passes over a stage. */
 typedef enum xd_pipeline_work_kind {
     XD_PIPELINE_IDLE = 0,
     XD_PIPELINE_FORWARD,
@@ -5133,6 +5134,7 @@ typedef struct xd_pipeline_run_desc {
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
 } xd_pipeline_run_desc;
 
+/* A pipeline that can run: memory for its activations, and the order of this rank's work. */
 typedef struct xd_pipeline xd_pipeline;
 
 /* Takes memory for the activations that wait here and compares settings over the ranks.
@@ -5245,6 +5247,9 @@ typedef struct xd_memory_plan_desc {
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
     const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
+    const xd_pipeline_run_desc *
+        pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
+    int pipeline_rank;
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -5254,6 +5259,7 @@ typedef struct xd_memory_plan {
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
+    xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -5262,7 +5268,7 @@ typedef struct xd_memory_plan {
  *   rank    of ranks * groups, numbered group after group
  *
  * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes and xd_ema_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
+ * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
  * there is not), STATE. *out is untouched then. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
@@ -39130,8 +39136,10 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     p->model = model;
     xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
                            xdi_plan_groups(desc));
-    const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
+    xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
+    if (result == XD_OK && desc->pipeline)
+        result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
     if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
@@ -39139,9 +39147,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 9 };
+enum { XDI_PLAN_COLUMNS = 10 };
 
-/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -39151,7 +39159,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              w->host,
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
-                             plan->inputs.host + plan->inputs.device };
+                             plan->inputs.host + plan->inputs.device,
+                             plan->pipeline.host + plan->pipeline.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -39183,8 +39192,7 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
                    "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
-                   "averages     "
-                   "  inputs          all");
+                   "averages       inputs     pipeline          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);
@@ -72910,4 +72918,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 74942f106c9eab583ede381e93548782c74582137ca80676c9730274f3d130e6 */
+/* xdistill sha256 1476987a5e34444a332ccb3ab2a5e399dbfeb142560e235bb0f8c0ed46cbaba2 */

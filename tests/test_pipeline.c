@@ -1,10 +1,12 @@
 /* Pipelines that run: the bits of one stage, messages and memory as the schedule says, and what happens when a call fails or a rank does
  * not come. Ranks are threads. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "xdistill.h"
 
 #include "pipeline_scene.h"
 
 #include <sched.h>
+#include <time.h>
 
 /* ---- bits ---- */
 
@@ -289,8 +291,8 @@ typedef struct stuck {
 
 static xd_result stuck_forward(void *user, const xd_pipeline_call *call) {
     const stuck *s = (const stuck *)user;
-    const double begin = xd_now(s->ctx);
-    while (xd_now(s->ctx) < begin + 0.03) sched_yield();
+    const struct timespec pause = { 0, 40000000 };
+    nanosleep(&pause, NULL);
     if (call->micro_batch == 2 && call->stage.place.pipeline_rank == s->rank)
         while (__atomic_load_n(&finished, __ATOMIC_ACQUIRE) < 2) sched_yield();
     return XD_OK;
@@ -317,16 +319,18 @@ XD_TEST(so_is_one_that_stops_in_a_call) {
     }
 }
 
-/* Twelve ticks of 30 milliseconds, and a time limit of 100. */
+/* Calls of 60 milliseconds, and a time limit that is shorter than the seven of them for which the last rank waits at the beginning,
+ * and the first one, or the last, at the end. */
 static xd_result slow_call(void *user, const xd_pipeline_call *call) {
-    const double begin = xd_now((xd_ctx *)user);
-    while (xd_now((xd_ctx *)user) < begin + 0.03) sched_yield();
+    const struct timespec pause = { 0, 60000000 };
+    (void)user;
+    nanosleep(&pause, NULL);
     return call->micro_batch < 0 ? XD_ERROR_DATA : XD_OK;
 }
 
 static xd_result slow_rank(xd_comm *world, void *argument) {
-    const xd_pipeline_run_desc d = plain_desc(1, 3);
-    const xd_pipeline_calls calls = { slow_call, argument ? slow_call : NULL, xd_comm_ctx(world) };
+    const xd_pipeline_run_desc d = plain_desc(1, 2);
+    const xd_pipeline_calls calls = { slow_call, argument ? slow_call : NULL, NULL };
     xd_pipeline *p = NULL;
     CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
     CHECK_EQ_INT(xd_pipeline_run(p, &calls, NULL), XD_OK);
@@ -335,9 +339,9 @@ static xd_result slow_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(ranks_that_idle_for_longer_than_the_time_limit_are_not_late) {
-    const xd_ctx_desc d = { .timeout_seconds = 0.15, .init_timeout_seconds = 20 };
-    CHECK_EQ_INT(xd_run_threads(6, &d, slow_rank, NULL, NULL), XD_OK);
-    CHECK_EQ_INT(xd_run_threads(6, &d, slow_rank, (void *)&finished, NULL), XD_OK);
+    const xd_ctx_desc d = { .timeout_seconds = 0.35, .init_timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(8, &d, slow_rank, NULL, NULL), XD_OK);
+    CHECK_EQ_INT(xd_run_threads(8, &d, slow_rank, (void *)&finished, NULL), XD_OK);
 }
 
 XD_TEST_MAIN()

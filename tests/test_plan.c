@@ -79,6 +79,40 @@ XD_TEST(a_plan_says_what_the_wrapper_and_all_that_train_it_take) {
         }
 }
 
+/* A model that is a stage: what waits between stages is planned with it. */
+XD_TEST(a_plan_of_a_stage_has_the_activations_of_its_pipeline) {
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
+    const xd_fsdp_desc fsdp = { .leaves = 8 };
+    const xd_pipeline_run_desc pipeline = {
+        .schedule = { .ranks = 4, .virtual_stages = 2, .micro_batches = 8 },
+        .ndim = 1,
+        .shape = { 100 },
+        .dtype = XD_DTYPE_F32
+    };
+    xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 2 };
+    xd_memory_plan without, plan;
+    xd_memory_bytes bytes;
+    xd_pipeline_counts counts;
+    CHECK(xd_plan_memory(model, &d, 0, &without) == XD_OK && without.pipeline.host == 0);
+    d.pipeline = &pipeline;
+    for (d.pipeline_rank = 0; d.pipeline_rank < 4; d.pipeline_rank++) {
+        CHECK(xd_plan_memory(model, &d, 1, &plan) == XD_OK);
+        CHECK(xd_pipeline_bytes(ctx, &pipeline, d.pipeline_rank, &bytes) == XD_OK);
+        CHECK(xd_pipeline_measure(ctx, &pipeline.schedule, d.pipeline_rank, &counts) == XD_OK);
+        CHECK(plan.pipeline.host == bytes.host && plan.pipeline.device == 0);
+        CHECK(bytes.host >
+              (size_t)(counts.inputs + counts.gradients + 2) * 448); /* of 400 bytes, in lines of 64 */
+    }
+    const xd_memory_plan before = plan;
+    CHECK_EQ_INT(xd_plan_memory(model, &d, 1, &plan), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "rank 4 of a pipeline of 4 ranks") != NULL);
+    CHECK(memcmp(&plan, &before, sizeof plan) == 0);
+    xd_model_destroy(model);
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- ranks that are not here ---- */
 
 typedef struct lines {

@@ -36,6 +36,7 @@ typedef struct xd_pipeline_schedule {
     bool forward_only; /* inference: there are no backwards */
 } xd_pipeline_schedule;
 
+/* Nothing, or one of the two passes over a stage. */
 typedef enum xd_pipeline_work_kind {
     XD_PIPELINE_IDLE = 0,
     XD_PIPELINE_FORWARD,
@@ -106,6 +107,7 @@ typedef struct xd_pipeline_run_desc {
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
 } xd_pipeline_run_desc;
 
+/* A pipeline that can run: memory for its activations, and the order of this rank's work. */
 typedef struct xd_pipeline xd_pipeline;
 
 /* Takes memory for the activations that wait here and compares settings over the ranks.

@@ -91,8 +91,10 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     p->model = model;
     xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
                            xdi_plan_groups(desc));
-    const xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
+    xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
+    if (result == XD_OK && desc->pipeline)
+        result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
     if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
@@ -100,9 +102,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 9 };
+enum { XDI_PLAN_COLUMNS = 10 };
 
-/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -112,7 +114,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              w->host,
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
-                             plan->inputs.host + plan->inputs.device };
+                             plan->inputs.host + plan->inputs.device,
+                             plan->pipeline.host + plan->pipeline.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -144,8 +147,7 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
                    "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
-                   "averages     "
-                   "  inputs          all");
+                   "averages       inputs     pipeline          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);

@@ -1,7 +1,7 @@
 #ifndef XDI_MODEL_PLAN_H
 #define XDI_MODEL_PLAN_H
 
-#include "model/build.h"
+#include "model/pipeline.h"
 #include "model/recompute.h"
 #include "train/ema.h"
 #include "train/optimizer.h"
@@ -18,6 +18,9 @@ typedef struct xd_memory_plan_desc {
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
     const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
+    const xd_pipeline_run_desc *
+        pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
+    int pipeline_rank;
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -27,6 +30,7 @@ typedef struct xd_memory_plan {
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
+    xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -35,7 +39,7 @@ typedef struct xd_memory_plan {
  *   rank    of ranks * groups, numbered group after group
  *
  * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes and xd_ema_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
+ * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
  * there is not), STATE. *out is untouched then. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);

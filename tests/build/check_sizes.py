@@ -20,7 +20,7 @@ LEFT_OUT = {
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_canonical xd_comm_counters xd_copy xd_denominator
-xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place
+xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place xd_pipeline_work xd_pipeline_counts xd_pipeline_call
 xd_ema_match xd_ema_record xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_loss_values
 xd_sample_values xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
@@ -55,7 +55,11 @@ COUNTS_LEFT_OUT = {
         xd_block_skip(leaf) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_leaf(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
         xd_pass.leaf""",
     "tests/test_plan.c makes those wrong that can be": """xd_memory_plan_desc.average_count xd_memory_plan_desc.groups
-        xd_memory_plan_desc.ranks xd_plan_memory(rank)""",
+        xd_memory_plan_desc.ranks xd_memory_plan_desc.pipeline_rank xd_plan_memory(rank)""",
+    "tests/test_pipeline_table.c and test_pipeline_errors.c make those wrong that can be": """xd_pipeline_schedule.group
+        xd_pipeline_schedule.micro_batches xd_pipeline_schedule.ranks xd_pipeline_schedule.virtual_stages xd_pipeline_run_desc.ndim
+        xd_pipeline_run_desc.value_count xd_pipeline_table(capacity) xd_pipeline_measure(rank) xd_pipeline_bytes(rank)
+        xd_pipeline_finish_desc.tokens""",
     "tests/test_recompute.c makes those wrong that can be": """xd_inputs_desc.bytes xd_inputs_desc.in_flight
         xd_inputs_keep(bytes) xd_inputs_keep(leaf) xd_recompute(leaf)""",
     "tests/test_model.c, test_buckets.c and test_comm.c make those wrong that can be": """xd_bucket_param.numel

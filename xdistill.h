@@ -18996,11 +18996,8 @@ typedef struct xdi_sample_tiles {
                            int64_t n);
 } xdi_sample_tiles;
 
-/* simd/dmd_tiles.c */
-#if defined(XDI_X86)
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
-#endif
+/* simd/dmd_tiles.c: those of a level; NULL where it has none. */
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level);
 
 /* What an entry runs on. */
 typedef struct xdi_sample_level {
@@ -22302,14 +22299,13 @@ XDI_AVX512 static void xdi_avx512_round(const xd_philox *random, int64_t element
     xdi_avx2_round(random, element + i, from + i, to + i, n - i);
 }
 
-/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
-XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
-    const __m512d back = _mm512_cvtps_pd(nearest);
-    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
-    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
-    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
-    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
-    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+/* Eight doubles as f32, to odd: xd_float_to_odd. What is cut off makes the last bit 1. Comparisons with a NaN are false, as those
+ * of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value) {
+    const __m256 cut = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), value, _CMP_NEQ_OQ);
+    const __m256i bits = _mm256_castps_si256(cut);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
 }
 
 XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
@@ -22321,8 +22317,7 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
         const __m512d value =
             q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
               : _mm512_mul_pd(c0, of_p);
-        const __m256 nearest = _mm512_cvtpd_ps(value);
-        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value));
     }
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
 }
@@ -25465,6 +25460,13 @@ static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
+/* Asks for what is a few spans behind n elements: processors begin anew at every page. */
+static void xdi_simd_mix_ahead(const xd_rows *x, int64_t at, int64_t n) {
+    const char *next = (const char *)x->data + (size_t)(at + 4 * XDI_SPAN) * xd_dtype_size(x->dtype);
+    const int64_t bytes = n * (int64_t)xd_dtype_size(x->dtype);
+    for (int64_t i = 0; i < bytes; i += XDI_SIMD_LINE) __builtin_prefetch(next + i);
+}
+
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
 static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
                               int64_t n) {
@@ -25488,6 +25490,9 @@ static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_
         const int64_t r = i / d->out.cols, c = i - r * d->out.cols, row = d->out.cols - c;
         n = row < end - i ? row : end - i;
         if (n > XDI_SPAN) n = XDI_SPAN;
+        xdi_simd_mix_ahead(&d->p, r * d->p.stride + c, n);
+        if (d->q.data) xdi_simd_mix_ahead(&d->q, r * d->q.stride + c, n);
+        xdi_simd_mix_ahead(&d->out, r * d->out.stride + c, n);
         xdi_simd_mix_span(spans, d, r, c, n);
     }
 }
@@ -25539,18 +25544,13 @@ XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
 
 static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
     const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
-    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), NULL };
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), xdi_sample_tiles_level(cpu) };
 #if defined(XDI_PORTABLE)
     level.loops = &xdi_portable_sample_loops;
 #endif
 #if defined(XDI_X86)
-    if (cpu == XD_CPU_AVX2) {
-        level.loops = &xdi_avx2_sample_loops;
-        level.tiles = xdi_avx2_sample_tiles();
-    } else if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) {
-        level.loops = &xdi_avx512_sample_loops;
-        level.tiles = xdi_avx512_sample_tiles();
-    }
+    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
+    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
 #endif
     return level;
 }
@@ -25636,7 +25636,8 @@ XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_widen(xdi_f8 x) {
 }
 
 XDI_SAMPLE_INLINE xdi_f8 xdi_avx2_tile_narrow(xdi_avx2_tile_wide x) {
-    return (xdi_f8)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(x.low)), _mm256_cvtpd_ps(x.high), 1);
+    return (xdi_f8)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(x.low)),
+                                        _mm256_cvtpd_ps(x.high), 1);
 }
 
 XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y) {
@@ -25649,7 +25650,8 @@ XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_mul(xdi_avx2_tile_wide x, xdi
 
 XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_add_product(xdi_avx2_tile_wide x, xdi_avx2_tile_wide y,
                                                                xdi_avx2_tile_wide sum) {
-    return xdi_avx2_tile_of(_mm256_fmadd_pd(x.low, y.low, sum.low), _mm256_fmadd_pd(x.high, y.high, sum.high));
+    return xdi_avx2_tile_of(_mm256_fmadd_pd(x.low, y.low, sum.low),
+                            _mm256_fmadd_pd(x.high, y.high, sum.high));
 }
 
 XDI_SAMPLE_INLINE void xdi_avx2_tile_put(xdi_avx2_tile_wide x, double *out) {
@@ -25723,18 +25725,19 @@ XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
 #    undef XDI_SAMPLE_LOOP
 #    undef XDI_SAMPLE_INLINE
 
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void) {
-    return &xdi_avx2_tile_tiles;
-}
-
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void) {
-    return &xdi_avx512_tile_tiles;
-}
-
 #    if !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
 #endif
+
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level) {
+#if defined(XDI_X86)
+    if (level == XD_CPU_AVX2) return &xdi_avx2_tile_tiles;
+    if (level == XD_CPU_AVX512 || level == XD_CPU_AVX512_BF16) return &xdi_avx512_tile_tiles;
+#endif
+    (void)level;
+    return NULL;
+}
 
 /* >>kernel/kernels.c */
 
@@ -70910,6 +70913,11 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead)(const void *x, bool bf16, int64_t i) {
     __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size);
 }
 
+XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead_of_stores)(const void *x, bool bf16, int64_t i) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size, 1);
+}
+
 /* Sums of `count` lanes joined pairwise, neighbours first. */
 XDI_SAMPLE_INLINE double XDI_SAMPLE(tree)(double *s, int count) {
     for (; count > 8; count /= 2)
@@ -70968,7 +70976,9 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_slopes_of)(const void *const *in, bool bf1
         XDI_SAMPLE(load)(in[1], bf16, i, t);
         XDI_SAMPLE(load)(in[2], bf16, i, f);
         for (int k = 0; k < 2; k++)
-            f[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(f[k] - t[k])));
+            f[k] =
+                XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(f[k] - t[k])));
+        XDI_SAMPLE(ahead_of_stores)(out, bf16, i);
         XDI_SAMPLE(store)(out, bf16, i, f);
     }
 }
@@ -71029,6 +71039,7 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(denoise_slopes_of)(const float factors[3], con
         XDI_SAMPLE(residuals)(factors, in, bf16, i, r);
         for (int k = 0; k < 2; k++)
             r[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(r[k])));
+        XDI_SAMPLE(ahead_of_stores)(out, bf16, i);
         XDI_SAMPLE(store)(out, bf16, i, r);
     }
 }
@@ -71042,9 +71053,7 @@ XDI_SAMPLE_LOOP void XDI_SAMPLE(denoise_slopes)(const float factors[3], const vo
 }
 
 static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
-    XDI_SAMPLE(vsd_sums),
-    XDI_SAMPLE(vsd_slopes),
-    XDI_SAMPLE(denoise_sum),
+    XDI_SAMPLE(vsd_sums),       XDI_SAMPLE(vsd_slopes), XDI_SAMPLE(denoise_sum),
     XDI_SAMPLE(denoise_slopes),
 };
 
@@ -71071,4 +71080,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ca130d8736b804a7180d4427c37be7a508c445cdbb533ef3d8bad3e1aaddc865 */
+/* xdistill sha256 a37440f5dc65439461a62980989ebe66b5f677f5996a469e259413cae02f8234 */

@@ -71053,7 +71053,9 @@ XDI_SAMPLE_LOOP void XDI_SAMPLE(denoise_slopes)(const float factors[3], const vo
 }
 
 static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
-    XDI_SAMPLE(vsd_sums),       XDI_SAMPLE(vsd_slopes), XDI_SAMPLE(denoise_sum),
+    XDI_SAMPLE(vsd_sums),
+    XDI_SAMPLE(vsd_slopes),
+    XDI_SAMPLE(denoise_sum),
     XDI_SAMPLE(denoise_slopes),
 };
 
@@ -71080,4 +71082,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a37440f5dc65439461a62980989ebe66b5f677f5996a469e259413cae02f8234 */
+/* xdistill sha256 386711c021d4fed636aa92e0f6bec700990e9bd4b7a2464a00abdf476b6f24f3 */

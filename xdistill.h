@@ -25460,13 +25460,6 @@ static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
-/* Asks for what is a few spans behind n elements: processors begin anew at every page. */
-static void xdi_simd_mix_ahead(const xd_rows *x, int64_t at, int64_t n) {
-    const char *next = (const char *)x->data + (size_t)(at + 4 * XDI_SPAN) * xd_dtype_size(x->dtype);
-    const int64_t bytes = n * (int64_t)xd_dtype_size(x->dtype);
-    for (int64_t i = 0; i < bytes; i += XDI_SIMD_LINE) __builtin_prefetch(next + i);
-}
-
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
 static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
                               int64_t n) {
@@ -25490,9 +25483,6 @@ static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_
         const int64_t r = i / d->out.cols, c = i - r * d->out.cols, row = d->out.cols - c;
         n = row < end - i ? row : end - i;
         if (n > XDI_SPAN) n = XDI_SPAN;
-        xdi_simd_mix_ahead(&d->p, r * d->p.stride + c, n);
-        if (d->q.data) xdi_simd_mix_ahead(&d->q, r * d->q.stride + c, n);
-        xdi_simd_mix_ahead(&d->out, r * d->out.stride + c, n);
         xdi_simd_mix_span(spans, d, r, c, n);
     }
 }
@@ -71082,4 +71072,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 386711c021d4fed636aa92e0f6bec700990e9bd4b7a2464a00abdf476b6f24f3 */
+/* xdistill sha256 b0010a5de11f2b05c2697a9752d4f10bc5aee6d6f63fc855215d70620cd5f6e1 */

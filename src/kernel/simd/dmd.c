@@ -3,17 +3,9 @@
 
 #include "kernel/dmd_scalar.h"
 #include "kernel/simd/internal.h"
-#include "kernel/simd/simd.h"
 
 static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
-}
-
-/* Asks for what is a few spans behind n elements: processors begin anew at every page. */
-static void xdi_simd_mix_ahead(const xd_rows *x, int64_t at, int64_t n) {
-    const char *next = (const char *)x->data + (size_t)(at + 4 * XDI_SPAN) * xd_dtype_size(x->dtype);
-    const int64_t bytes = n * (int64_t)xd_dtype_size(x->dtype);
-    for (int64_t i = 0; i < bytes; i += XDI_SIMD_LINE) __builtin_prefetch(next + i);
 }
 
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
@@ -39,9 +31,6 @@ static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_
         const int64_t r = i / d->out.cols, c = i - r * d->out.cols, row = d->out.cols - c;
         n = row < end - i ? row : end - i;
         if (n > XDI_SPAN) n = XDI_SPAN;
-        xdi_simd_mix_ahead(&d->p, r * d->p.stride + c, n);
-        if (d->q.data) xdi_simd_mix_ahead(&d->q, r * d->q.stride + c, n);
-        xdi_simd_mix_ahead(&d->out, r * d->out.stride + c, n);
         xdi_simd_mix_span(spans, d, r, c, n);
     }
 }

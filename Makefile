@@ -41,7 +41,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -216,7 +216,7 @@ wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
 bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
-	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd,$(bench)); do $$program || exit 1; done
+	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || $(two_processes) $(bench_mpi)
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
@@ -244,6 +244,10 @@ bench-files: build/bench/files ## checkpoints by two ranks, on a disk and in mem
 bench-dmd: build/bench/dmd ## steps of distribution matching on two ranks, and PyTorch's with DDP in turn; TORCH_PYTHON, MACHINE, ARGS
 	build/bench/dmd $(call results,dmd)
 	$(TORCH_PYTHON) bench/torch/dmd.py build/bench/dmd $(call results,dmd) $(ARGS)
+
+bench-fake: build/bench/fake ## a fake score from a teacher's shards, and PyTorch's broadcast of rank 0's tensors in turn; TORCH_PYTHON, MACHINE, ARGS
+	build/bench/fake $(call results,fake)
+	$(TORCH_PYTHON) bench/torch/fake.py build/bench/fake $(call results,fake) $(ARGS)
 
 dmd_networks = examples/toys/toy_net.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
 

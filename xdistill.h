@@ -19346,11 +19346,8 @@ typedef struct xdi_sample_tiles {
                            int64_t n);
 } xdi_sample_tiles;
 
-/* simd/dmd_tiles.c */
-#if defined(XDI_X86)
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
-#endif
+/* simd/dmd_tiles.c: those of a level; NULL where it has none. */
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level);
 
 /* What an entry runs on. */
 typedef struct xdi_sample_level {
@@ -22656,14 +22653,13 @@ XDI_AVX512 static void xdi_avx512_round(const xd_philox *random, int64_t element
     xdi_avx2_round(random, element + i, from + i, to + i, n - i);
 }
 
-/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
-XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
-    const __m512d back = _mm512_cvtps_pd(nearest);
-    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
-    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
-    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
-    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
-    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+/* Eight doubles as f32, to odd: xd_float_to_odd. What is cut off makes the last bit 1. Comparisons with a NaN are false, as those
+ * of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value) {
+    const __m256 cut = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), value, _CMP_NEQ_OQ);
+    const __m256i bits = _mm256_castps_si256(cut);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
 }
 
 XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
@@ -22675,8 +22671,7 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
         const __m512d value =
             q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
               : _mm512_mul_pd(c0, of_p);
-        const __m256 nearest = _mm512_cvtpd_ps(value);
-        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value));
     }
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
 }
@@ -25893,18 +25888,13 @@ XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels) {
 
 static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
     const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
-    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), NULL };
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), xdi_sample_tiles_level(cpu) };
 #if defined(XDI_PORTABLE)
     level.loops = &xdi_portable_sample_loops;
 #endif
 #if defined(XDI_X86)
-    if (cpu == XD_CPU_AVX2) {
-        level.loops = &xdi_avx2_sample_loops;
-        level.tiles = xdi_avx2_sample_tiles();
-    } else if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) {
-        level.loops = &xdi_avx512_sample_loops;
-        level.tiles = xdi_avx512_sample_tiles();
-    }
+    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
+    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
 #endif
     return level;
 }
@@ -26079,18 +26069,19 @@ XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
 #    undef XDI_SAMPLE_LOOP
 #    undef XDI_SAMPLE_INLINE
 
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void) {
-    return &xdi_avx2_tile_tiles;
-}
-
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void) {
-    return &xdi_avx512_tile_tiles;
-}
-
 #    if !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
 #endif
+
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level) {
+#if defined(XDI_X86)
+    if (level == XD_CPU_AVX2) return &xdi_avx2_tile_tiles;
+    if (level == XD_CPU_AVX512 || level == XD_CPU_AVX512_BF16) return &xdi_avx512_tile_tiles;
+#endif
+    (void)level;
+    return NULL;
+}
 
 /* >>kernel/kernels.c */
 
@@ -72756,6 +72747,11 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead)(const void *x, bool bf16, int64_t i) {
     __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size);
 }
 
+XDI_SAMPLE_INLINE void XDI_SAMPLE(ahead_of_stores)(const void *x, bool bf16, int64_t i) {
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const char *)x + (size_t)(i + XD_SAMPLE_TILE) * size, 1);
+}
+
 /* Sums of `count` lanes joined pairwise, neighbours first. */
 XDI_SAMPLE_INLINE double XDI_SAMPLE(tree)(double *s, int count) {
     for (; count > 8; count /= 2)
@@ -72816,6 +72812,7 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(vsd_slopes_of)(const void *const *in, bool bf1
         for (int k = 0; k < 2; k++)
             f[k] =
                 XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(f[k] - t[k])));
+        XDI_SAMPLE(ahead_of_stores)(out, bf16, i);
         XDI_SAMPLE(store)(out, bf16, i, f);
     }
 }
@@ -72876,6 +72873,7 @@ XDI_SAMPLE_INLINE void XDI_SAMPLE(denoise_slopes_of)(const float factors[3], con
         XDI_SAMPLE(residuals)(factors, in, bf16, i, r);
         for (int k = 0; k < 2; k++)
             r[k] = XDI_SAMPLE(narrow)(XDI_SAMPLE(mul)(XDI_SAMPLE(set)(factor), XDI_SAMPLE(widen)(r[k])));
+        XDI_SAMPLE(ahead_of_stores)(out, bf16, i);
         XDI_SAMPLE(store)(out, bf16, i, r);
     }
 }
@@ -72918,4 +72916,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1476987a5e34444a332ccb3ab2a5e399dbfeb142560e235bb0f8c0ed46cbaba2 */
+/* xdistill sha256 07268cae7b5370c2309b9a8771268672e72d2fb29e6f863f912cec159e05ab10 */

@@ -107,6 +107,26 @@ XD_TEST(every_level_and_number_of_threads_has_the_same_bits) {
     }
 }
 
+/* Tiles of one type without a mask are formed apart from others; 6160 elements are three and sixteen. */
+XD_TEST(whole_tiles_have_the_same_bits_on_every_level_with_numbers_that_are_not_finite_too) {
+    static const float found[] = { 0.0f, INFINITY, NAN };
+    for (int variant = 0; variant < 12; variant++) {
+        const int special = variant / 4;
+        fill((loss_kind)(variant & 1), 6160, variant & 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, false);
+        if (special) p.in[special - 1][p.elements + 4099] = found[special];
+        xd_ctx *plain = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_PLAIN);
+        call_alone(plain, &first);
+        xd_ctx_destroy(plain);
+        CHECK_EQ_INT(first.status.not_finite, special ? 1 : 0);
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
+            xd_ctx *ctx = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, (xd_cpu_level)level);
+            call_alone(ctx, &second);
+            same_bits(&first, &second);
+            xd_ctx_destroy(ctx);
+        }
+    }
+}
+
 /* A mask makes N unknown until all samples were measured, so gradients come after all sums. */
 XD_TEST(one_sample_after_the_other_has_the_bits_of_all_sums_before_all_gradients) {
     static const int64_t lengths[] = { 1, 300, 16391, 40000 };

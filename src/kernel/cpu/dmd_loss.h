@@ -34,11 +34,8 @@ typedef struct xdi_sample_tiles {
                            int64_t n);
 } xdi_sample_tiles;
 
-/* simd/dmd_tiles.c */
-#if defined(XDI_X86)
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void);
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void);
-#endif
+/* simd/dmd_tiles.c: those of a level; NULL where it has none. */
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level);
 
 /* What an entry runs on. */
 typedef struct xdi_sample_level {

@@ -30,18 +30,13 @@
 
 static xdi_sample_level xdi_simd_sample_level(const xd_launch *launch) {
     const xd_cpu_level cpu = xd_ctx_settings(launch->ctx)->cpu;
-    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), NULL };
+    xdi_sample_level level = { NULL, xdi_span_kernels_level(cpu), xdi_sample_tiles_level(cpu) };
 #if defined(XDI_PORTABLE)
     level.loops = &xdi_portable_sample_loops;
 #endif
 #if defined(XDI_X86)
-    if (cpu == XD_CPU_AVX2) {
-        level.loops = &xdi_avx2_sample_loops;
-        level.tiles = xdi_avx2_sample_tiles();
-    } else if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) {
-        level.loops = &xdi_avx512_sample_loops;
-        level.tiles = xdi_avx512_sample_tiles();
-    }
+    if (cpu == XD_CPU_AVX2) level.loops = &xdi_avx2_sample_loops;
+    if (cpu == XD_CPU_AVX512 || cpu == XD_CPU_AVX512_BF16) level.loops = &xdi_avx512_sample_loops;
 #endif
     return level;
 }

@@ -127,15 +127,16 @@ XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
 #    undef XDI_SAMPLE_LOOP
 #    undef XDI_SAMPLE_INLINE
 
-XD_PRIVATE const xdi_sample_tiles *xdi_avx2_sample_tiles(void) {
-    return &xdi_avx2_tile_tiles;
-}
-
-XD_PRIVATE const xdi_sample_tiles *xdi_avx512_sample_tiles(void) {
-    return &xdi_avx512_tile_tiles;
-}
-
 #    if !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
 #endif
+
+XD_PRIVATE const xdi_sample_tiles *xdi_sample_tiles_level(xd_cpu_level level) {
+#if defined(XDI_X86)
+    if (level == XD_CPU_AVX2) return &xdi_avx2_tile_tiles;
+    if (level == XD_CPU_AVX512 || level == XD_CPU_AVX512_BF16) return &xdi_avx512_tile_tiles;
+#endif
+    (void)level;
+    return NULL;
+}

@@ -362,14 +362,13 @@ XDI_AVX512 static void xdi_avx512_round(const xd_philox *random, int64_t element
     xdi_avx2_round(random, element + i, from + i, to + i, n - i);
 }
 
-/* Eight doubles as f32, to odd: xd_float_to_odd. Comparisons with a NaN are false, as those of C. */
-XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value, __m256 nearest) {
-    const __m512d back = _mm512_cvtps_pd(nearest);
-    const __mmask8 beyond = _mm512_cmp_pd_mask(_mm512_abs_pd(back), _mm512_abs_pd(value), _CMP_GT_OQ);
-    const __mmask8 inexact = _mm512_cmp_pd_mask(back, value, _CMP_NEQ_OQ);
-    const __m256i one = _mm256_set1_epi32(1), bits = _mm256_castps_si256(nearest);
-    const __m256i down = _mm256_mask_sub_epi32(bits, beyond, bits, one);
-    return _mm256_castsi256_ps(_mm256_mask_or_epi32(down, inexact, down, one));
+/* Eight doubles as f32, to odd: xd_float_to_odd. What is cut off makes the last bit 1. Comparisons with a NaN are false, as those
+ * of C. */
+XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value) {
+    const __m256 cut = _mm512_cvt_roundpd_ps(value, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const __mmask8 inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(cut), value, _CMP_NEQ_OQ);
+    const __m256i bits = _mm256_castps_si256(cut);
+    return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
 }
 
 XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
@@ -381,8 +380,7 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
         const __m512d value =
             q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
               : _mm512_mul_pd(c0, of_p);
-        const __m256 nearest = _mm512_cvtpd_ps(value);
-        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value, nearest) : nearest);
+        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value));
     }
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
 }

@@ -8,7 +8,6 @@ gloo, fused AdamW, one average, the terms as FastGen has them. What is outside o
 answerable for; PyTorch's is the turn under DDP less the passes of the same networks without DDP, each timed as a section."""
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -151,11 +150,7 @@ def main():
     print(f"# {'turn of five steps':<50}{'ms':>10}{'torch ms':>10}{'times':>8}  10-90 %")
     for arm in ("dmd", "dmd-invariant"):
         for line in measure(arm, program, peer, args.rounds):
-            r = line["ratio"]
-            print(f"  {line['variant']:<50}{line['ms']['median']:>10.3f}{line['reference_ms']['median']:>10.3f}{r['median']:>8.2f}"
-                  f"  {'%.2f-%.2f' % (r['p10'], r['p90'])}", flush=True)
-            if args.J:
-                with open(args.J, "a", encoding="utf-8") as file: file.write(json.dumps({**line, "device": device}) + "\n")
+            ranks.show(line, args.J, device)
     peer.close()
     program.close()
     return 0

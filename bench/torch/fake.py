@@ -7,7 +7,6 @@ Ours is made from the teacher's shards where they are. PyTorch's, as FastGen doe
 over gloo, tensor by tensor, and every rank keeps its half, in memory that it takes then. Both end with the same shards."""
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -84,11 +83,7 @@ def main():
     print(f"# {'fake score of a sharded teacher':<50}{'ms':>10}{'torch ms':>10}{'times':>8}  10-90 %")
     for arm in ("fake-shards", "fake-root"):
         line = measure(arm, program, peer, args.rounds)
-        r = line["ratio"]
-        print(f"  {line['variant']:<50}{line['ms']['median']:>10.3f}{line['reference_ms']['median']:>10.3f}{r['median']:>8.2f}"
-              f"  {'%.2f-%.2f' % (r['p10'], r['p90'])}", flush=True)
-        if args.J:
-            with open(args.J, "a", encoding="utf-8") as file: file.write(json.dumps({**line, "device": device}) + "\n")
+        ranks.show(line, args.J, device)
     peer.close()
     program.close()
     return 0

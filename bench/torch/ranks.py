@@ -1,6 +1,7 @@
 """Two processes of PyTorch over gloo, and programs of bench/ that take orders, for comparisons in turn. Whoever is not asked
 sleeps."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -10,6 +11,19 @@ import tempfile
 import traceback
 
 RANKS = 2
+
+
+def show(line, path, device):
+    """A row of a table of two columns of milliseconds; as a line of a file too, where there is one."""
+    r = line["ratio"]
+    print(f"  {line['variant']:<50}{line['ms']['median']:>10.3f}{line['reference_ms']['median']:>10.3f}{r['median']:>8.2f}"
+          f"  {'%.2f-%.2f' % (r['p10'], r['p90'])}", flush=True)
+    keep(line, path, device)
+
+
+def keep(line, path, device):
+    if not path: return
+    with open(path, "a", encoding="utf-8") as file: file.write(json.dumps({**line, "device": device}) + "\n")
 
 
 class Program:

@@ -9,7 +9,6 @@ processes over gloo, in the fastest of their forms. The optimizer's row has Adam
 one average, on each rank's half of the weights; PyTorch's by separate calls."""
 
 import argparse
-import json
 import random
 import sys
 
@@ -160,8 +159,7 @@ def main():
             r = line["ratio"]
             print(f"  {line['op']:<20}{line['variant']:<22}{line['ms']['median']:>10.2f}{line['reference_ms']['median']:>10.2f}"
                   f"{r['median']:>8.2f}  {'%.2f-%.2f' % (r['p10'], r['p90']):<14}{r['vs'].split(', ', 1)[1]}", flush=True)
-            if args.J:
-                with open(args.J, "a", encoding="utf-8") as file: file.write(json.dumps({**line, "device": device}) + "\n")
+            ranks.keep(line, args.J, device)
     peer.close()
     for program in programs.values(): program.close()
     return 0

@@ -4675,7 +4675,8 @@ typedef struct xd_fsdp_desc {
     /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
-     * xd_parallel_publish, and what is written into their views is not kept. Norms and checkpoints take this context and a group
+     * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
+     * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
 } xd_fsdp_desc;
@@ -72916,4 +72917,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 07268cae7b5370c2309b9a8771268672e72d2fb29e6f863f912cec159e05ab10 */
+/* xdistill sha256 b92dfcb2034fadf590aca46de4cd91d4c69ab390e8202a2f7ffb0d4c7a141e5f */

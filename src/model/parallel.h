@@ -102,7 +102,8 @@ typedef struct xd_fsdp_desc {
     /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
-     * xd_parallel_publish, and what is written into their views is not kept. Norms and checkpoints take this context and a group
+     * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
+     * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
 } xd_fsdp_desc;

@@ -26365,33 +26365,86 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 
 /* >>comm/internal */
 
-/* collective.c: sum of n counts. */
+struct xd_comm {
+    xd_ctx *ctx;
+    xd_transport *transport;
+    xd_control *all;  /* [size], the records of the call in progress */
+    uint64_t *values; /* [size], scratch of the comparison */
+    int *members;     /* [size], scratch of split */
+    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
+    xd_comm_counters counters;
+    uint64_t sequence; /* collectives begun, without send and recv */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
+};
+
+/* record.c: the name of a kind; whether it reduces; the nodes of a rank's leaves, 1 without; elements in c->recv on this rank when
+ * blocks lie back to back. */
+XD_PRIVATE const char *xdi_comm_kind(uint64_t kind);
+XD_PRIVATE bool xdi_comm_reduces(xd_collective_kind kind);
+XD_PRIVATE int64_t xdi_comm_nodes(const xd_leaves *leaves);
+XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size);
+
+/* record.c: what this rank alone can find wrong with a record. */
+XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c);
+
+/* record.c: when a call that begins now has lasted too long; and a transport's error, which breaks the group for good: returned. */
+XD_PRIVATE double xdi_comm_deadline(const xd_comm *comm);
+XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result);
+
+/* record.c: what all ranks are told of a record; sends it and fills comm->all, `next` being what is executed if they agree, or NULL;
+ * and the error that follows from what they have said. */
+XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status);
+XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
+                                       double deadline);
+XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
+                                        double deadline);
+
+typedef enum xdi_comm_field {
+    XDI_COMM_KIND,
+    XDI_COMM_DTYPE,
+    XDI_COMM_OP,
+    XDI_COMM_ROOT,
+    XDI_COMM_MODE,
+    XDI_COMM_COUNT,
+    XDI_COMM_LAYOUT,
+    XDI_COMM_FIELDS
+} xdi_comm_field;
+
+/* record.c: two more numbers of every rank, into comm->all; the error that names the first two ranks whose `field` differs. */
+XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline);
+XD_PRIVATE xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name);
+
+/* record.c: sum of n counts. */
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 
-/* collective.c: offset of block `rank` in elements; displacements NULL -> back to back. */
+/* record.c: offset of block `rank` in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
+/* record.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
  * `size` nearly equal blocks. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
-/* collective.c: number of elements in c->send on this rank when blocks lie back to back. */
+/* record.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
-/* collective.c: the transport of a handle. */
+/* record.c: the transport of a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
-/* collective.c: whether the group's transport can move memory of the context's device. */
+/* record.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
-/* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
+/* record.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 
-/* collective.c: XD_OK, or what broke the group as far as this handle knows. */
+/* record.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
 /* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
@@ -26465,29 +26518,13 @@ XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
 /* topology.c: letters, digits and '_', not too long. */
 XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
 
-/* >>comm/collective.c */
+/* >>comm/record.c */
 
-/* Collectives: checks, the control record that all ranks compare, counters, and communicators. */
+/* The record of a collective: its checks on one rank, and the control record by which all ranks compare theirs. */
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-struct xd_comm {
-    xd_ctx *ctx;
-    xd_transport *transport;
-    xd_control *all;  /* [size], the records of the call in progress */
-    uint64_t *values; /* [size], scratch of the comparison */
-    int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
-    xd_comm_counters counters;
-    uint64_t sequence; /* collectives begun, without send and recv */
-    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
-    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
-    bool is_world;    /* its first collective has the longer deadline */
-    xd_result broken; /* XD_OK, or what broke the group */
-    int culprit;      /* world rank; -1 unknown */
-};
 
 static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
                                               "reduce_scatter", "all_gather", "all_to_all", "gather",
@@ -26501,7 +26538,7 @@ static const char *xdi_comm_text(const char *const *texts, size_t size, uint64_t
     return index < size ? texts[index] : "(invalid)";
 }
 
-static const char *xdi_comm_kind(uint64_t kind) {
+XD_PRIVATE const char *xdi_comm_kind(uint64_t kind) {
     return xdi_comm_text(xdi_comm_kinds, sizeof xdi_comm_kinds / sizeof *xdi_comm_kinds, kind);
 }
 
@@ -26527,7 +26564,7 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
     *end = *begin + each + (rank < rest ? 1 : 0);
 }
 
-static int64_t xdi_comm_nodes(const xd_leaves *leaves) {
+XD_PRIVATE int64_t xdi_comm_nodes(const xd_leaves *leaves) {
     return leaves->total ? xd_leaves_nodes(leaves->first, leaves->count) : 1;
 }
 
@@ -26546,7 +26583,7 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
     }
 }
 
-static int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size) {
+XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size) {
     switch (c->kind) {
     case XD_COLLECTIVE_BROADCAST: return rank == c->root ? 0 : c->count;
     case XD_COLLECTIVE_RECV:
@@ -26560,7 +26597,7 @@ static int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size
     }
 }
 
-static bool xdi_comm_reduces(xd_collective_kind kind) {
+XD_PRIVATE bool xdi_comm_reduces(xd_collective_kind kind) {
     return kind == XD_COLLECTIVE_ALL_REDUCE || kind == XD_COLLECTIVE_REDUCE_SCATTER;
 }
 
@@ -26667,7 +26704,7 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     return XD_OK;
 }
 
-static xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) {
+XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) {
     xd_ctx *ctx = comm->ctx;
     const xd_collective_kind k = c->kind;
     const char *kind = xdi_comm_kind((uint64_t)k);
@@ -26720,7 +26757,7 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     return layout;
 }
 
-static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status) {
+XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status) {
     const xd_ctx_desc *settings = xd_ctx_settings(comm->ctx);
     xd_control mine;
     memset(&mine, 0, sizeof mine);
@@ -26740,7 +26777,7 @@ static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, 
 }
 
 /* A transport's error breaks the group permanently. */
-static xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
+XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     if (result != XD_OK && comm->broken == XD_OK) {
         const xd_error *error = xd_last_error(comm->ctx);
         comm->broken = result;
@@ -26757,14 +26794,14 @@ XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm) {
     return comm->broken == XD_OK ? -1 : comm->culprit;
 }
 
-static double xdi_comm_deadline(const xd_comm *comm) {
+XD_PRIVATE double xdi_comm_deadline(const xd_comm *comm) {
     const xd_ctx_desc *settings = xd_ctx_settings(comm->ctx);
     const bool first = comm->is_world && comm->sequence <= 1;
     return xd_now(comm->ctx) + (first ? settings->init_timeout_seconds : settings->timeout_seconds);
 }
 
-static xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
-                                   double deadline) {
+XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
+                                       double deadline) {
     return xdi_comm_break(comm,
                           comm->transport->ops->control(comm->transport, mine, next, comm->all, deadline));
 }
@@ -26783,17 +26820,6 @@ static void xdi_comm_list(const xd_comm *comm, uint64_t value, char *text, size_
             used += (size_t)snprintf(text + used, size - used, "%s%d", listed++ ? "," : "",
                                      comm->transport->world_ranks[r]);
 }
-
-typedef enum xdi_comm_field {
-    XDI_COMM_KIND,
-    XDI_COMM_DTYPE,
-    XDI_COMM_OP,
-    XDI_COMM_ROOT,
-    XDI_COMM_MODE,
-    XDI_COMM_COUNT,
-    XDI_COMM_LAYOUT,
-    XDI_COMM_FIELDS
-} xdi_comm_field;
 
 static uint64_t xdi_comm_get(const xd_control *control, int field) {
     switch (field) {
@@ -26826,7 +26852,7 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
 
 /* Compares comm->values with that of rank 0; on a difference both sides are shown by `show` of `field`, or
  * as the number `name` when there is a name. */
-static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name) {
+XD_PRIVATE xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name) {
     const uint64_t *values = comm->values;
     const int n = comm->transport->size;
     int other = 1;
@@ -26847,7 +26873,7 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
 }
 
 /* One more round of control records, which contain only two numbers. */
-static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline) {
+XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline) {
     xd_control mine;
     memset(&mine, 0, sizeof mine);
     mine.count = first;
@@ -26930,7 +26956,8 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
 }
 
 /* The same result on every rank, computed from the same records. */
-static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine, double deadline) {
+XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
+                                        double deadline) {
     const int n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     for (int r = 0; r < n; r++)
@@ -26953,6 +26980,14 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
     }
     return c->leaves.total ? xdi_comm_agree_leaves(comm, c, kind) : XD_OK;
 }
+
+/* >>comm/collective.c */
+
+/* Collectives: the path of every call, messages, counters, and communicators. */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 /* ---- the path of every call ---- */
 
@@ -72917,4 +72952,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b92dfcb2034fadf590aca46de4cd91d4c69ab390e8202a2f7ffb0d4c7a141e5f */
+/* xdistill sha256 1f5c63ddf3d902e88deb842e157eb9c2facf593a763ce5a46dc629f2d2d70c0f */

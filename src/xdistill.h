@@ -304,6 +304,7 @@
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"
+#include "comm/record.c"
 #include "comm/collective.c"
 #include "comm/self.c"
 #include "comm/threads.c"

@@ -5,33 +5,86 @@
 #include "comm/queue.h"
 #include "comm/transport.h"
 
-/* collective.c: sum of n counts. */
+struct xd_comm {
+    xd_ctx *ctx;
+    xd_transport *transport;
+    xd_control *all;  /* [size], the records of the call in progress */
+    uint64_t *values; /* [size], scratch of the comparison */
+    int *members;     /* [size], scratch of split */
+    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
+    xd_comm_counters counters;
+    uint64_t sequence; /* collectives begun, without send and recv */
+    double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
+    bool is_world;    /* its first collective has the longer deadline */
+    xd_result broken; /* XD_OK, or what broke the group */
+    int culprit;      /* world rank; -1 unknown */
+};
+
+/* record.c: the name of a kind; whether it reduces; the nodes of a rank's leaves, 1 without; elements in c->recv on this rank when
+ * blocks lie back to back. */
+XD_PRIVATE const char *xdi_comm_kind(uint64_t kind);
+XD_PRIVATE bool xdi_comm_reduces(xd_collective_kind kind);
+XD_PRIVATE int64_t xdi_comm_nodes(const xd_leaves *leaves);
+XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size);
+
+/* record.c: what this rank alone can find wrong with a record. */
+XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c);
+
+/* record.c: when a call that begins now has lasted too long; and a transport's error, which breaks the group for good: returned. */
+XD_PRIVATE double xdi_comm_deadline(const xd_comm *comm);
+XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result);
+
+/* record.c: what all ranks are told of a record; sends it and fills comm->all, `next` being what is executed if they agree, or NULL;
+ * and the error that follows from what they have said. */
+XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status);
+XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
+                                       double deadline);
+XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
+                                        double deadline);
+
+typedef enum xdi_comm_field {
+    XDI_COMM_KIND,
+    XDI_COMM_DTYPE,
+    XDI_COMM_OP,
+    XDI_COMM_ROOT,
+    XDI_COMM_MODE,
+    XDI_COMM_COUNT,
+    XDI_COMM_LAYOUT,
+    XDI_COMM_FIELDS
+} xdi_comm_field;
+
+/* record.c: two more numbers of every rank, into comm->all; the error that names the first two ranks whose `field` differs. */
+XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, double deadline);
+XD_PRIVATE xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name);
+
+/* record.c: sum of n counts. */
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 
-/* collective.c: offset of block `rank` in elements; displacements NULL -> back to back. */
+/* record.c: offset of block `rank` in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
+/* record.c: the elements [*begin, *end) of `count` that rank `rank` of the group reduces in an all_reduce: one of
  * `size` nearly equal blocks. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
-/* collective.c: number of elements in c->send on this rank when blocks lie back to back. */
+/* record.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
-/* collective.c: the transport of a handle. */
+/* record.c: the transport of a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
-/* collective.c: whether the group's transport can move memory of the context's device. */
+/* record.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
-/* collective.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
+/* record.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 
-/* collective.c: XD_OK, or what broke the group as far as this handle knows. */
+/* record.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
 /* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of

@@ -26403,6 +26403,7 @@ XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, co
 XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
                                         double deadline);
 
+/* record.c: what is compared of the control records. */
 typedef enum xdi_comm_field {
     XDI_COMM_KIND,
     XDI_COMM_DTYPE,
@@ -72952,4 +72953,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1f5c63ddf3d902e88deb842e157eb9c2facf593a763ce5a46dc629f2d2d70c0f */
+/* xdistill sha256 1807c83dce4beb35d9bf70b07ac297207d1d4e441df906c208a746fa7f0070d0 */

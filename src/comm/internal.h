@@ -43,6 +43,7 @@ XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, co
 XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
                                         double deadline);
 
+/* record.c: what is compared of the control records. */
 typedef enum xdi_comm_field {
     XDI_COMM_KIND,
     XDI_COMM_DTYPE,

@@ -6,7 +6,8 @@
 #   sh tools/gpu_check.sh            or: make gpu-check          everything
 #   sh tools/gpu_check.sh --rest     or: make gpu-check ARGS=--rest   continues: what has passed for these sources on this
 #                                    device is not run again; first what has not been run, then what failed
-#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and prints the time
+#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and prints the time. Both
+#                                    folders, copied to a machine with a GPU, are what --rest continues there
 #   sh tools/gpu_check.sh --tests    compiles, tests and golden vectors only; ends with `N passed, N failed, N skipped`.
 #                                    Both also with --rest
 #
@@ -34,14 +35,17 @@ names() { for file in $tests; do basename "$file" .cpp; done; }
 
 # ---- the steps, in order ----
 
+# One that the unit's users would build: the others need GPUs that talk to each other, and have tests of their own.
+examples() { for file in examples/cuda/*.cu; do grep -q nccl "$file" || basename "$file" .cu; done; }
 programs() {
-    echo $(names) $([ ! -d "$golden" ] || echo golden)
+    echo $(names) $(examples) $([ ! -d "$golden" ] || echo golden)
     [ "$what" = tests ] || echo bench_gpu bench_nccl torch
 }
 steps_compile() { for name in unit library $(programs); do echo "compile:$name"; done; } # the longest first
 steps_link() { for name in $(programs); do echo "link:$name"; done; }
 steps_correct() {
     for name in $(names); do echo "test:$name"; done
+    for name in $(examples); do echo "example:$name"; done
     [ ! -d "$golden" ] || echo golden:default golden:invariant
 }
 steps_measure() {
@@ -56,7 +60,7 @@ limit_of() {
     case $1 in
     compile:unit) echo 580 ;;
     compile:* | link:*) echo 300 ;;
-    test:* | golden:*) echo 120 ;;
+    test:* | golden:* | example:*) echo 120 ;;
     memcheck:* | racecheck:*) echo 60 ;;
     bench:torch) echo 400 ;;
     *) echo 200 ;;
@@ -68,14 +72,16 @@ missing() {
     exit 77
 }
 
-# A file of host code: only the unit has kernels, and nvcc knows where CUDA's headers are.
-compile_host() {
-    source=$1
-    shift
+# A file beside the unit: of host code, where nvcc knows where CUDA's headers are, or an example, which may have kernels.
+compile_host() { compile_beside "-x c++" "$@"; }
+compile_example() { compile_beside "-arch=sm_$check_arch" "$@"; }
+compile_beside() {
+    language=$1 source=$2
+    shift 2
     if [ "$emulate" ]; then
         $cxx $EMU_HOST -O0 -w "$@" -Itests/helpers -I"$header" -x c++ -c "$source" -o "$object"
     else
-        "$nvcc" -O3 -Xcompiler -fPIC "$@" -Itests/helpers -I"$header" -x c++ -c "$source" -o "$object"
+        "$nvcc" -O3 -Xcompiler -fPIC $language "$@" -Itests/helpers -I"$header" -c "$source" -o "$object"
     fi
 }
 
@@ -106,7 +112,8 @@ step_compile() {
         [ -z "$emulate" ] || missing "a GPU"
         "$python" -c 'import torch' 2>/dev/null || missing "a python with PyTorch"
         compile_host bench/torch/gpu_shim.cu -DXDISTILL_IMPLEMENTED ;;
-    *) compile_host "tests/cuda/$1.cpp" ;;
+    test_*) compile_host "tests/cuda/$1.cpp" ;;
+    *) compile_example "examples/cuda/$1.cu" -DXDISTILL_IMPLEMENTED ;;
     esac
 }
 
@@ -128,6 +135,7 @@ run() {
 }
 
 step_test() { run "$1"; }
+step_example() { run "$1"; }
 step_golden() { if [ "$1" = invariant ]; then run golden --invariant "$golden"; else run golden "$golden"; fi; }
 
 sanitize() {
@@ -210,18 +218,19 @@ note() {
 
 gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
 
-# What every line carries. A verdict "ok" counts for the same commit, sources and device.
+# What every line carries. A verdict "ok" counts for the same commit and sources, and unless it is of an object for the
+# same device.
 describe() {
     commit=${GPU_CHECK_COMMIT:-$(git describe --always --dirty --abbrev=12 2>/dev/null || cat COMMIT 2>/dev/null || echo unknown)}
-    sources=$(find src tests/cuda tests/golden tests/helpers tests/test_poison.c bench xdistill* -type f ! -path 'bench/results/*' |
+    sources=$(find src tests/cuda tests/golden tests/helpers tests/test_poison.c examples/cuda bench xdistill* -type f ! -path 'bench/results/*' |
         LC_ALL=C sort | xargs cat | cksum)
     if [ "$emulate" ]; then
         device=emulation toolkit=$($cxx --version | head -n 1)
     else
         device=$(gpu name) toolkit=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     fi
-    identity=$(printf '"commit":"%s","sources":"%s","device":"%s"' "$(echo "$commit" | text)" "${sources%% *}" \
-        "$(echo "${device:-none}" | text)")
+    compiled=$(printf '"commit":"%s","sources":"%s"' "$(echo "$commit" | text)" "${sources%% *}")
+    identity=$(printf '%s,"device":"%s"' "$compiled" "$(echo "${device:-none}" | text)")
     check_record=$(printf '%s,"capability":"%s","memory":"%s","driver":"%s","toolkit":"%s"' "$identity" "$check_arch" \
         "$(gpu memory.total)" "$(gpu driver_version)" "$(echo "$toolkit" | text)")
     export check_record XDISTILL_COMMIT="$commit"
@@ -237,18 +246,27 @@ steps() {
     } | tr ' ' '\n'
 }
 
-# The lines that count: of this run, or with --rest of these sources on this device; the last one of each step.
+# The lines that count: of this run, or with --rest of these sources, on this device unless of an object; the last one of
+# each step.
 last_lines() {
-    tail -n "+$first" "$lines" | grep -F "$identity" | awk -F '"step":"' '{ name = $2; sub(/".*/, "", name); last[name] = $0 }
+    tail -n "+$first" "$lines" | grep -F "$compiled" | awk -F '"step":"' -v identity="$identity" '
+        index($0, identity) || $2 ~ /^(compile|link):/ { name = $2; sub(/".*/, "", name); last[name] = $0 }
         END { for (name in last) print last[name] }'
 }
 
-# "step verdict" for every step, the second word empty where it has not been run. An object from another machine does not count.
+# "step verdict" for every step, the second word empty where it has not been run. What was compiled counts where it still is.
+made() {
+    case $1 in
+    compile:*) [ -f "$build/${1#*:}.o" ] ;;
+    link:torch) [ -f "$build/gpu_shim.so" ] ;;
+    link:*) [ -f "$build/${1#*:}" ] ;;
+    esac
+}
 verdicts() {
     last_lines | sed 's/.*"step":"\([^"]*\)","verdict":"\([a-z]*\)".*/\1 \2/' >"$build/last"
     steps | while read -r step; do
         verdict=$(sed -n "s/^$step //p" "$build/last")
-        case $step in compile:* | link:*) [ -f "$build/$(file_name "$step").log" ] || verdict= ;; esac
+        case $step in compile:* | link:*) made "$step" || verdict= ;; esac
         echo "$step $verdict"
     done
 }
@@ -321,10 +339,10 @@ main() {
     exec 9>"$build/lock"
     command -v flock >/dev/null 2>&1 && { flock -n 9 || { echo "waits for the end of what runs in $build"; flock 9; }; }
     describe
-    [ "$rest$identity$check_arch" = "1$(cat "$build/of" 2>/dev/null)" ] || rm -rf "$build"/*.o "$build"/*.log
+    [ "$rest$compiled$check_arch" = "1$(cat "$build/of" 2>/dev/null)" ] || rm -rf "$build"/*.o "$build"/*.log
     rm -rf "$build/running"
     mkdir -p "$build/running"
-    echo "$identity$check_arch" >"$build/of"
+    echo "$compiled$check_arch" >"$build/of"
     touch "$lines" "$log"
     first=1
     [ "$rest" ] || first=$(($(wc -l <"$lines") + 1))

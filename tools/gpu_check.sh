@@ -1,7 +1,7 @@
 #!/bin/sh
 # One script for a machine with a GPU, which may be available for half an hour only and be lost at any time. Compiles the
-# CUDA unit and everything around it once, on all cores; then correctness; compute-sanitizer on a sample; the benchmarks
-# in order of importance; and compute-sanitizer on the other tests. Needs the CUDA toolkit, a C compiler and this folder.
+# CUDA unit and everything around it once, on all cores; then correctness; the benchmark of the unit; compute-sanitizer on a
+# sample; the other benchmarks; and compute-sanitizer on the other tests. Needs the CUDA toolkit, a C compiler and this folder.
 #
 #   sh tools/gpu_check.sh            or: make gpu-check          everything
 #   sh tools/gpu_check.sh --rest     or: make gpu-check ARGS=--rest   continues: what has passed for these sources on this
@@ -49,8 +49,9 @@ steps_correct() {
     [ ! -d "$golden" ] || echo golden:default golden:invariant
 }
 steps_measure() {
+    echo bench:gpu bench:gpu_clusters
     for name in $sample; do names | grep -qx "$name" && echo "memcheck:$name"; done
-    echo racecheck:test_cuda_reduce bench:gpu bench:gpu_clusters bench:torch bench:nccl
+    echo racecheck:test_cuda_reduce bench:torch bench:nccl
     for name in $(names); do echo " $sample " | grep -q " $name " || echo "memcheck:$name"; done
 }
 

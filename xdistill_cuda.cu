@@ -57,6 +57,13 @@
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
+/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. */
+#if defined(XD_EMU)
+#    define XDI_CUDA_APART static
+#else
+#    define XDI_CUDA_APART static __noinline__
+#endif
+
 struct xdi_cuda_cublas;
 
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
@@ -181,6 +188,16 @@ struct xdi_cuda_f16 {
     uint16_t bits;
 };
 
+/* In place of a dtype where a kernel has no such argument: its instances have no code for one. */
+struct xdi_cuda_none {};
+
+template <typename T> struct xdi_cuda_is {
+    enum { GIVEN = 1 };
+};
+template <> struct xdi_cuda_is<xdi_cuda_none> {
+    enum { GIVEN = 0 };
+};
+
 /* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
@@ -192,6 +209,10 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xd_bits_from_f16(value.bits);
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
+    return 0.0f;
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
@@ -2822,9 +2843,10 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
     return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
 }
 
-/* Elements [column, column + 8) of a row; 0 for those at `end` and beyond. */
+/* Elements [column, column + 8) of a row; `beyond` for those at `end` and beyond. */
 template <typename T>
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end) {
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end,
+                                                      float beyond = 0.0f) {
     xdi_cuda_eight chunk;
     enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
@@ -2837,10 +2859,34 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : 0.0f;
+            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     }
     return chunk;
 }
+
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
+    return {};
+}
+
+/* A pack of eight elements, rounded; a NaN loses its payload. */
+template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_rounded(const float *from) {
+    xdi_cuda_pack<T> pack;
+    XD_UNROLL
+    for (int i = 0; i < xdi_cuda_pack<T>::COUNT; i++) xdi_cuda_narrow(from[i], &pack.at[i]);
+    return pack;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <> __device__ inline xdi_cuda_pack<xdi_cuda_bf16> xdi_cuda_rounded(const float *from) {
+    unsigned words[4];
+    xdi_cuda_pack<xdi_cuda_bf16> pack;
+    XD_UNROLL
+    for (int i = 0; i < 4; i++)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(from[2 * i + 1]), "f"(from[2 * i]));
+    memcpy(&pack, words, sizeof pack);
+    return pack;
+}
+#endif
 
 /* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
@@ -2849,12 +2895,8 @@ static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end
     enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
         XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
-            xdi_cuda_pack<T> pack;
-            XD_UNROLL
-            for (int i = 0; i < PACK; i++) xdi_cuda_narrow(chunk.at[k + i], &pack.at[i]);
-            xdi_cuda_store16(row + column + k, pack);
-        }
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK)
+            xdi_cuda_store16(row + column + k, xdi_cuda_rounded<T>(chunk.at + k));
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -2896,14 +2938,69 @@ static __device__ inline float xdi_cuda_factor(double factor) {
     return (float)fmin(factor, 3.4e38);
 }
 
+/* ---- functions, by the instructions that a GPU has for them: a few units of the last place ---- */
+
+#if defined(__CUDA_ARCH__)
+
+/* 2^x; 0 below 2^-126. */
+static __device__ inline float xdi_cuda_power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The logarithm to base 2 of what is not below 2^-126; its error near 1 is 2^-22. */
+static __device__ inline float xdi_cuda_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* a / b, b in [2^-126, 2^126]. */
+static __device__ inline float xdi_cuda_ratio(float a, float b) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+    return __fmul_rn(a, y);
+}
+
+#else
+
+static __device__ inline float xdi_cuda_power(float x) {
+    return x < -126.0f ? 0.0f : exp2f(x);
+}
+
+static __device__ inline float xdi_cuda_log2(float x) {
+    return log2f(x);
+}
+
+static __device__ inline float xdi_cuda_ratio(float a, float b) {
+    return a / b;
+}
+
+#endif
+
 /* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
 static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
-    return exp2f(__fmul_rn(difference, factor));
+    return xdi_cuda_power(__fmul_rn(difference, factor));
 }
 
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static __device__ inline float xdi_cuda_minus(float x, float reference) {
     return reference == -INFINITY ? -INFINITY : __fsub_rn(x, reference);
+}
+
+/* The sum of eight terms, as a tree. */
+static __device__ inline float xdi_cuda_sum_of(const xdi_cuda_eight &x) {
+    return __fadd_rn(__fadd_rn(__fadd_rn(x.at[0], x.at[1]), __fadd_rn(x.at[2], x.at[3])),
+                     __fadd_rn(__fadd_rn(x.at[4], x.at[5]), __fadd_rn(x.at[6], x.at[7])));
+}
+
+/* The largest of eight elements that is not NaN, else -infinity. */
+static __device__ inline float xdi_cuda_max_of(const xdi_cuda_eight &x) {
+    float max = -INFINITY;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) max = fmaxf(max, x.at[i]);
+    return max;
 }
 
 /* ---- the largest element of a row ---- */
@@ -3157,8 +3254,10 @@ struct xdi_cuda_loss_row {
     xd_divergence divergence;
 };
 
-static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max,
-                                                                double teacher_max, double at_arg) {
+/* Y is the teacher's type. */
+template <typename Y>
+static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max, double teacher_max,
+                                                                double at_arg) {
     xdi_cuda_loss_row w;
     w.max = (float)max; /* logits are f32: exact */
     w.teacher_max = (float)teacher_max;
@@ -3167,7 +3266,7 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.hard_factor = (float)XDI_CUDA_LOG2E;
     w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     w.hard = xdi_cuda_loss_has_hard(a);
-    w.soft = xdi_cuda_loss_has_soft(a);
+    w.soft = xdi_cuda_is<Y>::GIVEN != 0;
     w.uniform = a.uniform_weight != 0.0;
     w.shared = a.temperature == 1.0;
     w.divergence = a.divergence;
@@ -3218,9 +3317,9 @@ template <typename X, typename Y, bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
     const xdi_cuda_loss_row w =
-        xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+        xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
@@ -3265,7 +3364,7 @@ static __device__ inline void xdi_cuda_loss_put(void *to,
 }
 
 template <typename X, typename Y, bool FIXED, int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const double *ref = a.references + r * XD_LOSS_REFERENCES;
@@ -3281,13 +3380,20 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
-    XDI_CUDA_TEAMS(                                                                                         \
-        (a)->vocab.end - (a)->vocab.begin, TEAM,                                                            \
-        { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
-                          { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
-                                            { __VA_ARGS__ }) }) })
+/* Runs the statements with the types of a call's logits. */
+#define XDI_CUDA_LOSS_TYPES(a, X, Y, ...)                                          \
+    XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
+        if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
+            typedef xdi_cuda_none Y;                                               \
+            __VA_ARGS__                                                            \
+        } else {                                                                   \
+            XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
+        }                                                                          \
+    })
+
+/* And TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...) \
+    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { XDI_CUDA_LOSS_TYPES(a, X, Y, { __VA_ARGS__ }) })
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
@@ -3381,13 +3487,13 @@ struct xdi_cuda_loss_scales {
     float beta, top, mean;
 };
 
-static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a,
-                                                                      const xd_loss_row &row) {
+template <typename Y>
+static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a, const xd_loss_row &row) {
     xdi_cuda_loss_scales s;
-    s.row = xdi_cuda_loss_row_of(a, row.max, row.teacher_max, row.teacher_at_arg);
-    s.hard_inverse = (float)exp(-row.hard_log);
-    s.soft_inverse = (float)exp(-row.soft_log);
-    s.teacher_inverse = (float)exp(-row.teacher_log);
+    s.row = xdi_cuda_loss_row_of<Y>(a, row.max, row.teacher_max, row.teacher_at_arg);
+    s.hard_inverse = s.row.hard ? (float)exp(-row.hard_log) : 0.0f;
+    s.soft_inverse = s.row.soft ? (float)exp(-row.soft_log) : 0.0f;
+    s.teacher_inverse = s.row.soft ? (float)exp(-row.teacher_log) : 0.0f;
     s.log_gap = (float)(row.soft_log - row.teacher_log);
     s.beta = (float)a.beta;
     s.top = (float)row.top;
@@ -3395,20 +3501,28 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xd_log_ratios in f32, every step rounded separately. */
+/* xd_log_ratios in f32, without branches. With a = |d| one of the two is -ln(1 + u), u = w (e^-a - 1), w the weight of what
+ * is less probable, and the other is d away. For small a, where a logarithm near 1 has no digits, by series. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
-    const float rest = __fsub_rn(1.0f, beta);
-    if (fabsf(d) < 1.0f) {
-        *student = -log1pf(__fmul_rn(beta, expm1f(d)));
-        *teacher = -log1pf(__fmul_rn(rest, expm1f(-d)));
-    } else if (d > 0.0f) {
-        *teacher = -logf(__fmaf_rn(rest, expf(-d), beta));
-        *student = __fsub_rn(*teacher, d);
-    } else {
-        *student = -logf(__fmaf_rn(beta, expf(d), rest));
-        *teacher = __fadd_rn(*student, d);
-    }
+    const float a = fabsf(d), rest = __fsub_rn(1.0f, beta), less = d > 0.0f ? rest : beta;
+    const float more = d > 0.0f ? beta : rest;
+    const float e = xdi_cuda_power(__fmul_rn(a, -(float)XDI_CUDA_LOG2E));
+    const float direct = __fmul_rn(xdi_cuda_log2(__fmaf_rn(less, e, more)), -0.69314718f);
+    float u = __fmaf_rn(a, 1.0f / 5040.0f, -1.0f / 720.0f);
+    u = __fmaf_rn(a, u, 1.0f / 120.0f);
+    u = __fmaf_rn(a, u, -1.0f / 24.0f);
+    u = __fmaf_rn(a, u, 1.0f / 6.0f);
+    u = __fmaf_rn(a, u, -0.5f);
+    u = __fmul_rn(__fmul_rn(less, -a), __fmaf_rn(a, u, 1.0f)); /* w (e^-a - 1) */
+    const float z = xdi_cuda_ratio(u, __fadd_rn(2.0f, u)), zz = __fmul_rn(z, z);
+    float series = __fmaf_rn(zz, 1.0f / 9.0f, 1.0f / 7.0f);
+    series = __fmaf_rn(zz, series, 0.2f);
+    series = __fmaf_rn(zz, series, 1.0f / 3.0f);
+    series = __fmul_rn(__fmul_rn(-2.0f, z), __fmaf_rn(zz, series, 1.0f)); /* -2 artanh(z) = -ln(1 + u) */
+    const float first = a < 0.5f ? series : direct;
+    *student = d > 0.0f ? __fsub_rn(first, d) : first;
+    *teacher = d > 0.0f ? first : __fadd_rn(first, d);
 }
 
 static __device__ inline float xdi_cuda_loss_log_ratio(const xdi_cuda_loss_scales &s, float dx, float dy) {
@@ -3424,17 +3538,16 @@ static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_sc
     const float p = __fmul_rn(xdi_cuda_exp_of(dx, s.row.soft_factor), s.soft_inverse);
     const float q = __fmul_rn(xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse);
     float student, teacher;
-    if (p == 0.0f && q == 0.0f) return;
     xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
-    if (q > 0.0f) sums->add(XD_LOSS_TEACHER_MIXTURE, __fmul_rn(q, teacher));
-    if (p > 0.0f) sums->add(XD_LOSS_STUDENT_MIXTURE, __fmul_rn(p, __fsub_rn(student, s.top)));
+    sums->add(XD_LOSS_TEACHER_MIXTURE, q > 0.0f ? __fmul_rn(q, teacher) : 0.0f);
+    sums->add(XD_LOSS_STUDENT_MIXTURE, p > 0.0f ? __fmul_rn(p, __fsub_rn(student, s.top)) : 0.0f);
 }
 
 template <bool FIXED, int TEAM>
 static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
 xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
     const int64_t columns = a.vocab.end - a.vocab.begin;
-    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<float>(a, a.row[r]); /* a teacher of either type */
     xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
          c += XDI_CUDA_EIGHT * TEAM) {
@@ -3511,36 +3624,60 @@ struct xdi_cuda_loss_weights {
     float uniform;    /* what hard subtracts everywhere; at the label see xdi_cuda_loss_column */
 };
 
-/* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
-static __device__ inline float xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, float e_s, float dx,
-                                                           float y) {
-    const float p = __fmul_rn(e_s, s.soft_inverse), dy = __fsub_rn(y, s.row.teacher_max);
-    float student, teacher;
-    switch (s.row.divergence) {
-    case XD_KL_REVERSE:
-        if (!(p > 0.0f)) return 0.0f;
-        return __fmul_rn(p, __fmaf_rn(__fsub_rn(dx, __fsub_rn(y, s.row.at_arg)), s.row.per_tau, -s.mean));
-    case XD_JSD:
-        if (p == 0.0f) return 0.0f;
-        xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
-        return __fmul_rn(__fmul_rn(p, __fsub_rn(1.0f, s.beta)), __fsub_rn(__fsub_rn(student, s.top), s.mean));
-    default: return __fmaf_rn(-xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse, p);
+/* d soft / d (x / tau) of eight columns; *e has e^(dx / tau) and becomes the gradient. What the call has is asked once for
+ * all of them: a branch for each costs as much as its arithmetic. */
+static __device__ inline void xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, const xdi_cuda_eight &dx,
+                                                          const xdi_cuda_eight &y, xdi_cuda_eight *e) {
+    const float rest = __fsub_rn(1.0f, s.beta);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) e->at[i] = __fmul_rn(e->at[i], s.soft_inverse);
+    if (s.row.divergence == XD_KL_REVERSE) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float p = e->at[i], gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], s.row.at_arg));
+            e->at[i] = p > 0.0f ? __fmul_rn(p, __fmaf_rn(gap, s.row.per_tau, -s.mean)) : 0.0f;
+        }
+    } else if (s.row.divergence == XD_JSD) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float p = e->at[i], dy = __fsub_rn(y.at[i], s.row.teacher_max);
+            float student, teacher;
+            xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx.at[i], dy), s.beta, &student, &teacher);
+            const float slope = __fsub_rn(__fsub_rn(student, s.top), s.mean);
+            e->at[i] = p > 0.0f ? __fmul_rn(__fmul_rn(p, rest), slope) : 0.0f;
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float q = xdi_cuda_exp_of(__fsub_rn(y.at[i], s.row.teacher_max), s.row.soft_factor);
+            e->at[i] = __fmaf_rn(-q, s.teacher_inverse, e->at[i]);
+        }
     }
 }
 
-static __device__ inline float xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
-                                                      const xdi_cuda_loss_weights &w, float x, float y) {
-    const float dx = __fsub_rn(x, s.row.max);
-    const float e = s.row.hard || s.row.shared ? xdi_cuda_exp_of(dx, s.row.hard_factor) : 0.0f;
-    float g = 0.0f;
+static __device__ inline xdi_cuda_eight xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
+                                                               const xdi_cuda_loss_weights &w,
+                                                               const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+    xdi_cuda_eight dx, e = {}, g = {};
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) dx.at[i] = __fsub_rn(x.at[i], s.row.max);
+    if (s.row.hard || s.row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], s.row.hard_factor);
+    }
     if (s.row.hard) {
-        const float p = __fmul_rn(e, s.hard_inverse);
-        g = __fmul_rn(w.hard, __fsub_rn(p, w.uniform));
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            g.at[i] = __fmul_rn(w.hard, __fsub_rn(__fmul_rn(e.at[i], s.hard_inverse), w.uniform));
     }
-    if (s.row.soft) {
-        const float e_s = s.row.shared ? e : xdi_cuda_exp_of(dx, s.row.soft_factor);
-        g = __fmaf_rn(w.soft, xdi_cuda_loss_soft_gradient(s, e_s, dx, y), g);
+    if (!s.row.soft) return g;
+    if (!s.row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], s.row.soft_factor);
     }
+    xdi_cuda_loss_soft_gradient(s, dx, y, &e);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = __fmaf_rn(w.soft, e.at[i], g.at[i]);
     return g;
 }
 
@@ -3562,9 +3699,8 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
 }
 
 /* xdi_loss_gradient_at of kernel/cpu/loss.c. */
-static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
-                                                          const xd_loss_row &row,
-                                                          const xdi_cuda_loss_column &column) {
+XDI_CUDA_APART __device__ double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
+                                                           const xdi_cuda_loss_column &column) {
     double g = 0.0;
     if (xdi_cuda_loss_has_hard(a))
         g = xd_loss_hard_gradient(&a, &row, column.x, column.at + a.vocab.begin == xd_id_at(a.labels, r));
@@ -3576,21 +3712,25 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, int64_t r,
                                                          const xd_loss_row &row, int64_t columns) {
-    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, row);
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = s.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
-    const int64_t width = a.gradient.cols;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    /* Backwards: what was read last is still in the cache. */
+    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM;
+    const int64_t last = ((width + step - 1) / step - 1) * step;
+    for (int64_t c = last + XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c >= 0; c -= step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
             const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
             if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i < columns) g.at[i] = xdi_cuda_loss_gradient(s, w, x.at[i], y.at[i]);
+            g = xdi_cuda_loss_gradient(s, w, x, y);
+            if (c + XDI_CUDA_EIGHT > columns) {
+                XD_UNROLL
+                for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < columns ? g.at[i] : 0.0f;
+            }
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
@@ -3631,119 +3771,253 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
     })
 }
 
+/* >>cuda/loss_sweep.cu */
+
+/* References and sums of a row of logits, or of the part of one that a block of a cluster holds, in one read.
+ *
+ * The lanes of a warp sum relative to the largest elements that any of them has read; when a larger one comes, all of them
+ * move to it together, which happens a few times in a row. What a call has, hard, soft, and which divergence, is asked once
+ * for eight columns. A power of 1, that of the reference itself, is added apart from the others, so that these keep their
+ * digits: on nearly one-hot rows the gradient consists of them.
+ *
+ * Nothing here looks for numbers that are not finite: a NaN makes the sum of the powers NaN, and infinity is the largest
+ * element. */
+
+/* The largest elements of a student's columns and where they are. */
+struct xdi_cuda_summit {
+    float max, teacher_max;
+    float beside;  /* the teacher's logit at the student's largest; for KL_REVERSE */
+    int64_t eight; /* the first column of the eight that has the student's largest; INT64_MAX without columns */
+};
+
+struct xdi_cuda_summit_join {
+    __device__ xdi_cuda_summit operator()(xdi_cuda_summit a, const xdi_cuda_summit &b) const {
+        if (b.max > a.max || (b.max == a.max && b.eight < a.eight)) {
+            a.max = b.max;
+            a.beside = b.beside;
+            a.eight = b.eight;
+        }
+        a.teacher_max = fmaxf(a.teacher_max, b.teacher_max);
+        return a;
+    }
+};
+
+/* A lane at work. The sums are relative to the references in `row`; LINEAR is the plain sum of x. */
+struct xdi_cuda_loss_sweep {
+    xdi_cuda_loss_row row;
+    float base, teacher_base; /* the references; 0 instead of -infinity */
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums;
+    xdi_cuda_summit seen; /* by this lane */
+};
+
+/* How sums change with their references. */
+struct xdi_cuda_loss_turn {
+    double hard, student, teacher; /* what the sums of powers are multiplied by */
+    double step;                   /* of CROSS, for a unit of what weights it */
+};
+
+/* e^x by one instruction, or exact. */
+template <bool EXACT> static __device__ inline double xdi_cuda_loss_power_of(double x) {
+    if (x == 0.0) return 1.0;
+    return EXACT ? exp(x) : (double)xdi_cuda_exp_of((float)x, (float)XDI_CUDA_LOG2E);
+}
+
+template <bool EXACT>
+static __device__ inline xdi_cuda_loss_turn xdi_cuda_loss_turn_to(const xdi_cuda_loss_row &from,
+                                                                  const xdi_cuda_summit &to, double temperature) {
+    const double shift = from.max == to.max ? 0.0 : (double)from.max - (double)to.max, z = shift / temperature;
+    const double fall = from.teacher_max == to.teacher_max ? 0.0 : (double)from.teacher_max - (double)to.teacher_max;
+    const double u = fall / temperature;
+    xdi_cuda_loss_turn turn = { 1.0, 1.0, 1.0, z };
+    if (from.hard) turn.hard = xdi_cuda_loss_power_of<EXACT>(shift);
+    if (!from.soft) return turn;
+    turn.student = xdi_cuda_loss_power_of<EXACT>(z);
+    turn.teacher = xdi_cuda_loss_power_of<EXACT>(u);
+    if (from.divergence == XD_KL_FORWARD) turn.step = u - z;
+    if (from.divergence == XD_KL_REVERSE && from.at_arg != to.beside)
+        turn.step -= ((double)from.at_arg - (double)to.beside) / temperature;
+    return turn;
+}
+
+/* Brings the sums to new references: xd_loss_rescale for one lane. Empty sums stay 0. */
+template <bool EXACT>
+static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, const xdi_cuda_summit &to) {
+    double *sum = t->sums.whole.sum;
+    const xdi_cuda_loss_turn turn = xdi_cuda_loss_turn_to<EXACT>(t->row, to, temperature);
+    t->sums.end_eight();
+    if (t->row.hard) sum[XD_LOSS_HARD] *= turn.hard;
+    if (t->row.soft) {
+        const bool reverse = t->row.divergence == XD_KL_REVERSE;
+        const double mass = reverse ? sum[XD_LOSS_SOFT] : sum[XD_LOSS_TEACHER];
+        const double factor = reverse ? turn.student : turn.teacher;
+        sum[XD_LOSS_CROSS] = factor > 0.0 && mass > 0.0 ? factor * (sum[XD_LOSS_CROSS] + mass * turn.step) : 0.0;
+        sum[XD_LOSS_SOFT] *= turn.student;
+        sum[XD_LOSS_TEACHER] *= turn.teacher;
+    }
+    t->row.max = to.max;
+    t->row.teacher_max = to.teacher_max;
+    t->row.at_arg = to.beside;
+    t->base = to.max == -INFINITY ? 0.0f : to.max;
+    t->teacher_base = to.teacher_max == -INFINITY ? 0.0f : to.teacher_max;
+}
+
+/* What the lane has seen with these eight, whose largest are given; then the whole warp's references. Every lane calls it. */
+static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
+                                                 float max, float teacher_max, int64_t c, xdi_cuda_loss_sweep *t) {
+    if (max > t->seen.max) {
+        t->seen.max = max;
+        t->seen.eight = c;
+        if (t->row.divergence == XD_KL_REVERSE) {
+            XD_UNROLL
+            for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+                if (x.at[i] == max) t->seen.beside = y.at[i];
+        }
+    }
+    t->seen.teacher_max = fmaxf(t->seen.teacher_max, teacher_max);
+    const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
+    if (__any_sync(0xffffffffu, higher))
+        xdi_cuda_loss_move<false>(t, temperature, xdi_cuda_warp_reduce(t->seen, xdi_cuda_summit_join()));
+}
+
+/* Adds eight powers; `top`: one of them may be that of the reference. */
+static __device__ inline void xdi_cuda_loss_add_powers(xdi_cuda_loss_sweep *t, int which, bool top,
+                                                       const xdi_cuda_eight &power, const xdi_cuda_eight &difference) {
+    if (!top) {
+        t->sums.add(which, xdi_cuda_sum_of(power));
+        return;
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        xdi_cuda_loss_add_power(&t->sums, which, power.at[i], difference.at[i]);
+}
+
+/* The terms of CROSS, 0 where the weighting probability is 0; without the factor 1 / tau. */
+static __device__ inline void xdi_cuda_loss_add_cross(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &e,
+                                                      const xdi_cuda_eight &q, const xdi_cuda_eight &dx,
+                                                      const xdi_cuda_eight &dy, const xdi_cuda_eight &y) {
+    xdi_cuda_eight term;
+    if (t->row.divergence == XD_KL_FORWARD) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], __fsub_rn(dy.at[i], dx.at[i])) : 0.0f;
+    } else if (t->row.divergence == XD_SOFT_CE) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], dx.at[i]) : 0.0f;
+    } else if (t->row.divergence == XD_KL_REVERSE) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], t->row.at_arg));
+            term.at[i] = e.at[i] > 0.0f ? __fmul_rn(e.at[i], gap) : 0.0f;
+        }
+    } else {
+        return; /* JSD needs the normalisers first */
+    }
+    t->sums.add(XD_LOSS_CROSS, __fmul_rn(xdi_cuda_sum_of(term), t->row.per_tau));
+}
+
+/* The terms of eight columns, -infinity where there is none. */
+static __device__ inline void xdi_cuda_loss_take(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
+                                                 bool top, bool teacher_top) {
+    xdi_cuda_eight dx, e = {};
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) dx.at[i] = __fsub_rn(x.at[i], t->base);
+    if (t->row.hard || t->row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.hard_factor);
+    }
+    if (t->row.hard) xdi_cuda_loss_add_powers(t, XD_LOSS_HARD, top, e, dx);
+    if (!t->row.soft) return;
+    xdi_cuda_eight dy, q;
+    if (!t->row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.soft_factor);
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        dy.at[i] = __fsub_rn(y.at[i], t->teacher_base);
+        q.at[i] = xdi_cuda_exp_of(dy.at[i], t->row.soft_factor);
+    }
+    xdi_cuda_loss_add_powers(t, XD_LOSS_SOFT, top, e, dx);
+    xdi_cuda_loss_add_powers(t, XD_LOSS_TEACHER, teacher_top, q, dy);
+    xdi_cuda_loss_add_cross(t, e, q, dx, dy, y);
+}
+
+/* The sum of x, for a smoothed label; those at `columns` and beyond are left out. */
+static __device__ inline void xdi_cuda_loss_add_plain(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &x, int64_t c,
+                                                      int64_t columns) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        if (c + i < columns) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
+}
+
+/* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
+ * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
+                                                          int64_t columns, int64_t begin, double *ref, double *total) {
+    const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT64_MAX };
+    const int64_t lane = XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP);
+    const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    xdi_cuda_loss_sweep t;
+    t.row = xdi_cuda_loss_row_of<Y>(a, -(double)INFINITY, -(double)INFINITY, -(double)INFINITY);
+    t.base = t.teacher_base = 0.0f;
+    t.seen = none;
+    if (first < columns) t.seen.eight = first;
+    bool second = false;
+    for (int64_t c = first; c - lane < columns; c += XDI_CUDA_EIGHT * TEAM) { /* as often for every lane of a warp */
+        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns, -INFINITY);
+        xdi_cuda_eight y = {};
+        if (t.row.soft) y = xdi_cuda_read(teacher, c, columns, -INFINITY);
+        const float max = xdi_cuda_max_of(x), teacher_max = t.row.soft ? xdi_cuda_max_of(y) : -INFINITY;
+        xdi_cuda_loss_look(a.temperature, x, y, max, teacher_max, c, &t);
+        xdi_cuda_loss_take(&t, x, y, max == t.row.max, teacher_max == t.row.teacher_max);
+        if (t.row.uniform) xdi_cuda_loss_add_plain(&t, x, c, columns);
+        if (second) t.sums.end_eight(); /* of sixteen columns: a conversion to double costs as much as their powers */
+        second = !second;
+    }
+    xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
+    int64_t arg = -1;
+    if (whole.eight != INT64_MAX) {
+        const xdi_cuda_eight x = xdi_cuda_read(student, whole.eight, columns, -INFINITY);
+        arg = whole.eight;
+        XD_UNROLL
+        for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+            if (x.at[i] == whole.max) arg = whole.eight + i;
+        if (t.row.soft) whole.beside = xdi_cuda_widen(teacher[arg]);
+    }
+    xdi_cuda_loss_move<true>(&t, a.temperature, whole);
+    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
+    const bool bad = whole.max == INFINITY || isnan(sums.sum[XD_LOSS_HARD]) || isnan(sums.sum[XD_LOSS_SOFT]);
+    const bool teacher_bad = t.row.soft && (whole.teacher_max == INFINITY || isnan(sums.sum[XD_LOSS_TEACHER]));
+    const bool broken = bad || teacher_bad;
+    ref[XD_LOSS_MAX] = bad ? (double)NAN : (double)whole.max;
+    ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + begin);
+    ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)whole.beside : 0.0;
+    ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : teacher_bad ? (double)NAN : (double)whole.teacher_max;
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
+    if (t.row.uniform && columns > 0 && !broken) total[XD_LOSS_LINEAR] -= (double)columns * ref[XD_LOSS_MAX];
+    total[XD_LOSS_TARGET] = 0.0;
+    total[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+}
+
 /* >>cuda/loss_fused.cu */
 
 /* A loss row by row: references and sums are computed in one read of the rows, as running sums; where one shard is the whole
  * row, its scalars and its gradient follow at once, while the row is in the cache. Two reads and one write of a row,
- * three reads for JSD. Grid (rows / teams), block 256.
- *
- * Each thread sums relative to the largest elements that it has read; when a larger one comes, its sums are rescaled to
- * that one. They begin with the largest of the team's first columns, so that this is rare. */
-
-/* A thread's running values. The sums are relative to the references in `row`. */
-struct xdi_cuda_loss_sweep {
-    xdi_cuda_loss_row row;
-    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums; /* LINEAR is the plain sum of x here */
-    xdi_cuda_largest student, teacher;
-};
-
-/* Brings the sums to new references: xd_loss_rescale for one thread. Empty sums stay 0. */
-static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
-                                                 float teacher_max, float at_arg) {
-    double *sum = t->sums.whole.sum;
-    const double shift = t->row.max == max ? 0.0 : (double)t->row.max - (double)max, z = shift / temperature;
-    const double u =
-        (t->row.teacher_max == teacher_max ? 0.0 : (double)t->row.teacher_max - (double)teacher_max) /
-        temperature;
-    const double f = exp(z), g = exp(u);
-    if (t->row.divergence == XD_KL_REVERSE) {
-        const double step =
-            t->row.at_arg == at_arg ? z : z - ((double)t->row.at_arg - (double)at_arg) / temperature;
-        sum[XD_LOSS_CROSS] =
-            f > 0.0 && sum[XD_LOSS_SOFT] > 0.0 ? f * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_SOFT] * step) : 0.0;
-    } else {
-        const double step = t->row.divergence == XD_KL_FORWARD ? u - z : z;
-        sum[XD_LOSS_CROSS] = g > 0.0 && sum[XD_LOSS_TEACHER] > 0.0
-                                 ? g * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_TEACHER] * step)
-                                 : 0.0;
-    }
-    sum[XD_LOSS_HARD] *= t->row.shared ? f : exp(shift);
-    sum[XD_LOSS_SOFT] *= f;
-    sum[XD_LOSS_TEACHER] *= g;
-    t->row.max = max;
-    t->row.teacher_max = teacher_max;
-    t->row.at_arg = at_arg;
-}
-
-template <typename X, typename Y>
-static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
-                                                        const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
-    const int64_t columns = a.vocab.end - a.vocab.begin;
-    const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
-    xdi_cuda_eight y = {};
-    xdi_cuda_see(x, c, columns, &t->student);
-    if (t->row.soft) {
-        y = xdi_cuda_read(teacher, c, columns);
-        xdi_cuda_see(y, c, columns, &t->teacher);
-    }
-    const bool higher = t->student.max > t->row.max;
-    if (higher || t->teacher.max > t->row.teacher_max)
-        xdi_cuda_loss_move(t, a.temperature, higher ? t->student.max : t->row.max,
-                           t->teacher.max > t->row.teacher_max ? t->teacher.max : t->row.teacher_max,
-                           higher && t->row.soft ? xdi_cuda_widen(teacher[t->student.arg]) : t->row.at_arg);
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-        if (c + i >= columns) continue;
-        xdi_cuda_loss_terms(t->row, x.at[i], y.at[i], &t->sums);
-        if (a.uniform_weight != 0.0) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
-    }
-    t->sums.end_eight();
-}
+ * three reads for JSD. Grid (rows / teams), block 256. */
 
 /* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
-static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref,
-                                                      double *total) {
-    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const int64_t columns = a.vocab.end - a.vocab.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
-    xdi_cuda_loss_sweep t;
-    t.row = xdi_cuda_loss_row_of(a, 0.0, 0.0, 0.0);
-    t.row.uniform = false;
-    t.student = t.teacher = none;
-    const Y *teacher = t.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
-    if (first < columns) {
-        xdi_cuda_see(xdi_cuda_read(student, first, columns), first, columns, &t.student);
-        if (t.row.soft) xdi_cuda_see(xdi_cuda_read(teacher, first, columns), first, columns, &t.teacher);
-    }
-    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
-    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
-    t.row.max = t.student.max;
-    t.row.teacher_max = t.teacher.max;
-    t.row.at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
-    for (int64_t c = first; c < columns; c += XDI_CUDA_EIGHT * TEAM)
-        xdi_cuda_loss_sweep_eight(a, student, teacher, c, &t);
-    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
-    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
-    const float at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
-    xdi_cuda_loss_move(&t, a.temperature, t.student.max, t.teacher.max, at_arg);
-    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
-    const bool broken = t.student.broken || t.teacher.broken;
-    ref[XD_LOSS_MAX] = t.student.broken ? (double)NAN : (double)t.student.max;
-    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.vocab.begin) : -1.0;
-    ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)at_arg : 0.0;
-    ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : t.teacher.broken ? (double)NAN : (double)t.teacher.max;
-    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
-    if (a.uniform_weight != 0.0 && columns > 0 && !broken)
-        total[XD_LOSS_LINEAR] -= (double)columns * ref[XD_LOSS_MAX];
-    total[XD_LOSS_TARGET] = broken ? 0.0 : xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
-    total[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref, double *total) {
+    xdi_cuda_loss_sweep_columns<X, Y, TEAM>(a, xdi_cuda_row<X>(a.student, r), xdi_cuda_row<Y>(a.teacher, r),
+                                            a.vocab.end - a.vocab.begin, a.vocab.begin, ref, total);
+    if (total[XD_LOSS_BAD] == 0.0) total[XD_LOSS_TARGET] = xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
 }
 
 /* A whole row's scalars, once its references and sums are known: written by one thread, then seen by the team. */
-template <int TEAM>
+template <bool SOFT, int TEAM>
 static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, int64_t r, const double *ref,
-                                                        const double *total, bool counts) {
+                                                         const double *total, bool counts) {
     if (xdi_cuda_team_thread<TEAM>() == 0) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
@@ -3754,7 +4028,7 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
-    if (!xdi_cuda_loss_has_soft(a) || a.divergence != XD_JSD) return;
+    if (!SOFT || a.divergence != XD_JSD) return;
     const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
     const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
         xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
@@ -3765,16 +4039,21 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     xdi_cuda_team_sync<TEAM>();
 }
 
+/* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
+template <typename Y> struct xdi_cuda_loss_blocks {
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
+};
+
 template <typename X, typename Y, int TEAM>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
+    xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
     if (a.vocab.shards == 1) {
-        xdi_cuda_loss_row_scalars<TEAM>(a, r, ref, total, counts);
+        xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
         if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
     } else if (xdi_cuda_team_thread<TEAM>() == 0) {
         for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
@@ -3804,6 +4083,8 @@ template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
@@ -3980,6 +4261,19 @@ struct xdi_cuda_cluster_memory {
     xd_loss_row row;
 };
 
+/* The sums of some blocks. */
+struct xdi_cuda_cluster_total {
+    double sum[XD_LOSS_SUMS];
+};
+
+struct xdi_cuda_cluster_total_join {
+    __device__ xdi_cuda_cluster_total operator()(xdi_cuda_cluster_total a, const xdi_cuda_cluster_total &b) const {
+        XD_UNROLL
+        for (int i = 0; i < XD_LOSS_SUMS; i++) a.sum[i] = xd_add(a.sum[i], b.sum[i]);
+        return a;
+    }
+};
+
 /* This block's columns: [begin, begin + count) of the row, `x` and `y` in shared memory. */
 template <typename X, typename Y> struct xdi_cuda_cluster_slice {
     X *x;
@@ -4016,72 +4310,44 @@ static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64
     __syncthreads(); /* the remainders too */
 }
 
-/* Largest elements of the slice, on every thread. */
-template <typename T>
-static __device__ inline xdi_cuda_largest xdi_cuda_cluster_largest(const T *x, int64_t count) {
-    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
-    xdi_cuda_largest best = none;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < count;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_see(xdi_cuda_read(x, c, count), c, count, &best);
-    return xdi_cuda_block_reduce(best, none, xdi_cuda_largest_join());
-}
-
 /* References and sums of the slice, as xdi_cuda_loss_references and _stats leave them for a shard. */
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
                                                      const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
-    const xdi_cuda_largest nothing = { 0.0f, 0, 0 };
-    const xdi_cuda_largest student = xdi_cuda_cluster_largest(s.x, s.count);
-    const xdi_cuda_largest teacher = s.y ? xdi_cuda_cluster_largest(s.y, s.count) : nothing;
-    const bool broken = student.broken || teacher.broken;
-    const float at_arg = !s.y ? 0.0f : s.count > 0 ? xdi_cuda_widen(s.y[student.arg]) : -INFINITY;
-    const xdi_cuda_loss_row w = xdi_cuda_loss_row_of(a, student.max, teacher.max, at_arg);
-    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; !broken && c < s.count;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read(s.x, c, s.count);
-        xdi_cuda_eight y = {};
-        if (s.y) y = xdi_cuda_read(s.y, c, s.count);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < s.count) xdi_cuda_loss_terms(w, x.at[i], y.at[i], &sums);
-        sums.end_eight();
-    }
-    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals totals =
-        xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
+    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS];
+    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK>(a, s.x, s.y, s.count, s.begin, ref, total);
     if (threadIdx.x != 0) return;
     const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-    double target = 0.0;
-    if (!broken && label >= s.begin && label < s.begin + s.count)
-        target = student.max == -INFINITY
-                     ? -(double)INFINITY
-                     : (double)xdi_cuda_widen(s.x[label - s.begin]) - (double)student.max;
-    mine[XD_LOSS_MAX] = student.broken ? (double)NAN : (double)student.max;
-    mine[XD_LOSS_ARG] = s.count > 0 ? (double)(student.arg + s.begin) : -1.0;
-    mine[XD_LOSS_TEACHER_AT_ARG] = (double)at_arg;
-    mine[XD_LOSS_TEACHER_MAX] = teacher.broken ? (double)NAN : (double)teacher.max;
-    xdi_cuda_loss_put(mine + XDI_CUDA_CLUSTER_SUMS, totals, target, broken);
+    if (total[XD_LOSS_BAD] == 0.0 && label >= s.begin && label < s.begin + s.count)
+        total[XD_LOSS_TARGET] = ref[XD_LOSS_MAX] == -(double)INFINITY
+                                    ? -(double)INFINITY
+                                    : (double)xdi_cuda_widen(s.x[label - s.begin]) - ref[XD_LOSS_MAX];
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) mine[i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) mine[XDI_CUDA_CLUSTER_SUMS + i] = total[i];
 }
 
-/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. */
-static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice,
-                                                       int blocks,
-                                                       const double (*all)[XDI_CUDA_CLUSTER_WORDS],
-                                                       xd_loss_row *row) {
-    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
+/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. Each lane of the
+ * first warp brings a block's sums to the row's references; they are added in the order of the columns. */
+XDI_CUDA_APART __device__ void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice, int blocks,
+                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS], xd_loss_row *row) {
+    const int lane = (int)threadIdx.x;
+    double ref[XD_LOSS_REFERENCES];
+    xdi_cuda_cluster_total total;
+    memset(&total, 0, sizeof total);
     xd_loss_no_reference(ref);
     for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
-    for (int i = 0; i < blocks; i++) {
-        const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
-        const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
+    if (lane < blocks) {
+        const double *sums = all[lane] + XDI_CUDA_CLUSTER_SUMS;
+        const int64_t left = a.vocab.size - lane * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        xd_loss_rescale(&a, ref, all[i], sums, columns, total);
-        if (label >= i * slice && label < i * slice + columns)
-            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        xd_loss_rescale(&a, ref, all[lane], sums, columns, total.sum);
+        if (label >= lane * slice && label < lane * slice + columns)
+            total.sum[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[lane][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
-    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
-    xdi_cuda_loss_scalars(a, r, ref, total, row);
+    total = xdi_cuda_warp_reduce(total, xdi_cuda_cluster_total_join());
+    if (lane != 0) return;
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total.sum[XD_LOSS_BAD] += 1.0;
+    xdi_cuda_loss_scalars(a, r, ref, total.sum, row);
     xd_loss_settle(&a, r, row);
 }
 
@@ -4090,7 +4356,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
                                                        const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
                                                        xdi_cuda_cluster_memory *memory) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, memory->row);
     xdi_cuda_sums<XD_LOSS_MIXTURES, false> sums;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < s.count;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
@@ -4134,7 +4400,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
                                                     const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
                                                     int64_t stop) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, row);
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
@@ -4145,9 +4411,11 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
         if (c < count) {
             const xdi_cuda_eight x = xdi_cuda_read(s.x, c, count);
             if (s.y) y = xdi_cuda_read(s.y, c, count);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i < count) g.at[i] = xdi_cuda_loss_gradient(scales, w, x.at[i], y.at[i]);
+            g = xdi_cuda_loss_gradient(scales, w, x, y);
+            if (c + XDI_CUDA_EIGHT > count) {
+                XD_UNROLL
+                for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < count ? g.at[i] : 0.0f;
+            }
         }
         xdi_cuda_write_any(a.gradient, r, s.begin + c, stop, g);
     }
@@ -4176,7 +4444,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
     bool counts = a.row_scale[r] != 0.0;
     xdi_cuda_cluster_slice<X, Y> s = { reinterpret_cast<X *>(room), NULL, begin, 0 };
-    if (xdi_cuda_loss_has_soft(a)) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
+    if (xdi_cuda_is<Y>::GIVEN) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
     if (begin < columns) s.count = columns - begin < slice ? columns - begin : slice;
     if (counts) { /* for the whole cluster */
         xdi_cuda_cluster_fill(a, r, s, &memory.barrier);
@@ -4188,15 +4456,15 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < XDI_CUDA_WARP) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
         if (counts) xdi_cuda_cluster_combine(a, r, slice, (int)blocks, memory.all, &row);
-        memory.row = row;
+        if (threadIdx.x == 0) memory.row = row;
     }
     __syncthreads();
     counts = counts && memory.row.finding == (int)XD_ROW_FINE;
-    if (counts && s.y && a.divergence == XD_JSD) {
+    if (xdi_cuda_is<Y>::GIVEN && counts && a.divergence == XD_JSD) {
         xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
         counts = memory.row.finding == (int)XD_ROW_FINE;
     }
@@ -4252,10 +4520,9 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOGITS(
-        a->student.dtype, X, { XDI_CUDA_LOGITS(a->teacher.data ? a->teacher.dtype : a->student.dtype, Y, {
-            return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
-        }) })
+    XDI_CUDA_LOSS_TYPES(a, X, Y, {
+        return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
+    })
 }
 
 /* ---- set-up ---- */
@@ -4327,6 +4594,8 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
         XD_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
     cuda->block_shared_bytes = (size_t)shared_bytes;
     if (works) {
+        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_none>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_none>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
@@ -8791,4 +9060,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 cf7677eb365ef0a34946ef9249ac11f7125d4964f9f031587c628ee4d067d310 */
+/* xdistill sha256 e13d7c07b5d1e3aa4f0b5d7a9e3151023ced57a1507c3c13371ba2524aab2a22 */

@@ -26,6 +26,7 @@
 #include "cuda/matmul_cublas.cu"
 #include "cuda/loss.cuh"
 #include "cuda/loss.cu"
+#include "cuda/loss_sweep.cu"
 #include "cuda/loss_fused.cu"
 #include "cuda/loss_cluster.cu"
 #include "cuda/loss_rows.cu"

@@ -81,8 +81,10 @@ struct xdi_cuda_loss_row {
     xd_divergence divergence;
 };
 
-static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max,
-                                                                double teacher_max, double at_arg) {
+/* Y is the teacher's type. */
+template <typename Y>
+static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max, double teacher_max,
+                                                                double at_arg) {
     xdi_cuda_loss_row w;
     w.max = (float)max; /* logits are f32: exact */
     w.teacher_max = (float)teacher_max;
@@ -91,7 +93,7 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.hard_factor = (float)XDI_CUDA_LOG2E;
     w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
     w.hard = xdi_cuda_loss_has_hard(a);
-    w.soft = xdi_cuda_loss_has_soft(a);
+    w.soft = xdi_cuda_is<Y>::GIVEN != 0;
     w.uniform = a.uniform_weight != 0.0;
     w.shared = a.temperature == 1.0;
     w.divergence = a.divergence;
@@ -142,9 +144,9 @@ template <typename X, typename Y, bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
     const xdi_cuda_loss_row w =
-        xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+        xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
@@ -189,7 +191,7 @@ static __device__ inline void xdi_cuda_loss_put(void *to,
 }
 
 template <typename X, typename Y, bool FIXED, int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const double *ref = a.references + r * XD_LOSS_REFERENCES;
@@ -205,13 +207,20 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_c
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
-    XDI_CUDA_TEAMS(                                                                                         \
-        (a)->vocab.end - (a)->vocab.begin, TEAM,                                                            \
-        { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
-                          { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
-                                            { __VA_ARGS__ }) }) })
+/* Runs the statements with the types of a call's logits. */
+#define XDI_CUDA_LOSS_TYPES(a, X, Y, ...)                                          \
+    XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
+        if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
+            typedef xdi_cuda_none Y;                                               \
+            __VA_ARGS__                                                            \
+        } else {                                                                   \
+            XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
+        }                                                                          \
+    })
+
+/* And TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...) \
+    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { XDI_CUDA_LOSS_TYPES(a, X, Y, { __VA_ARGS__ }) })
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
@@ -305,13 +314,13 @@ struct xdi_cuda_loss_scales {
     float beta, top, mean;
 };
 
-static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a,
-                                                                      const xd_loss_row &row) {
+template <typename Y>
+static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a, const xd_loss_row &row) {
     xdi_cuda_loss_scales s;
-    s.row = xdi_cuda_loss_row_of(a, row.max, row.teacher_max, row.teacher_at_arg);
-    s.hard_inverse = (float)exp(-row.hard_log);
-    s.soft_inverse = (float)exp(-row.soft_log);
-    s.teacher_inverse = (float)exp(-row.teacher_log);
+    s.row = xdi_cuda_loss_row_of<Y>(a, row.max, row.teacher_max, row.teacher_at_arg);
+    s.hard_inverse = s.row.hard ? (float)exp(-row.hard_log) : 0.0f;
+    s.soft_inverse = s.row.soft ? (float)exp(-row.soft_log) : 0.0f;
+    s.teacher_inverse = s.row.soft ? (float)exp(-row.teacher_log) : 0.0f;
     s.log_gap = (float)(row.soft_log - row.teacher_log);
     s.beta = (float)a.beta;
     s.top = (float)row.top;
@@ -319,20 +328,28 @@ static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_l
     return s;
 }
 
-/* xd_log_ratios in f32, every step rounded separately. */
+/* xd_log_ratios in f32, without branches. With a = |d| one of the two is -ln(1 + u), u = w (e^-a - 1), w the weight of what
+ * is less probable, and the other is d away. For small a, where a logarithm near 1 has no digits, by series. */
 static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
                                                           float *teacher) {
-    const float rest = __fsub_rn(1.0f, beta);
-    if (fabsf(d) < 1.0f) {
-        *student = -log1pf(__fmul_rn(beta, expm1f(d)));
-        *teacher = -log1pf(__fmul_rn(rest, expm1f(-d)));
-    } else if (d > 0.0f) {
-        *teacher = -logf(__fmaf_rn(rest, expf(-d), beta));
-        *student = __fsub_rn(*teacher, d);
-    } else {
-        *student = -logf(__fmaf_rn(beta, expf(d), rest));
-        *teacher = __fadd_rn(*student, d);
-    }
+    const float a = fabsf(d), rest = __fsub_rn(1.0f, beta), less = d > 0.0f ? rest : beta;
+    const float more = d > 0.0f ? beta : rest;
+    const float e = xdi_cuda_power(__fmul_rn(a, -(float)XDI_CUDA_LOG2E));
+    const float direct = __fmul_rn(xdi_cuda_log2(__fmaf_rn(less, e, more)), -0.69314718f);
+    float u = __fmaf_rn(a, 1.0f / 5040.0f, -1.0f / 720.0f);
+    u = __fmaf_rn(a, u, 1.0f / 120.0f);
+    u = __fmaf_rn(a, u, -1.0f / 24.0f);
+    u = __fmaf_rn(a, u, 1.0f / 6.0f);
+    u = __fmaf_rn(a, u, -0.5f);
+    u = __fmul_rn(__fmul_rn(less, -a), __fmaf_rn(a, u, 1.0f)); /* w (e^-a - 1) */
+    const float z = xdi_cuda_ratio(u, __fadd_rn(2.0f, u)), zz = __fmul_rn(z, z);
+    float series = __fmaf_rn(zz, 1.0f / 9.0f, 1.0f / 7.0f);
+    series = __fmaf_rn(zz, series, 0.2f);
+    series = __fmaf_rn(zz, series, 1.0f / 3.0f);
+    series = __fmul_rn(__fmul_rn(-2.0f, z), __fmaf_rn(zz, series, 1.0f)); /* -2 artanh(z) = -ln(1 + u) */
+    const float first = a < 0.5f ? series : direct;
+    *student = d > 0.0f ? __fsub_rn(first, d) : first;
+    *teacher = d > 0.0f ? first : __fadd_rn(first, d);
 }
 
 static __device__ inline float xdi_cuda_loss_log_ratio(const xdi_cuda_loss_scales &s, float dx, float dy) {
@@ -348,17 +365,16 @@ static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_sc
     const float p = __fmul_rn(xdi_cuda_exp_of(dx, s.row.soft_factor), s.soft_inverse);
     const float q = __fmul_rn(xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse);
     float student, teacher;
-    if (p == 0.0f && q == 0.0f) return;
     xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
-    if (q > 0.0f) sums->add(XD_LOSS_TEACHER_MIXTURE, __fmul_rn(q, teacher));
-    if (p > 0.0f) sums->add(XD_LOSS_STUDENT_MIXTURE, __fmul_rn(p, __fsub_rn(student, s.top)));
+    sums->add(XD_LOSS_TEACHER_MIXTURE, q > 0.0f ? __fmul_rn(q, teacher) : 0.0f);
+    sums->add(XD_LOSS_STUDENT_MIXTURE, p > 0.0f ? __fmul_rn(p, __fsub_rn(student, s.top)) : 0.0f);
 }
 
 template <bool FIXED, int TEAM>
 static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
 xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
     const int64_t columns = a.vocab.end - a.vocab.begin;
-    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<float>(a, a.row[r]); /* a teacher of either type */
     xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
          c += XDI_CUDA_EIGHT * TEAM) {
@@ -435,36 +451,60 @@ struct xdi_cuda_loss_weights {
     float uniform;    /* what hard subtracts everywhere; at the label see xdi_cuda_loss_column */
 };
 
-/* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
-static __device__ inline float xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, float e_s, float dx,
-                                                           float y) {
-    const float p = __fmul_rn(e_s, s.soft_inverse), dy = __fsub_rn(y, s.row.teacher_max);
-    float student, teacher;
-    switch (s.row.divergence) {
-    case XD_KL_REVERSE:
-        if (!(p > 0.0f)) return 0.0f;
-        return __fmul_rn(p, __fmaf_rn(__fsub_rn(dx, __fsub_rn(y, s.row.at_arg)), s.row.per_tau, -s.mean));
-    case XD_JSD:
-        if (p == 0.0f) return 0.0f;
-        xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
-        return __fmul_rn(__fmul_rn(p, __fsub_rn(1.0f, s.beta)), __fsub_rn(__fsub_rn(student, s.top), s.mean));
-    default: return __fmaf_rn(-xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse, p);
+/* d soft / d (x / tau) of eight columns; *e has e^(dx / tau) and becomes the gradient. What the call has is asked once for
+ * all of them: a branch for each costs as much as its arithmetic. */
+static __device__ inline void xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, const xdi_cuda_eight &dx,
+                                                          const xdi_cuda_eight &y, xdi_cuda_eight *e) {
+    const float rest = __fsub_rn(1.0f, s.beta);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) e->at[i] = __fmul_rn(e->at[i], s.soft_inverse);
+    if (s.row.divergence == XD_KL_REVERSE) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float p = e->at[i], gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], s.row.at_arg));
+            e->at[i] = p > 0.0f ? __fmul_rn(p, __fmaf_rn(gap, s.row.per_tau, -s.mean)) : 0.0f;
+        }
+    } else if (s.row.divergence == XD_JSD) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float p = e->at[i], dy = __fsub_rn(y.at[i], s.row.teacher_max);
+            float student, teacher;
+            xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx.at[i], dy), s.beta, &student, &teacher);
+            const float slope = __fsub_rn(__fsub_rn(student, s.top), s.mean);
+            e->at[i] = p > 0.0f ? __fmul_rn(__fmul_rn(p, rest), slope) : 0.0f;
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float q = xdi_cuda_exp_of(__fsub_rn(y.at[i], s.row.teacher_max), s.row.soft_factor);
+            e->at[i] = __fmaf_rn(-q, s.teacher_inverse, e->at[i]);
+        }
     }
 }
 
-static __device__ inline float xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
-                                                      const xdi_cuda_loss_weights &w, float x, float y) {
-    const float dx = __fsub_rn(x, s.row.max);
-    const float e = s.row.hard || s.row.shared ? xdi_cuda_exp_of(dx, s.row.hard_factor) : 0.0f;
-    float g = 0.0f;
+static __device__ inline xdi_cuda_eight xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
+                                                               const xdi_cuda_loss_weights &w,
+                                                               const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+    xdi_cuda_eight dx, e = {}, g = {};
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) dx.at[i] = __fsub_rn(x.at[i], s.row.max);
+    if (s.row.hard || s.row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], s.row.hard_factor);
+    }
     if (s.row.hard) {
-        const float p = __fmul_rn(e, s.hard_inverse);
-        g = __fmul_rn(w.hard, __fsub_rn(p, w.uniform));
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            g.at[i] = __fmul_rn(w.hard, __fsub_rn(__fmul_rn(e.at[i], s.hard_inverse), w.uniform));
     }
-    if (s.row.soft) {
-        const float e_s = s.row.shared ? e : xdi_cuda_exp_of(dx, s.row.soft_factor);
-        g = __fmaf_rn(w.soft, xdi_cuda_loss_soft_gradient(s, e_s, dx, y), g);
+    if (!s.row.soft) return g;
+    if (!s.row.shared) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], s.row.soft_factor);
     }
+    xdi_cuda_loss_soft_gradient(s, dx, y, &e);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = __fmaf_rn(w.soft, e.at[i], g.at[i]);
     return g;
 }
 
@@ -486,9 +526,8 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
 }
 
 /* xdi_loss_gradient_at of kernel/cpu/loss.c. */
-static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
-                                                          const xd_loss_row &row,
-                                                          const xdi_cuda_loss_column &column) {
+XDI_CUDA_APART __device__ double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
+                                                           const xdi_cuda_loss_column &column) {
     double g = 0.0;
     if (xdi_cuda_loss_has_hard(a))
         g = xd_loss_hard_gradient(&a, &row, column.x, column.at + a.vocab.begin == xd_id_at(a.labels, r));
@@ -500,21 +539,25 @@ static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a,
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, int64_t r,
                                                          const xd_loss_row &row, int64_t columns) {
-    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, row);
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
     const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = s.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
-    const int64_t width = a.gradient.cols;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    /* Backwards: what was read last is still in the cache. */
+    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM;
+    const int64_t last = ((width + step - 1) / step - 1) * step;
+    for (int64_t c = last + XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c >= 0; c -= step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
             const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
             if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i < columns) g.at[i] = xdi_cuda_loss_gradient(s, w, x.at[i], y.at[i]);
+            g = xdi_cuda_loss_gradient(s, w, x, y);
+            if (c + XDI_CUDA_EIGHT > columns) {
+                XD_UNROLL
+                for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < columns ? g.at[i] : 0.0f;
+            }
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }

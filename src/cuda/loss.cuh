@@ -83,9 +83,10 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
     return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
 }
 
-/* Elements [column, column + 8) of a row; 0 for those at `end` and beyond. */
+/* Elements [column, column + 8) of a row; `beyond` for those at `end` and beyond. */
 template <typename T>
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end) {
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end,
+                                                      float beyond = 0.0f) {
     xdi_cuda_eight chunk;
     enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
@@ -98,10 +99,34 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : 0.0f;
+            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     }
     return chunk;
 }
+
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
+    return {};
+}
+
+/* A pack of eight elements, rounded; a NaN loses its payload. */
+template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_rounded(const float *from) {
+    xdi_cuda_pack<T> pack;
+    XD_UNROLL
+    for (int i = 0; i < xdi_cuda_pack<T>::COUNT; i++) xdi_cuda_narrow(from[i], &pack.at[i]);
+    return pack;
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <> __device__ inline xdi_cuda_pack<xdi_cuda_bf16> xdi_cuda_rounded(const float *from) {
+    unsigned words[4];
+    xdi_cuda_pack<xdi_cuda_bf16> pack;
+    XD_UNROLL
+    for (int i = 0; i < 4; i++)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(from[2 * i + 1]), "f"(from[2 * i]));
+    memcpy(&pack, words, sizeof pack);
+    return pack;
+}
+#endif
 
 /* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
@@ -110,12 +135,8 @@ static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end
     enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
         XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
-            xdi_cuda_pack<T> pack;
-            XD_UNROLL
-            for (int i = 0; i < PACK; i++) xdi_cuda_narrow(chunk.at[k + i], &pack.at[i]);
-            xdi_cuda_store16(row + column + k, pack);
-        }
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK)
+            xdi_cuda_store16(row + column + k, xdi_cuda_rounded<T>(chunk.at + k));
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -157,14 +178,69 @@ static __device__ inline float xdi_cuda_factor(double factor) {
     return (float)fmin(factor, 3.4e38);
 }
 
+/* ---- functions, by the instructions that a GPU has for them: a few units of the last place ---- */
+
+#if defined(__CUDA_ARCH__)
+
+/* 2^x; 0 below 2^-126. */
+static __device__ inline float xdi_cuda_power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The logarithm to base 2 of what is not below 2^-126; its error near 1 is 2^-22. */
+static __device__ inline float xdi_cuda_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* a / b, b in [2^-126, 2^126]. */
+static __device__ inline float xdi_cuda_ratio(float a, float b) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(b));
+    return __fmul_rn(a, y);
+}
+
+#else
+
+static __device__ inline float xdi_cuda_power(float x) {
+    return x < -126.0f ? 0.0f : exp2f(x);
+}
+
+static __device__ inline float xdi_cuda_log2(float x) {
+    return log2f(x);
+}
+
+static __device__ inline float xdi_cuda_ratio(float a, float b) {
+    return a / b;
+}
+
+#endif
+
 /* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
 static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
-    return exp2f(__fmul_rn(difference, factor));
+    return xdi_cuda_power(__fmul_rn(difference, factor));
 }
 
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
 static __device__ inline float xdi_cuda_minus(float x, float reference) {
     return reference == -INFINITY ? -INFINITY : __fsub_rn(x, reference);
+}
+
+/* The sum of eight terms, as a tree. */
+static __device__ inline float xdi_cuda_sum_of(const xdi_cuda_eight &x) {
+    return __fadd_rn(__fadd_rn(__fadd_rn(x.at[0], x.at[1]), __fadd_rn(x.at[2], x.at[3])),
+                     __fadd_rn(__fadd_rn(x.at[4], x.at[5]), __fadd_rn(x.at[6], x.at[7])));
+}
+
+/* The largest of eight elements that is not NaN, else -infinity. */
+static __device__ inline float xdi_cuda_max_of(const xdi_cuda_eight &x) {
+    float max = -INFINITY;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) max = fmaxf(max, x.at[i]);
+    return max;
 }
 
 /* ---- the largest element of a row ---- */

@@ -145,6 +145,19 @@ struct xdi_cuda_cluster_memory {
     xd_loss_row row;
 };
 
+/* The sums of some blocks. */
+struct xdi_cuda_cluster_total {
+    double sum[XD_LOSS_SUMS];
+};
+
+struct xdi_cuda_cluster_total_join {
+    __device__ xdi_cuda_cluster_total operator()(xdi_cuda_cluster_total a, const xdi_cuda_cluster_total &b) const {
+        XD_UNROLL
+        for (int i = 0; i < XD_LOSS_SUMS; i++) a.sum[i] = xd_add(a.sum[i], b.sum[i]);
+        return a;
+    }
+};
+
 /* This block's columns: [begin, begin + count) of the row, `x` and `y` in shared memory. */
 template <typename X, typename Y> struct xdi_cuda_cluster_slice {
     X *x;
@@ -181,72 +194,44 @@ static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64
     __syncthreads(); /* the remainders too */
 }
 
-/* Largest elements of the slice, on every thread. */
-template <typename T>
-static __device__ inline xdi_cuda_largest xdi_cuda_cluster_largest(const T *x, int64_t count) {
-    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
-    xdi_cuda_largest best = none;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < count;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_see(xdi_cuda_read(x, c, count), c, count, &best);
-    return xdi_cuda_block_reduce(best, none, xdi_cuda_largest_join());
-}
-
 /* References and sums of the slice, as xdi_cuda_loss_references and _stats leave them for a shard. */
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
                                                      const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
-    const xdi_cuda_largest nothing = { 0.0f, 0, 0 };
-    const xdi_cuda_largest student = xdi_cuda_cluster_largest(s.x, s.count);
-    const xdi_cuda_largest teacher = s.y ? xdi_cuda_cluster_largest(s.y, s.count) : nothing;
-    const bool broken = student.broken || teacher.broken;
-    const float at_arg = !s.y ? 0.0f : s.count > 0 ? xdi_cuda_widen(s.y[student.arg]) : -INFINITY;
-    const xdi_cuda_loss_row w = xdi_cuda_loss_row_of(a, student.max, teacher.max, at_arg);
-    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; !broken && c < s.count;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read(s.x, c, s.count);
-        xdi_cuda_eight y = {};
-        if (s.y) y = xdi_cuda_read(s.y, c, s.count);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < s.count) xdi_cuda_loss_terms(w, x.at[i], y.at[i], &sums);
-        sums.end_eight();
-    }
-    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals totals =
-        xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
+    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS];
+    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK>(a, s.x, s.y, s.count, s.begin, ref, total);
     if (threadIdx.x != 0) return;
     const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-    double target = 0.0;
-    if (!broken && label >= s.begin && label < s.begin + s.count)
-        target = student.max == -INFINITY
-                     ? -(double)INFINITY
-                     : (double)xdi_cuda_widen(s.x[label - s.begin]) - (double)student.max;
-    mine[XD_LOSS_MAX] = student.broken ? (double)NAN : (double)student.max;
-    mine[XD_LOSS_ARG] = s.count > 0 ? (double)(student.arg + s.begin) : -1.0;
-    mine[XD_LOSS_TEACHER_AT_ARG] = (double)at_arg;
-    mine[XD_LOSS_TEACHER_MAX] = teacher.broken ? (double)NAN : (double)teacher.max;
-    xdi_cuda_loss_put(mine + XDI_CUDA_CLUSTER_SUMS, totals, target, broken);
+    if (total[XD_LOSS_BAD] == 0.0 && label >= s.begin && label < s.begin + s.count)
+        total[XD_LOSS_TARGET] = ref[XD_LOSS_MAX] == -(double)INFINITY
+                                    ? -(double)INFINITY
+                                    : (double)xdi_cuda_widen(s.x[label - s.begin]) - ref[XD_LOSS_MAX];
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) mine[i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) mine[XDI_CUDA_CLUSTER_SUMS + i] = total[i];
 }
 
-/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. */
-static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice,
-                                                       int blocks,
-                                                       const double (*all)[XDI_CUDA_CLUSTER_WORDS],
-                                                       xd_loss_row *row) {
-    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
+/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. Each lane of the
+ * first warp brings a block's sums to the row's references; they are added in the order of the columns. */
+XDI_CUDA_APART __device__ void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice, int blocks,
+                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS], xd_loss_row *row) {
+    const int lane = (int)threadIdx.x;
+    double ref[XD_LOSS_REFERENCES];
+    xdi_cuda_cluster_total total;
+    memset(&total, 0, sizeof total);
     xd_loss_no_reference(ref);
     for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
-    for (int i = 0; i < blocks; i++) {
-        const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
-        const int64_t left = a.vocab.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
+    if (lane < blocks) {
+        const double *sums = all[lane] + XDI_CUDA_CLUSTER_SUMS;
+        const int64_t left = a.vocab.size - lane * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
         const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        xd_loss_rescale(&a, ref, all[i], sums, columns, total);
-        if (label >= i * slice && label < i * slice + columns)
-            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+        xd_loss_rescale(&a, ref, all[lane], sums, columns, total.sum);
+        if (label >= lane * slice && label < lane * slice + columns)
+            total.sum[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[lane][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
-    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
-    xdi_cuda_loss_scalars(a, r, ref, total, row);
+    total = xdi_cuda_warp_reduce(total, xdi_cuda_cluster_total_join());
+    if (lane != 0) return;
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total.sum[XD_LOSS_BAD] += 1.0;
+    xdi_cuda_loss_scalars(a, r, ref, total.sum, row);
     xd_loss_settle(&a, r, row);
 }
 
@@ -255,7 +240,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
                                                        const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
                                                        xdi_cuda_cluster_memory *memory) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, memory->row);
     xdi_cuda_sums<XD_LOSS_MIXTURES, false> sums;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < s.count;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
@@ -299,7 +284,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
                                                     const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
                                                     int64_t stop) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, row);
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
@@ -310,9 +295,11 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
         if (c < count) {
             const xdi_cuda_eight x = xdi_cuda_read(s.x, c, count);
             if (s.y) y = xdi_cuda_read(s.y, c, count);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i < count) g.at[i] = xdi_cuda_loss_gradient(scales, w, x.at[i], y.at[i]);
+            g = xdi_cuda_loss_gradient(scales, w, x, y);
+            if (c + XDI_CUDA_EIGHT > count) {
+                XD_UNROLL
+                for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < count ? g.at[i] : 0.0f;
+            }
         }
         xdi_cuda_write_any(a.gradient, r, s.begin + c, stop, g);
     }
@@ -341,7 +328,7 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
     const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
     bool counts = a.row_scale[r] != 0.0;
     xdi_cuda_cluster_slice<X, Y> s = { reinterpret_cast<X *>(room), NULL, begin, 0 };
-    if (xdi_cuda_loss_has_soft(a)) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
+    if (xdi_cuda_is<Y>::GIVEN) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
     if (begin < columns) s.count = columns - begin < slice ? columns - begin : slice;
     if (counts) { /* for the whole cluster */
         xdi_cuda_cluster_fill(a, r, s, &memory.barrier);
@@ -353,15 +340,15 @@ xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t sli
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < XDI_CUDA_WARP) {
         xd_loss_row row;
         memset(&row, 0, sizeof row);
         if (counts) xdi_cuda_cluster_combine(a, r, slice, (int)blocks, memory.all, &row);
-        memory.row = row;
+        if (threadIdx.x == 0) memory.row = row;
     }
     __syncthreads();
     counts = counts && memory.row.finding == (int)XD_ROW_FINE;
-    if (counts && s.y && a.divergence == XD_JSD) {
+    if (xdi_cuda_is<Y>::GIVEN && counts && a.divergence == XD_JSD) {
         xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
         counts = memory.row.finding == (int)XD_ROW_FINE;
     }
@@ -417,10 +404,9 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOGITS(
-        a->student.dtype, X, { XDI_CUDA_LOGITS(a->teacher.data ? a->teacher.dtype : a->student.dtype, Y, {
-            return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
-        }) })
+    XDI_CUDA_LOSS_TYPES(a, X, Y, {
+        return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
+    })
 }
 
 /* ---- set-up ---- */
@@ -492,6 +478,8 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
         XD_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
     cuda->block_shared_bytes = (size_t)shared_bytes;
     if (works) {
+        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_none>(ctx, cuda, &most)));
+        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_none>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
         XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));

@@ -38,6 +38,13 @@
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
+/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. */
+#if defined(XD_EMU)
+#    define XDI_CUDA_APART static
+#else
+#    define XDI_CUDA_APART static __noinline__
+#endif
+
 struct xdi_cuda_cublas;
 
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
@@ -162,6 +169,16 @@ struct xdi_cuda_f16 {
     uint16_t bits;
 };
 
+/* In place of a dtype where a kernel has no such argument: its instances have no code for one. */
+struct xdi_cuda_none {};
+
+template <typename T> struct xdi_cuda_is {
+    enum { GIVEN = 1 };
+};
+template <> struct xdi_cuda_is<xdi_cuda_none> {
+    enum { GIVEN = 0 };
+};
+
 /* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
@@ -173,6 +190,10 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xd_bits_from_f16(value.bits);
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
+    return 0.0f;
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {

@@ -154,9 +154,10 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     return random;
 }
 
-/* Whether the source of an average differs from the average before. */
+/* Whether the source of an average differs from the average before. NaN does not: devices give it other bits. */
 XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
-    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
+    const double before = xd_add(target, (double)xd_bits_from_bf16(compensation));
+    return source < before || source > before;
 }
 
 /* ---- norms ---- */

@@ -140,7 +140,8 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
         const size_t s = student + (size_t)(i * k) * sizeof(double);
         check_near(&mine->value, &theirs->value, 1, 3e-6, 1e-3);
         if (isfinite(theirs->value)) CHECK(mine->agree == theirs->agree);
-        check_near((const double *)(const void *)(a + s), (const double *)(const void *)(b + s), k, 3e-6);
+        /* differences of probabilities, which come from powers in f32 */
+        check_near((const double *)(const void *)(a + s), (const double *)(const void *)(b + s), k, 1e-5);
         CHECK(mine->largest == theirs->largest);
     }
     const int64_t elements = ROWS * shape.stride();

@@ -64,6 +64,14 @@
 #    define XDI_CUDA_APART static __noinline__
 #endif
 
+/* A value that is kept in a register: the compiler would compute it again in every turn of a loop, from the arguments. */
+static __device__ inline int xdi_cuda_held(int value) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
 struct xdi_cuda_cublas;
 
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
@@ -264,11 +272,19 @@ template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(
     return pack;
 }
 
+/* To device memory. */
 template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
     XDI_CUDA_ALIGNED16(to);
     xdi_cuda_bits16 bits;
     memcpy(&bits, &pack, sizeof bits);
+#if defined(__CUDA_ARCH__)
+    /* In one store: where the words are not in neighbouring registers, the compiler would make four of it. */
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x),
+                 "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                 : "memory");
+#else
     *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
+#endif
 }
 
 static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {
@@ -2105,6 +2121,11 @@ struct xdi_cuda_window {
     }
 };
 
+/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
+static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
+    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
+}
+
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
@@ -2137,12 +2158,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                     window.add(limbs, mantissa, exponent + 320);
                 return;
             }
-            const double magnitude = fabs((double)x);
-            if (type == XD_NORM_MAX) {
+            const double magnitude = xdi_cuda_magnitude(bits);
+            if (type == XD_NORM_L2) {
+                part.sum = xd_fma(magnitude, magnitude, part.sum); /* the product is exact */
+            } else if (type == XD_NORM_MAX) {
                 part.largest = magnitude > part.largest ? magnitude : part.largest;
             } else {
-                part.sum =
-                    xd_add(part.sum, type == XD_NORM_L2 ? xd_mul(magnitude, magnitude) : magnitude);
+                part.sum = xd_add(part.sum, magnitude);
             }
         };
         xdi_cuda_walk(
@@ -2807,8 +2829,10 @@ static __device__ inline int64_t xdi_cuda_flat_index() {
     return (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
 }
 
+/* Of a block of whole teams, which has XDI_CUDA_TEAM_BLOCK threads, or of one team. */
 template <int TEAM> static __device__ inline int64_t xdi_cuda_team_row() {
-    return (int64_t)blockIdx.x * (XDI_CUDA_TEAM_BLOCK / TEAM) + (int64_t)threadIdx.x / TEAM;
+    enum { TEAMS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK / TEAM : 1 };
+    return (int64_t)blockIdx.x * TEAMS + (int64_t)threadIdx.x / TEAM;
 }
 
 template <int TEAM> static __device__ inline int xdi_cuda_team_thread() {
@@ -2843,24 +2867,61 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
     return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
 }
 
+/* Eight elements as they lie in memory: a load that is under way takes few registers, and nothing waits for it before they
+ * are widened. `from` is a multiple of 16 bytes. */
+template <typename T> struct xdi_cuda_raw;
+
+template <> struct xdi_cuda_raw<float> {
+    xdi_cuda_pack<float> low, high;
+
+    __device__ void load(const float *from) {
+        low = xdi_cuda_load16(from);
+        high = xdi_cuda_load16(from + 4);
+    }
+    __device__ xdi_cuda_eight widened() const {
+        return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
+    }
+};
+
+template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
+    xdi_cuda_pack<uint32_t> pairs;
+
+    __device__ void load(const xdi_cuda_bf16 *from) {
+        pairs = xdi_cuda_load16(reinterpret_cast<const uint32_t *>(from));
+    }
+    __device__ xdi_cuda_eight widened() const {
+        xdi_cuda_eight chunk;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i += 2) {
+            chunk.at[i] = xd_float_of_bits(pairs.at[i / 2] << 16);
+            chunk.at[i + 1] = xd_float_of_bits(pairs.at[i / 2] & 0xffff0000u);
+        }
+        return chunk;
+    }
+};
+
+template <> struct xdi_cuda_raw<xdi_cuda_none> {
+    __device__ void load(const xdi_cuda_none *) {}
+    __device__ xdi_cuda_eight widened() const {
+        return {};
+    }
+};
+
+template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
+    xdi_cuda_raw<T> raw;
+    raw.load(from);
+    return raw.widened();
+}
+
 /* Elements [column, column + 8) of a row; `beyond` for those at `end` and beyond. */
 template <typename T>
 static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end,
                                                       float beyond = 0.0f) {
     xdi_cuda_eight chunk;
-    enum { PACK = xdi_cuda_pack<T>::COUNT };
-    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
-        XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
-            const xdi_cuda_pack<T> pack = xdi_cuda_load16(row + column + k);
-            XD_UNROLL
-            for (int i = 0; i < PACK; i++) chunk.at[k + i] = xdi_cuda_widen(pack.at[i]);
-        }
-    } else {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
-    }
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) return xdi_cuda_read_whole(row + column);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     return chunk;
 }
 
@@ -2888,15 +2949,19 @@ template <> __device__ inline xdi_cuda_pack<xdi_cuda_bf16> xdi_cuda_rounded(cons
 }
 #endif
 
+/* Eight elements, rounded, to a multiple of 16 bytes. */
+template <typename T> static __device__ inline void xdi_cuda_write_whole(T *to, const xdi_cuda_eight &chunk) {
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    XD_UNROLL
+    for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) xdi_cuda_store16(to + k, xdi_cuda_rounded<T>(chunk.at + k));
+}
+
 /* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
 static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
                                              const xdi_cuda_eight &chunk) {
-    enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
-        XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK)
-            xdi_cuda_store16(row + column + k, xdi_cuda_rounded<T>(chunk.at + k));
+        xdi_cuda_write_whole(row + column, chunk);
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -2917,6 +2982,12 @@ static __device__ inline void xdi_cuda_write_any(const xd_rows &x, int64_t row, 
         xdi_cuda_write(xdi_cuda_row<float>(x, row), column, end, chunk);
     else
         xdi_cuda_write(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end, chunk);
+}
+
+/* Where a row begins on 16 bytes; else NULL. */
+static __device__ inline void *xdi_cuda_aligned_row(const xd_rows &x, int64_t row) {
+    void *at = x.dtype == XD_DTYPE_F32 ? (void *)xdi_cuda_row<float>(x, row) : (void *)xdi_cuda_row<xdi_cuda_bf16>(x, row);
+    return xdi_cuda_is_aligned16(at) ? at : NULL;
 }
 
 static __device__ inline float xdi_cuda_element(const xd_rows &x, int64_t row, int64_t column) {
@@ -3265,11 +3336,11 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.per_tau = xdi_cuda_factor(1.0 / a.temperature);
     w.hard_factor = (float)XDI_CUDA_LOG2E;
     w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    w.hard = xdi_cuda_loss_has_hard(a);
+    w.hard = xdi_cuda_held(xdi_cuda_loss_has_hard(a)) != 0;
     w.soft = xdi_cuda_is<Y>::GIVEN != 0;
-    w.uniform = a.uniform_weight != 0.0;
-    w.shared = a.temperature == 1.0;
-    w.divergence = a.divergence;
+    w.uniform = xdi_cuda_held(a.uniform_weight != 0.0) != 0;
+    w.shared = xdi_cuda_held(a.temperature == 1.0) != 0;
+    w.divergence = (xd_divergence)xdi_cuda_held((int)a.divergence);
     return w;
 }
 
@@ -3718,10 +3789,13 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
                                       (float)a.uniform_weight };
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    /* Backwards: what was read last is still in the cache. */
-    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM;
-    const int64_t last = ((width + step - 1) / step - 1) * step;
-    for (int64_t c = last + XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c >= 0; c -= step) {
+    /* Backwards: what was read last is still in the cache. First what is not whole. */
+    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    void *gradient = xdi_cuda_aligned_row(a.gradient, r);
+    const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
+    const int64_t whole = aligned ? (columns < width ? columns : width) / step : 0;
+    for (int64_t c = whole * step + first; c < width; c += step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
             const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
@@ -3733,6 +3807,21 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
             }
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
+    }
+    xdi_cuda_raw<X> x;
+    xdi_cuda_raw<Y> y;
+    if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
+    for (int64_t k = whole - 1; k >= 0; k--) {
+        const xdi_cuda_eight values = x.widened(), beside = y.widened();
+        const int64_t c = first + k * step;
+        const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */
+        x.load(student + next);
+        y.load(teacher + next);
+        const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, values, beside);
+        if (wide)
+            xdi_cuda_write_whole(static_cast<float *>(gradient) + c, g);
+        else
+            xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + c, g);
     }
 }
 
@@ -3839,12 +3928,22 @@ static __device__ inline xdi_cuda_loss_turn xdi_cuda_loss_turn_to(const xdi_cuda
     return turn;
 }
 
+/* Adds what is summed in f32, which is done for sixteen columns together: a conversion to double costs as much as a power. */
+static __device__ inline void xdi_cuda_loss_flush(xdi_cuda_loss_sweep *t) {
+    XD_UNROLL
+    for (int i = XD_LOSS_HARD; i <= XD_LOSS_CROSS; i++) {
+        if (i == XD_LOSS_HARD ? !t->row.hard : !t->row.soft) continue;
+        t->sums.add_wide(i, (double)t->sums.part[i]);
+        t->sums.part[i] = 0.0f;
+    }
+}
+
 /* Brings the sums to new references: xd_loss_rescale for one lane. Empty sums stay 0. */
 template <bool EXACT>
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, const xdi_cuda_summit &to) {
     double *sum = t->sums.whole.sum;
     const xdi_cuda_loss_turn turn = xdi_cuda_loss_turn_to<EXACT>(t->row, to, temperature);
-    t->sums.end_eight();
+    xdi_cuda_loss_flush(t);
     if (t->row.hard) sum[XD_LOSS_HARD] *= turn.hard;
     if (t->row.soft) {
         const bool reverse = t->row.divergence == XD_KL_REVERSE;
@@ -3864,6 +3963,7 @@ static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double 
 /* What the lane has seen with these eight, whose largest are given; then the whole warp's references. Every lane calls it. */
 static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
                                                  float max, float teacher_max, int64_t c, xdi_cuda_loss_sweep *t) {
+    const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (max > t->seen.max) {
         t->seen.max = max;
         t->seen.eight = c;
@@ -3874,7 +3974,6 @@ static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_c
         }
     }
     t->seen.teacher_max = fmaxf(t->seen.teacher_max, teacher_max);
-    const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (__any_sync(0xffffffffu, higher))
         xdi_cuda_loss_move<false>(t, temperature, xdi_cuda_warp_reduce(t->seen, xdi_cuda_summit_join()));
 }
@@ -3892,54 +3991,57 @@ static __device__ inline void xdi_cuda_loss_add_powers(xdi_cuda_loss_sweep *t, i
 }
 
 /* The terms of CROSS, 0 where the weighting probability is 0; without the factor 1 / tau. */
-static __device__ inline void xdi_cuda_loss_add_cross(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &e,
+static __device__ inline float xdi_cuda_loss_cross_of(const xdi_cuda_loss_row &w, const xdi_cuda_eight &e,
                                                       const xdi_cuda_eight &q, const xdi_cuda_eight &dx,
                                                       const xdi_cuda_eight &dy, const xdi_cuda_eight &y) {
     xdi_cuda_eight term;
-    if (t->row.divergence == XD_KL_FORWARD) {
+    if (w.divergence == XD_KL_FORWARD) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], __fsub_rn(dy.at[i], dx.at[i])) : 0.0f;
-    } else if (t->row.divergence == XD_SOFT_CE) {
+    } else if (w.divergence == XD_SOFT_CE) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], dx.at[i]) : 0.0f;
-    } else if (t->row.divergence == XD_KL_REVERSE) {
+    } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const float gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], t->row.at_arg));
+            const float gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], w.at_arg));
             term.at[i] = e.at[i] > 0.0f ? __fmul_rn(e.at[i], gap) : 0.0f;
         }
-    } else {
-        return; /* JSD needs the normalisers first */
     }
-    t->sums.add(XD_LOSS_CROSS, __fmul_rn(xdi_cuda_sum_of(term), t->row.per_tau));
+    return xdi_cuda_sum_of(term);
 }
 
-/* The terms of eight columns, -infinity where there is none. */
+static __device__ inline xdi_cuda_eight xdi_cuda_differences_of(const xdi_cuda_eight &x, float base) {
+    xdi_cuda_eight difference;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) difference.at[i] = __fsub_rn(x.at[i], base);
+    return difference;
+}
+
+/* e^(difference / tau). */
+static __device__ inline xdi_cuda_eight xdi_cuda_powers_of(const xdi_cuda_eight &difference, float factor) {
+    xdi_cuda_eight power;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) power.at[i] = xdi_cuda_exp_of(difference.at[i], factor);
+    return power;
+}
+
+/* Adds eight columns, -infinity where there is none. */
 static __device__ inline void xdi_cuda_loss_take(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
                                                  bool top, bool teacher_top) {
-    xdi_cuda_eight dx, e = {};
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) dx.at[i] = __fsub_rn(x.at[i], t->base);
-    if (t->row.hard || t->row.shared) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.hard_factor);
-    }
+    const xdi_cuda_eight dx = xdi_cuda_differences_of(x, t->base);
+    xdi_cuda_eight e = {};
+    if (t->row.hard || t->row.shared) e = xdi_cuda_powers_of(dx, t->row.hard_factor);
     if (t->row.hard) xdi_cuda_loss_add_powers(t, XD_LOSS_HARD, top, e, dx);
     if (!t->row.soft) return;
-    xdi_cuda_eight dy, q;
-    if (!t->row.shared) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.soft_factor);
-    }
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-        dy.at[i] = __fsub_rn(y.at[i], t->teacher_base);
-        q.at[i] = xdi_cuda_exp_of(dy.at[i], t->row.soft_factor);
-    }
+    if (!t->row.shared) e = xdi_cuda_powers_of(dx, t->row.soft_factor);
     xdi_cuda_loss_add_powers(t, XD_LOSS_SOFT, top, e, dx);
+    const xdi_cuda_eight dy = xdi_cuda_differences_of(y, t->teacher_base);
+    const xdi_cuda_eight q = xdi_cuda_powers_of(dy, t->row.soft_factor);
     xdi_cuda_loss_add_powers(t, XD_LOSS_TEACHER, teacher_top, q, dy);
-    xdi_cuda_loss_add_cross(t, e, q, dx, dy, y);
+    if (t->row.divergence == XD_JSD) return; /* it needs the normalisers first */
+    t->sums.add(XD_LOSS_CROSS, __fmul_rn(xdi_cuda_loss_cross_of(t->row, e, q, dx, dy, y), t->row.per_tau));
 }
 
 /* The sum of x, for a smoothed label; those at `columns` and beyond are left out. */
@@ -3950,31 +4052,54 @@ static __device__ inline void xdi_cuda_loss_add_plain(xdi_cuda_loss_sweep *t, co
         if (c + i < columns) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
 }
 
+/* Looks at eight columns from c on and adds them. Every lane of the warp calls it. */
+static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const xdi_cuda_eight &x,
+                                                        const xdi_cuda_eight &y, int64_t c, int64_t columns,
+                                                        xdi_cuda_loss_sweep *t) {
+    const float max = xdi_cuda_max_of(x), teacher_max = t->row.soft ? xdi_cuda_max_of(y) : -INFINITY;
+    xdi_cuda_loss_look(a.temperature, x, y, max, teacher_max, c, t);
+    xdi_cuda_loss_take(t, x, y, max == t->row.max, teacher_max == t->row.teacher_max);
+    if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
+}
+
+/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
+                                                       int64_t columns, xdi_cuda_loss_sweep *t) {
+    const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
+    const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
+    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const int64_t whole = aligned && columns >= begin + warp ? (columns - begin - warp) / step + 1 : 0;
+    xdi_cuda_raw<X> x;
+    xdi_cuda_raw<Y> y;
+    if (whole > 0) x.load(student + first), y.load(teacher + first);
+    for (int64_t k = 0; k < whole; k++) {
+        const xdi_cuda_eight values = x.widened(), beside = y.widened();
+        const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
+        x.load(student + next);
+        y.load(teacher + next);
+        xdi_cuda_loss_sweep_eight(a, values, beside, first + k * step, columns, t);
+        if (k & 1) xdi_cuda_loss_flush(t);
+    }
+    for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
+        xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
+                                  xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
+}
+
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT64_MAX };
-    const int64_t lane = XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP);
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of<Y>(a, -(double)INFINITY, -(double)INFINITY, -(double)INFINITY);
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = first;
-    bool second = false;
-    for (int64_t c = first; c - lane < columns; c += XDI_CUDA_EIGHT * TEAM) { /* as often for every lane of a warp */
-        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns, -INFINITY);
-        xdi_cuda_eight y = {};
-        if (t.row.soft) y = xdi_cuda_read(teacher, c, columns, -INFINITY);
-        const float max = xdi_cuda_max_of(x), teacher_max = t.row.soft ? xdi_cuda_max_of(y) : -INFINITY;
-        xdi_cuda_loss_look(a.temperature, x, y, max, teacher_max, c, &t);
-        xdi_cuda_loss_take(&t, x, y, max == t.row.max, teacher_max == t.row.teacher_max);
-        if (t.row.uniform) xdi_cuda_loss_add_plain(&t, x, c, columns);
-        if (second) t.sums.end_eight(); /* of sixteen columns: a conversion to double costs as much as their powers */
-        second = !second;
-    }
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT64_MAX) {
@@ -4040,12 +4165,15 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
 }
 
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
+template <typename Y, int TEAM> struct xdi_cuda_loss_blocks {
+    enum {
+        THREADS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK : TEAM,
+        LEAST = (xdi_cuda_is<Y>::GIVEN ? 512 : 1024) / THREADS
+    };
 };
 
 template <typename X, typename Y, int TEAM>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
+static __global__ void __launch_bounds__(xdi_cuda_loss_blocks<Y, TEAM>::THREADS, xdi_cuda_loss_blocks<Y, TEAM>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return; /* the whole team returns */
@@ -9060,4 +9188,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 e13d7c07b5d1e3aa4f0b5d7a9e3151023ced57a1507c3c13371ba2524aab2a22 */
+/* xdistill sha256 ec0ceedda165c087f8c1208fc19a3d5e490ba9ec98b78caf51c78fe6b9873e3f */

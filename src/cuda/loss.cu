@@ -92,11 +92,11 @@ static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_ar
     w.per_tau = xdi_cuda_factor(1.0 / a.temperature);
     w.hard_factor = (float)XDI_CUDA_LOG2E;
     w.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    w.hard = xdi_cuda_loss_has_hard(a);
+    w.hard = xdi_cuda_held(xdi_cuda_loss_has_hard(a)) != 0;
     w.soft = xdi_cuda_is<Y>::GIVEN != 0;
-    w.uniform = a.uniform_weight != 0.0;
-    w.shared = a.temperature == 1.0;
-    w.divergence = a.divergence;
+    w.uniform = xdi_cuda_held(a.uniform_weight != 0.0) != 0;
+    w.shared = xdi_cuda_held(a.temperature == 1.0) != 0;
+    w.divergence = (xd_divergence)xdi_cuda_held((int)a.divergence);
     return w;
 }
 
@@ -545,10 +545,13 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
                                       (float)a.uniform_weight };
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    /* Backwards: what was read last is still in the cache. */
-    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM;
-    const int64_t last = ((width + step - 1) / step - 1) * step;
-    for (int64_t c = last + XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c >= 0; c -= step) {
+    /* Backwards: what was read last is still in the cache. First what is not whole. */
+    const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    void *gradient = xdi_cuda_aligned_row(a.gradient, r);
+    const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
+    const int64_t whole = aligned ? (columns < width ? columns : width) / step : 0;
+    for (int64_t c = whole * step + first; c < width; c += step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
             const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
@@ -560,6 +563,21 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
             }
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
+    }
+    xdi_cuda_raw<X> x;
+    xdi_cuda_raw<Y> y;
+    if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
+    for (int64_t k = whole - 1; k >= 0; k--) {
+        const xdi_cuda_eight values = x.widened(), beside = y.widened();
+        const int64_t c = first + k * step;
+        const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */
+        x.load(student + next);
+        y.load(teacher + next);
+        const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, values, beside);
+        if (wide)
+            xdi_cuda_write_whole(static_cast<float *>(gradient) + c, g);
+        else
+            xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + c, g);
     }
 }
 

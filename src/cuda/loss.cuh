@@ -47,8 +47,10 @@ static __device__ inline int64_t xdi_cuda_flat_index() {
     return (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
 }
 
+/* Of a block of whole teams, which has XDI_CUDA_TEAM_BLOCK threads, or of one team. */
 template <int TEAM> static __device__ inline int64_t xdi_cuda_team_row() {
-    return (int64_t)blockIdx.x * (XDI_CUDA_TEAM_BLOCK / TEAM) + (int64_t)threadIdx.x / TEAM;
+    enum { TEAMS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK / TEAM : 1 };
+    return (int64_t)blockIdx.x * TEAMS + (int64_t)threadIdx.x / TEAM;
 }
 
 template <int TEAM> static __device__ inline int xdi_cuda_team_thread() {
@@ -83,24 +85,61 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
     return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
 }
 
+/* Eight elements as they lie in memory: a load that is under way takes few registers, and nothing waits for it before they
+ * are widened. `from` is a multiple of 16 bytes. */
+template <typename T> struct xdi_cuda_raw;
+
+template <> struct xdi_cuda_raw<float> {
+    xdi_cuda_pack<float> low, high;
+
+    __device__ void load(const float *from) {
+        low = xdi_cuda_load16(from);
+        high = xdi_cuda_load16(from + 4);
+    }
+    __device__ xdi_cuda_eight widened() const {
+        return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
+    }
+};
+
+template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
+    xdi_cuda_pack<uint32_t> pairs;
+
+    __device__ void load(const xdi_cuda_bf16 *from) {
+        pairs = xdi_cuda_load16(reinterpret_cast<const uint32_t *>(from));
+    }
+    __device__ xdi_cuda_eight widened() const {
+        xdi_cuda_eight chunk;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i += 2) {
+            chunk.at[i] = xd_float_of_bits(pairs.at[i / 2] << 16);
+            chunk.at[i + 1] = xd_float_of_bits(pairs.at[i / 2] & 0xffff0000u);
+        }
+        return chunk;
+    }
+};
+
+template <> struct xdi_cuda_raw<xdi_cuda_none> {
+    __device__ void load(const xdi_cuda_none *) {}
+    __device__ xdi_cuda_eight widened() const {
+        return {};
+    }
+};
+
+template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
+    xdi_cuda_raw<T> raw;
+    raw.load(from);
+    return raw.widened();
+}
+
 /* Elements [column, column + 8) of a row; `beyond` for those at `end` and beyond. */
 template <typename T>
 static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end,
                                                       float beyond = 0.0f) {
     xdi_cuda_eight chunk;
-    enum { PACK = xdi_cuda_pack<T>::COUNT };
-    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
-        XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
-            const xdi_cuda_pack<T> pack = xdi_cuda_load16(row + column + k);
-            XD_UNROLL
-            for (int i = 0; i < PACK; i++) chunk.at[k + i] = xdi_cuda_widen(pack.at[i]);
-        }
-    } else {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
-    }
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) return xdi_cuda_read_whole(row + column);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     return chunk;
 }
 
@@ -128,15 +167,19 @@ template <> __device__ inline xdi_cuda_pack<xdi_cuda_bf16> xdi_cuda_rounded(cons
 }
 #endif
 
+/* Eight elements, rounded, to a multiple of 16 bytes. */
+template <typename T> static __device__ inline void xdi_cuda_write_whole(T *to, const xdi_cuda_eight &chunk) {
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    XD_UNROLL
+    for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) xdi_cuda_store16(to + k, xdi_cuda_rounded<T>(chunk.at + k));
+}
+
 /* Writes them, rounded; those at `end` and beyond are not changed. */
 template <typename T>
 static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
                                              const xdi_cuda_eight &chunk) {
-    enum { PACK = xdi_cuda_pack<T>::COUNT };
     if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
-        XD_UNROLL
-        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK)
-            xdi_cuda_store16(row + column + k, xdi_cuda_rounded<T>(chunk.at + k));
+        xdi_cuda_write_whole(row + column, chunk);
     } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -157,6 +200,12 @@ static __device__ inline void xdi_cuda_write_any(const xd_rows &x, int64_t row, 
         xdi_cuda_write(xdi_cuda_row<float>(x, row), column, end, chunk);
     else
         xdi_cuda_write(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end, chunk);
+}
+
+/* Where a row begins on 16 bytes; else NULL. */
+static __device__ inline void *xdi_cuda_aligned_row(const xd_rows &x, int64_t row) {
+    void *at = x.dtype == XD_DTYPE_F32 ? (void *)xdi_cuda_row<float>(x, row) : (void *)xdi_cuda_row<xdi_cuda_bf16>(x, row);
+    return xdi_cuda_is_aligned16(at) ? at : NULL;
 }
 
 static __device__ inline float xdi_cuda_element(const xd_rows &x, int64_t row, int64_t column) {

@@ -36,12 +36,15 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
 }
 
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
+template <typename Y, int TEAM> struct xdi_cuda_loss_blocks {
+    enum {
+        THREADS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK : TEAM,
+        LEAST = (xdi_cuda_is<Y>::GIVEN ? 512 : 1024) / THREADS
+    };
 };
 
 template <typename X, typename Y, int TEAM>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
+static __global__ void __launch_bounds__(xdi_cuda_loss_blocks<Y, TEAM>::THREADS, xdi_cuda_loss_blocks<Y, TEAM>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return; /* the whole team returns */

@@ -64,12 +64,22 @@ static __device__ inline xdi_cuda_loss_turn xdi_cuda_loss_turn_to(const xdi_cuda
     return turn;
 }
 
+/* Adds what is summed in f32, which is done for sixteen columns together: a conversion to double costs as much as a power. */
+static __device__ inline void xdi_cuda_loss_flush(xdi_cuda_loss_sweep *t) {
+    XD_UNROLL
+    for (int i = XD_LOSS_HARD; i <= XD_LOSS_CROSS; i++) {
+        if (i == XD_LOSS_HARD ? !t->row.hard : !t->row.soft) continue;
+        t->sums.add_wide(i, (double)t->sums.part[i]);
+        t->sums.part[i] = 0.0f;
+    }
+}
+
 /* Brings the sums to new references: xd_loss_rescale for one lane. Empty sums stay 0. */
 template <bool EXACT>
 static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, const xdi_cuda_summit &to) {
     double *sum = t->sums.whole.sum;
     const xdi_cuda_loss_turn turn = xdi_cuda_loss_turn_to<EXACT>(t->row, to, temperature);
-    t->sums.end_eight();
+    xdi_cuda_loss_flush(t);
     if (t->row.hard) sum[XD_LOSS_HARD] *= turn.hard;
     if (t->row.soft) {
         const bool reverse = t->row.divergence == XD_KL_REVERSE;
@@ -89,6 +99,7 @@ static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double 
 /* What the lane has seen with these eight, whose largest are given; then the whole warp's references. Every lane calls it. */
 static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
                                                  float max, float teacher_max, int64_t c, xdi_cuda_loss_sweep *t) {
+    const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (max > t->seen.max) {
         t->seen.max = max;
         t->seen.eight = c;
@@ -99,7 +110,6 @@ static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_c
         }
     }
     t->seen.teacher_max = fmaxf(t->seen.teacher_max, teacher_max);
-    const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (__any_sync(0xffffffffu, higher))
         xdi_cuda_loss_move<false>(t, temperature, xdi_cuda_warp_reduce(t->seen, xdi_cuda_summit_join()));
 }
@@ -117,54 +127,57 @@ static __device__ inline void xdi_cuda_loss_add_powers(xdi_cuda_loss_sweep *t, i
 }
 
 /* The terms of CROSS, 0 where the weighting probability is 0; without the factor 1 / tau. */
-static __device__ inline void xdi_cuda_loss_add_cross(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &e,
+static __device__ inline float xdi_cuda_loss_cross_of(const xdi_cuda_loss_row &w, const xdi_cuda_eight &e,
                                                       const xdi_cuda_eight &q, const xdi_cuda_eight &dx,
                                                       const xdi_cuda_eight &dy, const xdi_cuda_eight &y) {
     xdi_cuda_eight term;
-    if (t->row.divergence == XD_KL_FORWARD) {
+    if (w.divergence == XD_KL_FORWARD) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], __fsub_rn(dy.at[i], dx.at[i])) : 0.0f;
-    } else if (t->row.divergence == XD_SOFT_CE) {
+    } else if (w.divergence == XD_SOFT_CE) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) term.at[i] = q.at[i] > 0.0f ? __fmul_rn(q.at[i], dx.at[i]) : 0.0f;
-    } else if (t->row.divergence == XD_KL_REVERSE) {
+    } else {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const float gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], t->row.at_arg));
+            const float gap = __fsub_rn(dx.at[i], __fsub_rn(y.at[i], w.at_arg));
             term.at[i] = e.at[i] > 0.0f ? __fmul_rn(e.at[i], gap) : 0.0f;
         }
-    } else {
-        return; /* JSD needs the normalisers first */
     }
-    t->sums.add(XD_LOSS_CROSS, __fmul_rn(xdi_cuda_sum_of(term), t->row.per_tau));
+    return xdi_cuda_sum_of(term);
 }
 
-/* The terms of eight columns, -infinity where there is none. */
+static __device__ inline xdi_cuda_eight xdi_cuda_differences_of(const xdi_cuda_eight &x, float base) {
+    xdi_cuda_eight difference;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) difference.at[i] = __fsub_rn(x.at[i], base);
+    return difference;
+}
+
+/* e^(difference / tau). */
+static __device__ inline xdi_cuda_eight xdi_cuda_powers_of(const xdi_cuda_eight &difference, float factor) {
+    xdi_cuda_eight power;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) power.at[i] = xdi_cuda_exp_of(difference.at[i], factor);
+    return power;
+}
+
+/* Adds eight columns, -infinity where there is none. */
 static __device__ inline void xdi_cuda_loss_take(xdi_cuda_loss_sweep *t, const xdi_cuda_eight &x, const xdi_cuda_eight &y,
                                                  bool top, bool teacher_top) {
-    xdi_cuda_eight dx, e = {};
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) dx.at[i] = __fsub_rn(x.at[i], t->base);
-    if (t->row.hard || t->row.shared) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.hard_factor);
-    }
+    const xdi_cuda_eight dx = xdi_cuda_differences_of(x, t->base);
+    xdi_cuda_eight e = {};
+    if (t->row.hard || t->row.shared) e = xdi_cuda_powers_of(dx, t->row.hard_factor);
     if (t->row.hard) xdi_cuda_loss_add_powers(t, XD_LOSS_HARD, top, e, dx);
     if (!t->row.soft) return;
-    xdi_cuda_eight dy, q;
-    if (!t->row.shared) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) e.at[i] = xdi_cuda_exp_of(dx.at[i], t->row.soft_factor);
-    }
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-        dy.at[i] = __fsub_rn(y.at[i], t->teacher_base);
-        q.at[i] = xdi_cuda_exp_of(dy.at[i], t->row.soft_factor);
-    }
+    if (!t->row.shared) e = xdi_cuda_powers_of(dx, t->row.soft_factor);
     xdi_cuda_loss_add_powers(t, XD_LOSS_SOFT, top, e, dx);
+    const xdi_cuda_eight dy = xdi_cuda_differences_of(y, t->teacher_base);
+    const xdi_cuda_eight q = xdi_cuda_powers_of(dy, t->row.soft_factor);
     xdi_cuda_loss_add_powers(t, XD_LOSS_TEACHER, teacher_top, q, dy);
-    xdi_cuda_loss_add_cross(t, e, q, dx, dy, y);
+    if (t->row.divergence == XD_JSD) return; /* it needs the normalisers first */
+    t->sums.add(XD_LOSS_CROSS, __fmul_rn(xdi_cuda_loss_cross_of(t->row, e, q, dx, dy, y), t->row.per_tau));
 }
 
 /* The sum of x, for a smoothed label; those at `columns` and beyond are left out. */
@@ -175,31 +188,54 @@ static __device__ inline void xdi_cuda_loss_add_plain(xdi_cuda_loss_sweep *t, co
         if (c + i < columns) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
 }
 
+/* Looks at eight columns from c on and adds them. Every lane of the warp calls it. */
+static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const xdi_cuda_eight &x,
+                                                        const xdi_cuda_eight &y, int64_t c, int64_t columns,
+                                                        xdi_cuda_loss_sweep *t) {
+    const float max = xdi_cuda_max_of(x), teacher_max = t->row.soft ? xdi_cuda_max_of(y) : -INFINITY;
+    xdi_cuda_loss_look(a.temperature, x, y, max, teacher_max, c, t);
+    xdi_cuda_loss_take(t, x, y, max == t->row.max, teacher_max == t->row.teacher_max);
+    if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
+}
+
+/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
+                                                       int64_t columns, xdi_cuda_loss_sweep *t) {
+    const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
+    const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
+    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const int64_t whole = aligned && columns >= begin + warp ? (columns - begin - warp) / step + 1 : 0;
+    xdi_cuda_raw<X> x;
+    xdi_cuda_raw<Y> y;
+    if (whole > 0) x.load(student + first), y.load(teacher + first);
+    for (int64_t k = 0; k < whole; k++) {
+        const xdi_cuda_eight values = x.widened(), beside = y.widened();
+        const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
+        x.load(student + next);
+        y.load(teacher + next);
+        xdi_cuda_loss_sweep_eight(a, values, beside, first + k * step, columns, t);
+        if (k & 1) xdi_cuda_loss_flush(t);
+    }
+    for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
+        xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
+                                  xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
+}
+
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT64_MAX };
-    const int64_t lane = XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP);
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of<Y>(a, -(double)INFINITY, -(double)INFINITY, -(double)INFINITY);
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = first;
-    bool second = false;
-    for (int64_t c = first; c - lane < columns; c += XDI_CUDA_EIGHT * TEAM) { /* as often for every lane of a warp */
-        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns, -INFINITY);
-        xdi_cuda_eight y = {};
-        if (t.row.soft) y = xdi_cuda_read(teacher, c, columns, -INFINITY);
-        const float max = xdi_cuda_max_of(x), teacher_max = t.row.soft ? xdi_cuda_max_of(y) : -INFINITY;
-        xdi_cuda_loss_look(a.temperature, x, y, max, teacher_max, c, &t);
-        xdi_cuda_loss_take(&t, x, y, max == t.row.max, teacher_max == t.row.teacher_max);
-        if (t.row.uniform) xdi_cuda_loss_add_plain(&t, x, c, columns);
-        if (second) t.sums.end_eight(); /* of sixteen columns: a conversion to double costs as much as their powers */
-        second = !second;
-    }
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT64_MAX) {

@@ -74,6 +74,11 @@ struct xdi_cuda_window {
     }
 };
 
+/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
+static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
+    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
+}
+
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
@@ -106,12 +111,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
                     window.add(limbs, mantissa, exponent + 320);
                 return;
             }
-            const double magnitude = fabs((double)x);
-            if (type == XD_NORM_MAX) {
+            const double magnitude = xdi_cuda_magnitude(bits);
+            if (type == XD_NORM_L2) {
+                part.sum = xd_fma(magnitude, magnitude, part.sum); /* the product is exact */
+            } else if (type == XD_NORM_MAX) {
                 part.largest = magnitude > part.largest ? magnitude : part.largest;
             } else {
-                part.sum =
-                    xd_add(part.sum, type == XD_NORM_L2 ? xd_mul(magnitude, magnitude) : magnitude);
+                part.sum = xd_add(part.sum, magnitude);
             }
         };
         xdi_cuda_walk(

@@ -45,6 +45,14 @@
 #    define XDI_CUDA_APART static __noinline__
 #endif
 
+/* A value that is kept in a register: the compiler would compute it again in every turn of a loop, from the arguments. */
+static __device__ inline int xdi_cuda_held(int value) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
 struct xdi_cuda_cublas;
 
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
@@ -245,11 +253,19 @@ template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(
     return pack;
 }
 
+/* To device memory. */
 template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
     XDI_CUDA_ALIGNED16(to);
     xdi_cuda_bits16 bits;
     memcpy(&bits, &pack, sizeof bits);
+#if defined(__CUDA_ARCH__)
+    /* In one store: where the words are not in neighbouring registers, the compiler would make four of it. */
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x),
+                 "r"(bits.y), "r"(bits.z), "r"(bits.w)
+                 : "memory");
+#else
     *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
+#endif
 }
 
 static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {

@@ -3794,7 +3794,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     void *gradient = xdi_cuda_aligned_row(a.gradient, r);
     const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
-    const int64_t whole = aligned ? (columns < width ? columns : width) / step : 0;
+    const int whole = aligned ? (int)((columns < width ? columns : width) / step) : 0;
     for (int64_t c = whole * step + first; c < width; c += step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
@@ -3811,7 +3811,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     xdi_cuda_raw<X> x;
     xdi_cuda_raw<Y> y;
     if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
-    for (int64_t k = whole - 1; k >= 0; k--) {
+    for (int k = whole - 1; k >= 0; k--) {
         const xdi_cuda_eight values = x.widened(), beside = y.widened();
         const int64_t c = first + k * step;
         const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */
@@ -3876,7 +3876,7 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
 struct xdi_cuda_summit {
     float max, teacher_max;
     float beside;  /* the teacher's logit at the student's largest; for KL_REVERSE */
-    int64_t eight; /* the first column of the eight that has the student's largest; INT64_MAX without columns */
+    int32_t eight; /* the number of the eight columns that have the student's largest; INT32_MAX without columns */
 };
 
 struct xdi_cuda_summit_join {
@@ -3966,7 +3966,7 @@ static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_c
     const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (max > t->seen.max) {
         t->seen.max = max;
-        t->seen.eight = c;
+        t->seen.eight = (int32_t)(c / XDI_CUDA_EIGHT);
         if (t->row.divergence == XD_KL_REVERSE) {
             XD_UNROLL
             for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
@@ -4070,11 +4070,11 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
-    const int64_t whole = aligned && columns >= begin + warp ? (columns - begin - warp) / step + 1 : 0;
+    const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
     xdi_cuda_raw<X> x;
     xdi_cuda_raw<Y> y;
     if (whole > 0) x.load(student + first), y.load(teacher + first);
-    for (int64_t k = 0; k < whole; k++) {
+    for (int k = 0; k < whole; k++) {
         const xdi_cuda_eight values = x.widened(), beside = y.widened();
         const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
         x.load(student + next);
@@ -4092,22 +4092,23 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
-    const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT64_MAX };
+    const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of<Y>(a, -(double)INFINITY, -(double)INFINITY, -(double)INFINITY);
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
-    if (first < columns) t.seen.eight = first;
+    if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
     xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
-    if (whole.eight != INT64_MAX) {
-        const xdi_cuda_eight x = xdi_cuda_read(student, whole.eight, columns, -INFINITY);
-        arg = whole.eight;
+    if (whole.eight != INT32_MAX) {
+        arg = (int64_t)whole.eight * XDI_CUDA_EIGHT;
+        const xdi_cuda_eight x = xdi_cuda_read(student, arg, columns, -INFINITY);
+        const int64_t begin_of_eight = arg;
         XD_UNROLL
         for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
-            if (x.at[i] == whole.max) arg = whole.eight + i;
+            if (x.at[i] == whole.max) arg = begin_of_eight + i;
         if (t.row.soft) whole.beside = xdi_cuda_widen(teacher[arg]);
     }
     xdi_cuda_loss_move<true>(&t, a.temperature, whole);
@@ -4164,29 +4165,32 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     xdi_cuda_team_sync<TEAM>();
 }
 
+/* What a shard knows of a row, for the merge over the shards. */
+XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int64_t r, const double *ref,
+                                                      const double *total) {
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+}
+
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y, int TEAM> struct xdi_cuda_loss_blocks {
-    enum {
-        THREADS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK : TEAM,
-        LEAST = (xdi_cuda_is<Y>::GIVEN ? 512 : 1024) / THREADS
-    };
+template <typename Y> struct xdi_cuda_loss_blocks {
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 3 };
 };
 
 template <typename X, typename Y, int TEAM>
-static __global__ void __launch_bounds__(xdi_cuda_loss_blocks<Y, TEAM>::THREADS, xdi_cuda_loss_blocks<Y, TEAM>::LEAST)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
-    if (a.vocab.shards == 1) {
-        xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
-        if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
-    } else if (xdi_cuda_team_thread<TEAM>() == 0) {
-        for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
-        for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+    if (a.vocab.shards > 1) {
+        if (xdi_cuda_team_thread<TEAM>() == 0) xdi_cuda_loss_row_keep(a, r, ref, total);
+        return;
     }
+    xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
+    if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
@@ -9188,4 +9192,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ec0ceedda165c087f8c1208fc19a3d5e490ba9ec98b78caf51c78fe6b9873e3f */
+/* xdistill sha256 ad9aed407bf5b2f069c58fcbd78124f9c5a7485ac5440a52b835ba062689731f */

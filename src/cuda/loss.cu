@@ -550,7 +550,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     void *gradient = xdi_cuda_aligned_row(a.gradient, r);
     const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
-    const int64_t whole = aligned ? (columns < width ? columns : width) / step : 0;
+    const int whole = aligned ? (int)((columns < width ? columns : width) / step) : 0;
     for (int64_t c = whole * step + first; c < width; c += step) {
         xdi_cuda_eight g = {}, y = {};
         if (c < columns) {
@@ -567,7 +567,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     xdi_cuda_raw<X> x;
     xdi_cuda_raw<Y> y;
     if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
-    for (int64_t k = whole - 1; k >= 0; k--) {
+    for (int k = whole - 1; k >= 0; k--) {
         const xdi_cuda_eight values = x.widened(), beside = y.widened();
         const int64_t c = first + k * step;
         const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */

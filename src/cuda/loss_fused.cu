@@ -35,29 +35,32 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
     xdi_cuda_team_sync<TEAM>();
 }
 
+/* What a shard knows of a row, for the merge over the shards. */
+XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int64_t r, const double *ref,
+                                                      const double *total) {
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+}
+
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y, int TEAM> struct xdi_cuda_loss_blocks {
-    enum {
-        THREADS = TEAM < XDI_CUDA_TEAM_BLOCK ? XDI_CUDA_TEAM_BLOCK : TEAM,
-        LEAST = (xdi_cuda_is<Y>::GIVEN ? 512 : 1024) / THREADS
-    };
+template <typename Y> struct xdi_cuda_loss_blocks {
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 3 };
 };
 
 template <typename X, typename Y, int TEAM>
-static __global__ void __launch_bounds__(xdi_cuda_loss_blocks<Y, TEAM>::THREADS, xdi_cuda_loss_blocks<Y, TEAM>::LEAST)
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return; /* the whole team returns */
     const bool counts = a.row_scale[r] != 0.0;
     double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
     if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
-    if (a.vocab.shards == 1) {
-        xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
-        if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
-    } else if (xdi_cuda_team_thread<TEAM>() == 0) {
-        for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
-        for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+    if (a.vocab.shards > 1) {
+        if (xdi_cuda_team_thread<TEAM>() == 0) xdi_cuda_loss_row_keep(a, r, ref, total);
+        return;
     }
+    xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
+    if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {

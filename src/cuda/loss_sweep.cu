@@ -12,7 +12,7 @@
 struct xdi_cuda_summit {
     float max, teacher_max;
     float beside;  /* the teacher's logit at the student's largest; for KL_REVERSE */
-    int64_t eight; /* the first column of the eight that has the student's largest; INT64_MAX without columns */
+    int32_t eight; /* the number of the eight columns that have the student's largest; INT32_MAX without columns */
 };
 
 struct xdi_cuda_summit_join {
@@ -102,7 +102,7 @@ static __device__ inline void xdi_cuda_loss_look(double temperature, const xdi_c
     const bool higher = max > t->row.max || teacher_max > t->row.teacher_max;
     if (max > t->seen.max) {
         t->seen.max = max;
-        t->seen.eight = c;
+        t->seen.eight = (int32_t)(c / XDI_CUDA_EIGHT);
         if (t->row.divergence == XD_KL_REVERSE) {
             XD_UNROLL
             for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
@@ -206,11 +206,11 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
-    const int64_t whole = aligned && columns >= begin + warp ? (columns - begin - warp) / step + 1 : 0;
+    const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
     xdi_cuda_raw<X> x;
     xdi_cuda_raw<Y> y;
     if (whole > 0) x.load(student + first), y.load(teacher + first);
-    for (int64_t k = 0; k < whole; k++) {
+    for (int k = 0; k < whole; k++) {
         const xdi_cuda_eight values = x.widened(), beside = y.widened();
         const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
         x.load(student + next);
@@ -228,22 +228,23 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
-    const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT64_MAX };
+    const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
     t.row = xdi_cuda_loss_row_of<Y>(a, -(double)INFINITY, -(double)INFINITY, -(double)INFINITY);
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
-    if (first < columns) t.seen.eight = first;
+    if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
     xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
-    if (whole.eight != INT64_MAX) {
-        const xdi_cuda_eight x = xdi_cuda_read(student, whole.eight, columns, -INFINITY);
-        arg = whole.eight;
+    if (whole.eight != INT32_MAX) {
+        arg = (int64_t)whole.eight * XDI_CUDA_EIGHT;
+        const xdi_cuda_eight x = xdi_cuda_read(student, arg, columns, -INFINITY);
+        const int64_t begin_of_eight = arg;
         XD_UNROLL
         for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
-            if (x.at[i] == whole.max) arg = whole.eight + i;
+            if (x.at[i] == whole.max) arg = begin_of_eight + i;
         if (t.row.soft) whole.beside = xdi_cuda_widen(teacher[arg]);
     }
     xdi_cuda_loss_move<true>(&t, a.temperature, whole);

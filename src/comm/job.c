@@ -31,7 +31,7 @@ enum {
     XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
     XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
     XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
-    XDI_JOB_SAMPLES = 10               /* sleeps after which a rank that did not move is stopped */
+    XDI_JOB_SAMPLES = 20               /* half sleeps after which a rank that did not move is stopped */
 };
 
 static void xdi_job_nap(long nanoseconds) {
@@ -84,20 +84,25 @@ XD_PRIVATE bool xdi_job_has_left(const xdi_job *job, int rank) {
     return __atomic_load_n(&job->head->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Whether a rank that says that it waits takes turns in its wait. */
-static bool xdi_job_moves(const xdi_job *job, int rank) {
+static void xdi_job_beat(xdi_job *job) {
+    __atomic_add_fetch(&job->head->members[job->rank].beats, 1u, __ATOMIC_RELAXED);
+}
+
+/* Whether a rank that says that it waits takes turns in its wait. Others may ask that of this one meanwhile. */
+static bool xdi_job_moves(xdi_job *job, int rank) {
     const xdi_job_member *member = &job->head->members[rank];
     const uint32_t before = __atomic_load_n(&member->beats, __ATOMIC_RELAXED);
     for (int i = 0; i < XDI_JOB_SAMPLES; i++) {
         if (rank == job->rank || __atomic_load_n(&member->beats, __ATOMIC_RELAXED) != before) return true;
-        xdi_job_nap(XDI_JOB_SLEEP);
+        xdi_job_nap(XDI_JOB_SLEEP / 2);
+        xdi_job_beat(job);
     }
     return false;
 }
 
 /* Whom everybody waits for when `rank` did not come: a rank that is waiting itself is not the late one, unless it was stopped
  * there. */
-static int xdi_job_root(const xdi_job *job, int rank) {
+static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
         const int next =
@@ -126,7 +131,7 @@ XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
 
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
     xdi_job_member *mine = &job->head->members[job->rank];
-    __atomic_add_fetch(&mine->beats, 1u, __ATOMIC_RELAXED);
+    xdi_job_beat(job);
     if (wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
         sched_yield();

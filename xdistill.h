@@ -1066,7 +1066,7 @@ typedef struct xd_node_desc {
     int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
     double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
     size_t slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
-                        * `size`; 0 -> 1 MiB, or 16 KiB for each of `size` if that is more */
+                        * `size`; 0 -> 512 KiB, or 16 KiB for each of `size` if that is more */
 } xd_node_desc;
 
 /* Joins processes of one machine, and of one user, into a world. Data goes through memory that they share, so a group needs
@@ -28986,9 +28986,10 @@ typedef struct xdi_job_head {
 typedef struct xdi_job {
     xdi_job_head *head;
     char path[96];
-    int file;      /* open as long as the lock on this rank's byte is needed */
+    int file; /* open as long as the lock on this rank's byte is needed */
     int rank, size;
-    int holders;   /* handles; atomic */
+    int holders;  /* handles; atomic */
+    bool crowded; /* there are more ranks than cores */
 } xdi_job;
 
 /* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
@@ -29017,17 +29018,13 @@ typedef struct xdi_job_wait {
     xdi_job_bell *bell;
     double deadline;
     int turn;         /* so far */
-    bool rests;       /* it has begun without polling */
     bool armed;       /* sleeps in the next turn unless the bell rings */
     uint32_t rings;   /* then: of the bell */
     xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
     bool tells;       /* others may read whom this rank waits for */
 } xdi_job_wait;
 
-/* job.c: `rests`: without polling. */
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline);
-/* job.c: whether a wait has polled in vain. */
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait);
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline);
 /* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
  * known to have left the group. */
 XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone);
@@ -29064,8 +29061,8 @@ XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell);
 
 enum {
     XDI_JOB_GUARD = XD_NODE_RANKS_MAX, /* the byte that is locked by who changes the members */
-    XDI_JOB_SPIN = 200,                /* polls before yielding the core */
-    XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
+    XDI_JOB_SPIN = 800,                /* polls, where there is a core for each rank */
+    XDI_JOB_YIELD = 900,               /* these and yields, where there is none */
     XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
     XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
     XDI_JOB_SAMPLES = 20               /* half sleeps after which a rank that did not move is stopped */
@@ -29152,13 +29149,11 @@ static int xdi_job_root(xdi_job *job, int rank) {
 
 /* ---- waiting ---- */
 
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline) {
-    const xdi_job_wait wait = { bell, deadline, rests ? XDI_JOB_SPIN : 0, rests, false, 0, XD_OK, false };
+/* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
+ * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline) {
+    const xdi_job_wait wait = { bell, deadline, job->crowded ? XDI_JOB_SPIN : 0, false, 0, XD_OK, false };
     return wait;
-}
-
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait) {
-    return !wait->rests && wait->turn >= XDI_JOB_SPIN;
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
@@ -29169,7 +29164,7 @@ XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
     xdi_job_member *mine = &job->head->members[job->rank];
     xdi_job_beat(job);
-    if (wait->turn < XDI_JOB_YIELD) {
+    if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
         sched_yield();
     } else if (!wait->armed) {
@@ -29490,6 +29485,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
+    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -29529,7 +29525,7 @@ XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, dou
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&job->head->bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(&job->head->bell, false, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);
@@ -29571,10 +29567,9 @@ XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
 
 enum {
     XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
-    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
     XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
     XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
+    XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
@@ -29585,8 +29580,8 @@ typedef struct xdi_processes_page {
     int64_t longest; /* elements of the longest block that it sends or receives */
     uint32_t is_short;
     uint32_t unused;
-    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank */
     uint64_t payload[XDI_PROCESSES_INLINE / 8];
+    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank; not of an all_reduce */
 } xdi_processes_page;
 
 /* A rank's place in a group. The counters lie in lines of their own. */
@@ -29654,7 +29649,6 @@ typedef struct xdi_processes {
     int *world_ranks;   /* [size] */
     int *places;        /* [size], numbers of slots */
     uint64_t round, steps;
-    int rest;                  /* number of next waits that do not poll */
     int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
     xd_leaves *leaves;         /* [size], scratch */
     const void **pieces;       /* [size], scratch */
@@ -29704,27 +29698,15 @@ static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
 
 /* ---- waiting ---- */
 
-/* Polling pays only while the other rank runs at the same time: as in comm/threads.c. */
-static xdi_job_wait xdi_processes_wait_begin(xdi_processes *t, xdi_job_bell *bell, double deadline) {
-    const bool rests = t->rest > 0;
-    t->rest -= rests;
-    return xdi_job_wait_begin(bell, rests, deadline);
-}
-
-static void xdi_processes_wait_end(xdi_processes *t, xdi_job_wait *wait) {
-    if (xdi_job_has_polled(wait)) t->rest = XDI_PROCESSES_REST;
-    xdi_job_wait_end(t->job, wait);
-}
-
 /* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
                                      double deadline) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, &t->group->bell, deadline);
     bool whole = true;
     while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -29814,7 +29796,7 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     int64_t at = 0;
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
-            if (k == 0) page->offsets[r] = at;
+            if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
             xdi_processes_copy(to + (size_t)at * size,
                                (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
                                size);
@@ -29932,6 +29914,16 @@ typedef struct xdi_processes_cut {
     double deadline;
 } xdi_processes_cut;
 
+/* Steps of equal length, whose parts begin at lines of the cache where the slot has room for that. */
+static void xdi_processes_even_out(xdi_processes_cut *cut, int64_t longest) {
+    const int64_t line = (int64_t)((size_t)XDI_JOB_LINE / cut->size);
+    if (cut->tile > line) cut->tile -= cut->tile % line;
+    cut->steps = (longest + cut->tile - 1) / cut->tile;
+    if (cut->steps == 0) return;
+    const int64_t even = (longest + cut->steps - 1) / cut->steps, whole = (even + line - 1) / line * line;
+    cut->tile = whole < cut->tile ? whole : cut->tile;
+}
+
 static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
     xdi_processes_cut cut;
     const int n = t->base.size;
@@ -29948,7 +29940,7 @@ static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_c
     cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
     for (int r = 0; r < n; r++)
         if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
-    cut.steps = (longest + cut.tile - 1) / cut.tile;
+    xdi_processes_even_out(&cut, longest);
     cut.begin = t->steps;
     cut.deadline = deadline;
     return cut;
@@ -30031,7 +30023,7 @@ static xd_result xdi_processes_await_all(xdi_processes *t, const xdi_processes_c
     return XD_OK;
 }
 
-/* The first half of a step: fills a chunk, once all have done with what was in it. */
+/* The first part of a step: fills a chunk, once all have done with what was in it. */
 static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     xdi_processes_seat *seat = &t->seats[t->base.rank];
     XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, taken),
@@ -30041,7 +30033,7 @@ static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of all that only moves: takes what is there, whoever has filled it. */
+/* The second part, of all that only moves: takes what is there, whoever has filled it. */
 static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
@@ -30056,22 +30048,20 @@ static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of a sum. An all_reduce takes the others' sums one step later, when they have had time to add them. */
+/* The second part, of a sum; an all_reduce has a third one. */
 static xd_result xdi_processes_sum(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
-    const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
-    if (step < cut->steps) {
-        XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
-        XD_TRY(xdi_processes_add(t, cut, step));
-        if (cut->whole)
-            xdi_processes_tell(t, &seat->summed, cut->begin + (uint64_t)step + 1);
-        else
-            xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
-    }
-    if (!cut->whole || step == 0) return XD_OK;
-    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step));
-    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step - 1, (t->base.rank + k) % n);
-    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step);
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
+    XD_TRY(xdi_processes_add(t, cut, step));
+    xdi_processes_tell(t, cut->whole ? &seat->summed : &seat->taken, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_spread(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step + 1));
+    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step, (t->base.rank + k) % n);
+    xdi_processes_tell(t, &t->seats[t->base.rank].taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
@@ -30081,11 +30071,14 @@ static xd_result xdi_processes_execute(xd_transport *transport, const xd_collect
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
     if (is_short) return xdi_processes_take_short(t, c);
     const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
-    const int64_t turns = cut.steps + (cut.whole ? 1 : 0);
     if (!cut.sums) xdi_processes_keep(t, c);
-    for (int64_t step = 0; step < turns; step++) {
-        if (step < cut.steps) XD_TRY(xdi_processes_give(t, &cut, step));
-        XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, step) : xdi_processes_take(t, &cut, step));
+    /* A part of a step comes one turn after the one before it, when the others have had time for that. */
+    for (int64_t turn = 0; turn < cut.steps + 2; turn++) {
+        const int64_t second = turn - 1, third = turn - 2;
+        if (turn < cut.steps) XD_TRY(xdi_processes_give(t, &cut, turn));
+        if (second >= 0 && second < cut.steps)
+            XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, second) : xdi_processes_take(t, &cut, second));
+        if (cut.whole && third >= 0) XD_TRY(xdi_processes_spread(t, &cut, third));
     }
     XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
     t->steps += (uint64_t)cut.steps;
@@ -30265,7 +30258,7 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
     xdi_job_bell *bell = &t->seats[t->base.rank].bell;
     bool whole = true;
     if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_job_wait wait = xdi_processes_wait_begin(t, bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
     while (whole && xdi_processes_next(messages, count, 0) < count) {
         bool moved = false, gone = false;
         for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
@@ -30274,14 +30267,14 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
             moved = true;
         }
         if (moved) {
-            xdi_processes_wait_end(t, &wait);
-            wait = xdi_processes_wait_begin(t, bell, deadline);
+            xdi_job_wait_end(t->job, &wait);
+            wait = xdi_job_wait_begin(t->job, bell, deadline);
             continue;
         }
         const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
     }
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -74620,4 +74613,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3f232728030decd0b128205df11e0f2412bedf84f8ed0be97543d9b99e17263a */
+/* xdistill sha256 58ff0739b0d084b82b9c008a5b27e1446fd6af32318a9d5b299c66ed5696aab2 */

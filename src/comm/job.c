@@ -27,8 +27,8 @@
 
 enum {
     XDI_JOB_GUARD = XD_NODE_RANKS_MAX, /* the byte that is locked by who changes the members */
-    XDI_JOB_SPIN = 200,                /* polls before yielding the core */
-    XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
+    XDI_JOB_SPIN = 800,                /* polls, where there is a core for each rank */
+    XDI_JOB_YIELD = 900,               /* these and yields, where there is none */
     XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
     XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
     XDI_JOB_SAMPLES = 20               /* half sleeps after which a rank that did not move is stopped */
@@ -115,13 +115,11 @@ static int xdi_job_root(xdi_job *job, int rank) {
 
 /* ---- waiting ---- */
 
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline) {
-    const xdi_job_wait wait = { bell, deadline, rests ? XDI_JOB_SPIN : 0, rests, false, 0, XD_OK, false };
+/* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
+ * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline) {
+    const xdi_job_wait wait = { bell, deadline, job->crowded ? XDI_JOB_SPIN : 0, false, 0, XD_OK, false };
     return wait;
-}
-
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait) {
-    return !wait->rests && wait->turn >= XDI_JOB_SPIN;
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
@@ -132,7 +130,7 @@ XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
     xdi_job_member *mine = &job->head->members[job->rank];
     xdi_job_beat(job);
-    if (wait->turn < XDI_JOB_YIELD) {
+    if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
         sched_yield();
     } else if (!wait->armed) {
@@ -453,6 +451,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
+    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -492,7 +491,7 @@ XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, dou
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&job->head->bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(&job->head->bell, false, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);

@@ -59,9 +59,10 @@ typedef struct xdi_job_head {
 typedef struct xdi_job {
     xdi_job_head *head;
     char path[96];
-    int file;      /* open as long as the lock on this rank's byte is needed */
+    int file; /* open as long as the lock on this rank's byte is needed */
     int rank, size;
-    int holders;   /* handles; atomic */
+    int holders;  /* handles; atomic */
+    bool crowded; /* there are more ranks than cores */
 } xdi_job;
 
 /* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
@@ -90,17 +91,13 @@ typedef struct xdi_job_wait {
     xdi_job_bell *bell;
     double deadline;
     int turn;         /* so far */
-    bool rests;       /* it has begun without polling */
     bool armed;       /* sleeps in the next turn unless the bell rings */
     uint32_t rings;   /* then: of the bell */
     xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
     bool tells;       /* others may read whom this rank waits for */
 } xdi_job_wait;
 
-/* job.c: `rests`: without polling. */
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline);
-/* job.c: whether a wait has polled in vain. */
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait);
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline);
 /* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
  * known to have left the group. */
 XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone);

@@ -15,10 +15,9 @@
 
 enum {
     XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
-    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
     XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
     XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
+    XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
@@ -29,8 +28,8 @@ typedef struct xdi_processes_page {
     int64_t longest; /* elements of the longest block that it sends or receives */
     uint32_t is_short;
     uint32_t unused;
-    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank */
     uint64_t payload[XDI_PROCESSES_INLINE / 8];
+    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank; not of an all_reduce */
 } xdi_processes_page;
 
 /* A rank's place in a group. The counters lie in lines of their own. */
@@ -98,7 +97,6 @@ typedef struct xdi_processes {
     int *world_ranks;   /* [size] */
     int *places;        /* [size], numbers of slots */
     uint64_t round, steps;
-    int rest;                  /* number of next waits that do not poll */
     int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
     xd_leaves *leaves;         /* [size], scratch */
     const void **pieces;       /* [size], scratch */
@@ -148,27 +146,15 @@ static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
 
 /* ---- waiting ---- */
 
-/* Polling pays only while the other rank runs at the same time: as in comm/threads.c. */
-static xdi_job_wait xdi_processes_wait_begin(xdi_processes *t, xdi_job_bell *bell, double deadline) {
-    const bool rests = t->rest > 0;
-    t->rest -= rests;
-    return xdi_job_wait_begin(bell, rests, deadline);
-}
-
-static void xdi_processes_wait_end(xdi_processes *t, xdi_job_wait *wait) {
-    if (xdi_job_has_polled(wait)) t->rest = XDI_PROCESSES_REST;
-    xdi_job_wait_end(t->job, wait);
-}
-
 /* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
                                      double deadline) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, &t->group->bell, deadline);
     bool whole = true;
     while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -258,7 +244,7 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     int64_t at = 0;
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
-            if (k == 0) page->offsets[r] = at;
+            if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
             xdi_processes_copy(to + (size_t)at * size,
                                (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
                                size);
@@ -376,6 +362,16 @@ typedef struct xdi_processes_cut {
     double deadline;
 } xdi_processes_cut;
 
+/* Steps of equal length, whose parts begin at lines of the cache where the slot has room for that. */
+static void xdi_processes_even_out(xdi_processes_cut *cut, int64_t longest) {
+    const int64_t line = (int64_t)((size_t)XDI_JOB_LINE / cut->size);
+    if (cut->tile > line) cut->tile -= cut->tile % line;
+    cut->steps = (longest + cut->tile - 1) / cut->tile;
+    if (cut->steps == 0) return;
+    const int64_t even = (longest + cut->steps - 1) / cut->steps, whole = (even + line - 1) / line * line;
+    cut->tile = whole < cut->tile ? whole : cut->tile;
+}
+
 static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
     xdi_processes_cut cut;
     const int n = t->base.size;
@@ -392,7 +388,7 @@ static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_c
     cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
     for (int r = 0; r < n; r++)
         if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
-    cut.steps = (longest + cut.tile - 1) / cut.tile;
+    xdi_processes_even_out(&cut, longest);
     cut.begin = t->steps;
     cut.deadline = deadline;
     return cut;
@@ -475,7 +471,7 @@ static xd_result xdi_processes_await_all(xdi_processes *t, const xdi_processes_c
     return XD_OK;
 }
 
-/* The first half of a step: fills a chunk, once all have done with what was in it. */
+/* The first part of a step: fills a chunk, once all have done with what was in it. */
 static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     xdi_processes_seat *seat = &t->seats[t->base.rank];
     XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, taken),
@@ -485,7 +481,7 @@ static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of all that only moves: takes what is there, whoever has filled it. */
+/* The second part, of all that only moves: takes what is there, whoever has filled it. */
 static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
@@ -500,22 +496,20 @@ static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of a sum. An all_reduce takes the others' sums one step later, when they have had time to add them. */
+/* The second part, of a sum; an all_reduce has a third one. */
 static xd_result xdi_processes_sum(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
-    const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
-    if (step < cut->steps) {
-        XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
-        XD_TRY(xdi_processes_add(t, cut, step));
-        if (cut->whole)
-            xdi_processes_tell(t, &seat->summed, cut->begin + (uint64_t)step + 1);
-        else
-            xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
-    }
-    if (!cut->whole || step == 0) return XD_OK;
-    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step));
-    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step - 1, (t->base.rank + k) % n);
-    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step);
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
+    XD_TRY(xdi_processes_add(t, cut, step));
+    xdi_processes_tell(t, cut->whole ? &seat->summed : &seat->taken, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_spread(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step + 1));
+    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step, (t->base.rank + k) % n);
+    xdi_processes_tell(t, &t->seats[t->base.rank].taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
@@ -525,11 +519,14 @@ static xd_result xdi_processes_execute(xd_transport *transport, const xd_collect
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
     if (is_short) return xdi_processes_take_short(t, c);
     const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
-    const int64_t turns = cut.steps + (cut.whole ? 1 : 0);
     if (!cut.sums) xdi_processes_keep(t, c);
-    for (int64_t step = 0; step < turns; step++) {
-        if (step < cut.steps) XD_TRY(xdi_processes_give(t, &cut, step));
-        XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, step) : xdi_processes_take(t, &cut, step));
+    /* A part of a step comes one turn after the one before it, when the others have had time for that. */
+    for (int64_t turn = 0; turn < cut.steps + 2; turn++) {
+        const int64_t second = turn - 1, third = turn - 2;
+        if (turn < cut.steps) XD_TRY(xdi_processes_give(t, &cut, turn));
+        if (second >= 0 && second < cut.steps)
+            XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, second) : xdi_processes_take(t, &cut, second));
+        if (cut.whole && third >= 0) XD_TRY(xdi_processes_spread(t, &cut, third));
     }
     XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
     t->steps += (uint64_t)cut.steps;
@@ -709,7 +706,7 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
     xdi_job_bell *bell = &t->seats[t->base.rank].bell;
     bool whole = true;
     if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_job_wait wait = xdi_processes_wait_begin(t, bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
     while (whole && xdi_processes_next(messages, count, 0) < count) {
         bool moved = false, gone = false;
         for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
@@ -718,14 +715,14 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
             moved = true;
         }
         if (moved) {
-            xdi_processes_wait_end(t, &wait);
-            wait = xdi_processes_wait_begin(t, bell, deadline);
+            xdi_job_wait_end(t->job, &wait);
+            wait = xdi_job_wait_begin(t->job, bell, deadline);
             continue;
         }
         const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
     }
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 

@@ -37,16 +37,16 @@ static xd_comm *world;
 static int rank, size;
 
 static void pin(int core) {
-#if defined(__linux__)
+#    if defined(__linux__)
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     cpu_set_t set;
     CPU_ZERO(&set);
     for (int i = 0; i < cores && i < CORES_MAX; i++)
         if (core % cores == i) CPU_SET(i, &set);
     sched_setaffinity(0, sizeof set, &set);
-#else
+#    else
     (void)core;
-#endif
+#    endif
 }
 
 /* Small whole numbers: every order of additions gives the same sum. */

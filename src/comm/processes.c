@@ -442,10 +442,9 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
         t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
     char *sums =
         count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size : NULL;
-    XD_TRY(xdi_processes_reduce(t, cut->c, sums, cut->tile, count));
-    if (cut->whole)
-        xdi_processes_copy(xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n), sums, count,
-                           cut->size);
+    char *shown = cut->whole ? xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n) : sums;
+    XD_TRY(xdi_processes_reduce(t, cut->c, shown, cut->tile, count));
+    if (cut->whole) xdi_processes_copy(sums, shown, count, cut->size);
     return XD_OK;
 }
 

@@ -25816,6 +25816,7 @@ typedef struct xdi_reduce_spans_job {
     int ranks;
     xd_dtype dtype;
     xd_reduce_op op;
+    bool in_out; /* sums grow where they go */
 } xdi_reduce_spans_job;
 
 static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -25826,13 +25827,21 @@ static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t 
     (void)launch, (void)slot;
     for (int64_t at = begin; at < end; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(end, at);
+        float *total = j->in_out ? (float *)j->out + at : sum;
         const float *first = xdi_span_widen(spans, j->pieces[0], j->dtype, at, n, sum);
-        if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
+        if (first != total) memcpy(total, first, (size_t)n * sizeof *total);
         for (int r = 1; r < j->ranks; r++)
-            spans->add(sum, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
-        if (j->op == XD_AVG) spans->scale(sum, 1.0f / (float)j->ranks, n);
-        xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
+            spans->add(total, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
+        if (j->op == XD_AVG) spans->scale(total, 1.0f / (float)j->ranks, n);
+        if (!j->in_out) xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
     }
+}
+
+/* f32 is summed in `out`, unless that is a piece that is still to be read. */
+static bool xdi_reduce_fits_out(const void *out, const void *const *pieces, int ranks, xd_dtype dtype) {
+    bool fits = dtype == XD_DTYPE_F32;
+    for (int r = 1; r < ranks; r++) fits = fits && pieces[r] != out;
+    return fits;
 }
 
 static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
@@ -25840,7 +25849,8 @@ static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, cons
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
     const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
-    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op };
+    const bool in_out = xdi_reduce_fits_out(out, pieces, ranks, dtype);
+    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op, in_out };
     return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 
@@ -29580,6 +29590,7 @@ enum {
         8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
     XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
+    XDI_PROCESSES_PORTION = 32 << 10, /* bytes of a message that are copied at a time */
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
 
@@ -30118,9 +30129,16 @@ static size_t xdi_processes_ring(const xdi_processes *t) {
     return t->slots->slot_bytes / (size_t)t->slots->size;
 }
 
+/* Bytes that are moved at a time, so that both ranks copy at the same time. */
+static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
+    const size_t half = (xdi_processes_ring(t) + 1) / 2, most = half < XDI_PROCESSES_PORTION ? half : XDI_PROCESSES_PORTION;
+    return there < most ? there : most;
+}
+
+/* Those that come with the offer of a message. */
 static size_t xdi_processes_first_bytes(const xdi_processes *t, int64_t count, int32_t dtype) {
-    const size_t bytes = dtype == (int32_t)XD_DTYPE_NONE ? 0 : (size_t)count * xd_dtype_size((xd_dtype)dtype);
-    return bytes < xdi_processes_ring(t) ? bytes : xdi_processes_ring(t);
+    const bool some = dtype != (int32_t)XD_DTYPE_NONE;
+    return some ? xdi_processes_portion(t, (size_t)count * xd_dtype_size((xd_dtype)dtype)) : 0;
 }
 
 /* Both sides see the same four values. */
@@ -30148,12 +30166,6 @@ static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c,
         moved += bytes;
     }
     return moved;
-}
-
-/* Half a lane at a time, so that both ranks copy at the same time. */
-static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
-    const size_t half = (xdi_processes_ring(t) + 1) / 2;
-    return there < half ? there : half;
 }
 
 /* Whether there is something to do for a message that has not met. */
@@ -74624,4 +74636,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0ed4158f229c50ebdb9fbc5145f3b8efdccc6c1502516ea543320260e9347473 */
+/* xdistill sha256 da807b2d07b491ae06ea6a2bacdd605f514e605c38771fe9755e2d2c3536d39f */

@@ -20,7 +20,8 @@ enum {
         8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
     XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
-    XDI_PROCESSES_NAME = 64 /* letters of a job's */
+    XDI_PROCESSES_PORTION = 32 << 10, /* bytes of a message that are copied at a time */
+    XDI_PROCESSES_NAME = 64           /* letters of a job's */
 };
 
 /* What a rank shows in a round. */
@@ -558,9 +559,17 @@ static size_t xdi_processes_ring(const xdi_processes *t) {
     return t->slots->slot_bytes / (size_t)t->slots->size;
 }
 
+/* Bytes that are moved at a time, so that both ranks copy at the same time. */
+static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
+    const size_t half = (xdi_processes_ring(t) + 1) / 2,
+                 most = half < XDI_PROCESSES_PORTION ? half : XDI_PROCESSES_PORTION;
+    return there < most ? there : most;
+}
+
+/* Those that come with the offer of a message. */
 static size_t xdi_processes_first_bytes(const xdi_processes *t, int64_t count, int32_t dtype) {
-    const size_t bytes = dtype == (int32_t)XD_DTYPE_NONE ? 0 : (size_t)count * xd_dtype_size((xd_dtype)dtype);
-    return bytes < xdi_processes_ring(t) ? bytes : xdi_processes_ring(t);
+    const bool some = dtype != (int32_t)XD_DTYPE_NONE;
+    return some ? xdi_processes_portion(t, (size_t)count * xd_dtype_size((xd_dtype)dtype)) : 0;
 }
 
 /* Both sides see the same four values. */
@@ -588,12 +597,6 @@ static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c,
         moved += bytes;
     }
     return moved;
-}
-
-/* Half a lane at a time, so that both ranks copy at the same time. */
-static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
-    const size_t half = (xdi_processes_ring(t) + 1) / 2;
-    return there < half ? there : half;
 }
 
 /* Whether there is something to do for a message that has not met. */

@@ -1369,7 +1369,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
 typedef struct xd_queue xd_queue;
 
 /* Who runs the records.
- *   AUTO     STREAM on a GPU; WORKER between processes where MPI allows several threads; INLINE for threads and a single
+ *   AUTO     STREAM on a GPU; WORKER between processes, of MPI where it allows several threads; INLINE for threads and a single
  *            rank, which have no wire to wait for
  *   INLINE   xd_queue_start itself, on the caller's communicator
  *   WORKER   a thread, on a communicator of its own; it sleeps while there is no record
@@ -29591,7 +29591,7 @@ enum {
     XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_PORTION = 32 << 10, /* bytes of a message that are copied at a time */
-    XDI_PROCESSES_NAME = 64 /* letters of a job's */
+    XDI_PROCESSES_NAME = 64           /* letters of a job's */
 };
 
 /* What a rank shows in a round. */
@@ -30131,7 +30131,8 @@ static size_t xdi_processes_ring(const xdi_processes *t) {
 
 /* Bytes that are moved at a time, so that both ranks copy at the same time. */
 static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
-    const size_t half = (xdi_processes_ring(t) + 1) / 2, most = half < XDI_PROCESSES_PORTION ? half : XDI_PROCESSES_PORTION;
+    const size_t half = (xdi_processes_ring(t) + 1) / 2, portion = (size_t)XDI_PROCESSES_PORTION;
+    const size_t most = half < portion ? half : portion;
     return there < most ? there : most;
 }
 
@@ -74636,4 +74637,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 da807b2d07b491ae06ea6a2bacdd605f514e605c38771fe9755e2d2c3536d39f */
+/* xdistill sha256 356e8899f08211cb979c64892c76d59f98ae600e6db0c223a0bf3ce394e4ccab */

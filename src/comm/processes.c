@@ -561,8 +561,8 @@ static size_t xdi_processes_ring(const xdi_processes *t) {
 
 /* Bytes that are moved at a time, so that both ranks copy at the same time. */
 static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
-    const size_t half = (xdi_processes_ring(t) + 1) / 2,
-                 most = half < XDI_PROCESSES_PORTION ? half : XDI_PROCESSES_PORTION;
+    const size_t half = (xdi_processes_ring(t) + 1) / 2, portion = (size_t)XDI_PROCESSES_PORTION;
+    const size_t most = half < portion ? half : portion;
     return there < most ? there : most;
 }
 

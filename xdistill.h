@@ -1080,9 +1080,10 @@ typedef struct xd_node_desc {
  *
  * Collective over the processes named: they meet in a file, /dev/shm/xdistill-job-NAME, that only their user may open. Its name is
  * gone before this call returns on any rank, and so after every end of the call; a process that dies alone in it leaves the
- * name, with 20 KB, for the next job of that name to remove. Memory: size * (slot_bytes + 17 KB + 400 bytes * size), once, and
- * for each group that is split from it the same without slot_bytes; all of it goes with the last process. A process is one
- * rank of a job, with a thread for the world and those of its queues; the context's CPU level becomes the lowest of all.
+ * name, with 64 KiB, for the next job of that name to remove. Memory: size * (slot_bytes + 10 KB + 128 bytes * size), once; the
+ * same without slot_bytes for each group that is split from it, with them for each that is forked; multiples of 64 KiB, and
+ * at most 1023 groups at a time. All of it goes with the last process. A process is one rank of a job, with a thread for
+ * the world and those of its queues; the context's CPU level becomes the lowest of all.
  *
  * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
  * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the
@@ -30401,7 +30402,8 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
     }
     *region = leader->child;
     XD_REQUIRE(t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
-               "no room in /dev/shm for %zu bytes that a group of %d ranks shares", bytes, size);
+               "no room in /dev/shm for %zu bytes that a group of %d ranks shares, or a job has %d groups already", bytes,
+               size, (int)XDI_JOB_REGIONS);
     return XD_OK;
 }
 
@@ -74637,4 +74639,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 356e8899f08211cb979c64892c76d59f98ae600e6db0c223a0bf3ce394e4ccab */
+/* xdistill sha256 0d5ac618c4244f44ebf1e5708e11309a0f47adebc9e5e40a349bf97986e7d76f */

@@ -830,8 +830,10 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
         XD_TRY(xdi_processes_await(t, &leader->child_round, t->round, first, deadline));
     }
     *region = leader->child;
-    XD_REQUIRE(t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
-               "no room in /dev/shm for %zu bytes that a group of %d ranks shares", bytes, size);
+    XD_REQUIRE(
+        t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
+        "no room in /dev/shm for %zu bytes that a group of %d ranks shares, or a job has %d groups already",
+        bytes, size, (int)XDI_JOB_REGIONS);
     return XD_OK;
 }
 

@@ -29,9 +29,10 @@ typedef struct xd_node_desc {
  *
  * Collective over the processes named: they meet in a file, /dev/shm/xdistill-job-NAME, that only their user may open. Its name is
  * gone before this call returns on any rank, and so after every end of the call; a process that dies alone in it leaves the
- * name, with 20 KB, for the next job of that name to remove. Memory: size * (slot_bytes + 17 KB + 400 bytes * size), once, and
- * for each group that is split from it the same without slot_bytes; all of it goes with the last process. A process is one
- * rank of a job, with a thread for the world and those of its queues; the context's CPU level becomes the lowest of all.
+ * name, with 64 KiB, for the next job of that name to remove. Memory: size * (slot_bytes + 10 KB + 128 bytes * size), once; the
+ * same without slot_bytes for each group that is split from it, with them for each that is forked; multiples of 64 KiB, and
+ * at most 1023 groups at a time. All of it goes with the last process. A process is one rank of a job, with a thread for
+ * the world and those of its queues; the context's CPU level becomes the lowest of all.
  *
  * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
  * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the

@@ -30401,9 +30401,10 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
         XD_TRY(xdi_processes_await(t, &leader->child_round, t->round, first, deadline));
     }
     *region = leader->child;
-    XD_REQUIRE(t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
-               "no room in /dev/shm for %zu bytes that a group of %d ranks shares, or a job has %d groups already", bytes,
-               size, (int)XDI_JOB_REGIONS);
+    XD_REQUIRE(
+        t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
+        "no room in /dev/shm for %zu bytes that a group of %d ranks shares, or a job has %d groups already",
+        bytes, size, (int)XDI_JOB_REGIONS);
     return XD_OK;
 }
 
@@ -74639,4 +74640,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0d5ac618c4244f44ebf1e5708e11309a0f47adebc9e5e40a349bf97986e7d76f */
+/* xdistill sha256 dd7c66cd303bd6c572de603a5ea25babed1110c84e1bb605962ede978b38940c */

@@ -20,7 +20,7 @@
 typedef struct xd_queue xd_queue;
 
 /* Who runs the records.
- *   AUTO     STREAM on a GPU; WORKER between processes where MPI allows several threads; INLINE for threads and a single
+ *   AUTO     STREAM on a GPU; WORKER between processes, of MPI where it allows several threads; INLINE for threads and a single
  *            rank, which have no wire to wait for
  *   INLINE   xd_queue_start itself, on the caller's communicator
  *   WORKER   a thread, on a communicator of its own; it sleeps while there is no record

@@ -17,6 +17,7 @@ typedef struct xdi_reduce_spans_job {
     int ranks;
     xd_dtype dtype;
     xd_reduce_op op;
+    bool in_out; /* sums grow where they go */
 } xdi_reduce_spans_job;
 
 static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -27,13 +28,21 @@ static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t 
     (void)launch, (void)slot;
     for (int64_t at = begin; at < end; at += XDI_SPAN) {
         const int64_t n = xdi_span_length(end, at);
+        float *total = j->in_out ? (float *)j->out + at : sum;
         const float *first = xdi_span_widen(spans, j->pieces[0], j->dtype, at, n, sum);
-        if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
+        if (first != total) memcpy(total, first, (size_t)n * sizeof *total);
         for (int r = 1; r < j->ranks; r++)
-            spans->add(sum, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
-        if (j->op == XD_AVG) spans->scale(sum, 1.0f / (float)j->ranks, n);
-        xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
+            spans->add(total, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);
+        if (j->op == XD_AVG) spans->scale(total, 1.0f / (float)j->ranks, n);
+        if (!j->in_out) xdi_span_narrow(spans, sum, j->out, j->dtype, at, n);
     }
+}
+
+/* f32 is summed in `out`, unless that is a piece that is still to be read. */
+static bool xdi_reduce_fits_out(const void *out, const void *const *pieces, int ranks, xd_dtype dtype) {
+    bool fits = dtype == XD_DTYPE_F32;
+    for (int r = 1; r < ranks; r++) fits = fits && pieces[r] != out;
+    return fits;
 }
 
 static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
@@ -41,7 +50,8 @@ static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, cons
     if (!xdi_reduce_takes_spans(dtype, op))
         return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
     const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
-    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op };
+    const bool in_out = xdi_reduce_fits_out(out, pieces, ranks, dtype);
+    const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op, in_out };
     return xdi_spread_elements(launch, count, ranks, xdi_reduce_spans, &job);
 }
 

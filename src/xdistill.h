@@ -60,6 +60,7 @@
 #include "comm/topology.h"
 #include "comm/mesh.h"
 #include "comm/queue.h"
+#include "comm/launch.h"
 
 /* Tensors. */
 #include "tensor/region.h"
@@ -313,6 +314,7 @@
 #include "comm/topology.c"
 #include "comm/mesh.c"
 #include "comm/queue.c"
+#include "comm/launch.c"
 
 #include "tensor/internal.h"
 #include "tensor/interval.c"

@@ -179,6 +179,9 @@ build/bpe_train: tools/bpe_train.c xdistill.h | build
 build/projection: tools/projection.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 
+build/xdrun: tools/xdrun.c | build
+	$(CC) -std=c99 $(CFLAGS) $< -o $@
+
 build/xdistill: tools/xdistill.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 

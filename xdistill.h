@@ -1052,6 +1052,46 @@ XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
 XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
+/* >>comm/processes */
+
+/* Processes of one machine as ranks, over memory that they share: what mpirun is not needed for. */
+
+/* Most processes of one job. */
+#define XD_NODE_RANKS_MAX 64
+
+/* How a process joins. Zero is the default of the last two fields. */
+typedef struct xd_node_desc {
+    const char *name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
+                       * '_'; 1 to 64 of them */
+    int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
+    double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
+    size_t slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
+                        * `size`; 0 -> 1 MiB, or 16 KiB for each of `size` if that is more */
+} xd_node_desc;
+
+/* Joins processes of one machine, and of one user, into a world. Data goes through memory that they share, so a group needs
+ * nothing but the C library; sums are computed here, in rank order: the bits are those of the threads transport. Data is memory
+ * of the host: on contexts with a GPU, memory of the GPU is refused (UNSUPPORTED).
+ *
+ *   desc   read during the call only
+ *   out    destroy it with xd_comm_destroy
+ *
+ * Collective over the processes named: they meet in a file, /dev/shm/xdistill-job-NAME, that only their user may open. Its name is
+ * gone before this call returns on any rank, and so after every end of the call; a process that dies alone in it leaves the
+ * name, with 20 KB, for the next job of that name to remove. Memory: size * (slot_bytes + 17 KB + 400 bytes * size), once, and
+ * for each group that is split from it the same without slot_bytes; all of it goes with the last process. A process is one
+ * rank of a job, with a thread for the world and those of its queues; the context's CPU level becomes the lowest of all.
+ *
+ * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
+ * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the
+ * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end.
+ *
+ * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH (another size
+ * or slot_bytes), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a process has died, or
+ * could not join), MEMORY (/dev/shm is full). STATE when the name is in use by another user, or twice by one process; IO when there
+ * is no /dev/shm. */
+XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out);
+
 /* >>comm/leaves */
 
 /* Accumulates one rank's gradient leaves in the order of the canonical tree of xd_leaves: a stack on
@@ -1411,10 +1451,10 @@ XD_API void xd_queue_destroy(xd_queue *queue);
 /* Whose variables were read. */
 typedef enum xd_launch_kind {
     XD_LAUNCH_ALONE = 0, /* nobody's: one rank */
-    XD_LAUNCH_TORCHRUN,  /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: of torchrun and build/xdrun */
-    XD_LAUNCH_OPEN_MPI,  /* OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
-    XD_LAUNCH_PMI,       /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI and others */
-    XD_LAUNCH_SLURM      /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
+    XD_LAUNCH_TORCHRUN, /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: of torchrun and build/xdrun */
+    XD_LAUNCH_OPEN_MPI, /* OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
+    XD_LAUNCH_PMI,  /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI and others */
+    XD_LAUNCH_SLURM /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
 } xd_launch_kind;
 
 #define XD_LAUNCH_JOB_MAX 64      /* with its terminator; letters, digits, '-' and '_' */
@@ -26557,6 +26597,15 @@ XD_PRIVATE void xdi_node_hand_on(const xdi_node *node);
 /* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
+/* node.c: writes zeros into a file. Writing, unlike setting a length, allocates memory at once: a lack of it is an error here, not
+ * a signal later. */
+XD_PRIVATE bool xdi_node_fill(int file, uint64_t begin, size_t bytes);
+/* node.c: takes a lock on one byte of a file; false when another process has it. The system takes it back when this process ends, or
+ * closes any descriptor of the file. xdi_node_is_held: whether another process has it. */
+XD_PRIVATE bool xdi_node_hold(int file, int byte);
+XD_PRIVATE void xdi_node_let_go(int file, int byte);
+XD_PRIVATE bool xdi_node_is_held(int file, int byte);
+
 /* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
@@ -28680,12 +28729,13 @@ static int xdi_node_open(uint64_t token) {
     return file;
 }
 
-/* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
-static bool xdi_node_fill(int file, size_t bytes) {
+XD_PRIVATE bool xdi_node_fill(int file, uint64_t begin, size_t bytes) {
     static const char zeros[4096] = { 0 };
     while (bytes > 0) {
-        const ssize_t written = write(file, zeros, bytes < sizeof zeros ? bytes : sizeof zeros);
+        const ssize_t written =
+            pwrite(file, zeros, bytes < sizeof zeros ? bytes : sizeof zeros, (off_t)begin);
         if (written <= 0) return false;
+        begin += (uint64_t)written;
         bytes -= (size_t)written;
     }
     return true;
@@ -28701,20 +28751,33 @@ static bool xdi_node_map(xdi_node *node) {
     return true;
 }
 
-static struct flock xdi_node_byte(int rank) {
+static struct flock xdi_node_byte(int byte, bool lock_it) {
     struct flock lock;
     memset(&lock, 0, sizeof lock);
-    lock.l_type = F_WRLCK;
+    lock.l_type = lock_it ? F_WRLCK : F_UNLCK;
     lock.l_whence = SEEK_SET;
-    lock.l_start = rank;
+    lock.l_start = byte;
     lock.l_len = 1;
     return lock;
 }
 
-/* Whether another process holds the lock on the rank's byte. */
+XD_PRIVATE bool xdi_node_hold(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, true);
+    return fcntl(file, F_SETLK, &lock) == 0;
+}
+
+XD_PRIVATE void xdi_node_let_go(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, false);
+    (void)fcntl(file, F_SETLK, &lock);
+}
+
+XD_PRIVATE bool xdi_node_is_held(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, true);
+    return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 static bool xdi_node_lives(const xdi_node *node, int rank) {
-    struct flock lock = xdi_node_byte(rank);
-    return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return xdi_node_is_held(node->file, rank);
 }
 
 /* Rank 0 makes the file. */
@@ -28725,7 +28788,7 @@ static bool xdi_node_make(xdi_node *node, int64_t *told) {
     const int64_t process = (int64_t)getpid();
     const uint64_t token = (xd_hash(moment, &process, sizeof process) >> 1) | 1u;
     node->file = xdi_node_open(token);
-    if (node->file < 0 || !xdi_node_fill(node->file, node->bytes) || !xdi_node_map(node)) return false;
+    if (node->file < 0 || !xdi_node_fill(node->file, 0, node->bytes) || !xdi_node_map(node)) return false;
     ((xdi_node_head *)(void *)node->memory)->token = token;
     told[XDI_NODE_PROCESS] = process;
     told[XDI_NODE_DESCRIPTOR] = node->file;
@@ -28750,10 +28813,7 @@ static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *told, boo
     const int rank = xd_comm_rank(comm);
     XD_TRY(xd_broadcast(comm, told, XDI_NODE_WORDS, XD_DTYPE_I64, 0));
     if (can && rank > 0) can = xdi_node_join(node, told);
-    if (can) {
-        struct flock lock = xdi_node_byte(rank);
-        can = fcntl(node->file, F_SETLK, &lock) == 0;
-    }
+    if (can) can = xdi_node_hold(node->file, rank);
     XD_TRY(xdi_comm_all_can(comm, can, shared));
     if (!*shared) return XD_OK;
     for (int r = 0; r < xd_comm_size(comm); r++) can = can && (r == rank || xdi_node_lives(node, r));
@@ -28911,6 +28971,1608 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
     __atomic_store_n(&wish->rank, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
     const xd_result result = xdi_node_wait(node, counter, target, rank);
     __atomic_store_n(&wish->rank, 0u, __ATOMIC_RELEASE);
+    return result;
+}
+
+/* >>comm/job */
+
+/* What the processes of a job on one machine share: a file in memory, its regions, its fate, and how ranks wait. */
+
+enum {
+    XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
+    XDI_JOB_REGIONS = 1024,
+    XDI_JOB_LINE = 64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
+    XDI_JOB_TEXT = 192
+};
+
+/* Where ranks sleep. */
+typedef struct xdi_job_bell {
+    uint32_t rings;    /* what sleepers wait for a change of; atomic */
+    uint32_t sleepers; /* somebody sleeps, or is about to; atomic */
+    char line[XDI_JOB_LINE - 8];
+} xdi_job_bell;
+
+/* A rank of the job. A process that dies stays in here. */
+typedef struct xdi_job_member {
+    int64_t process;    /* 0: has not joined */
+    uint32_t prepared;  /* has said the next two; atomic */
+    int32_t result;     /* xd_result of what this rank prepared alone */
+    int32_t cpu;        /* xd_cpu_level */
+    uint32_t gone;      /* has left the world; atomic */
+    uint32_t waits_for; /* 1 + the world rank that it waits for; 0: none; atomic */
+    uint32_t beats;     /* turns of its waits, by which others see that it is not stopped; atomic */
+    char line[XDI_JOB_LINE - 32];
+} xdi_job_member;
+
+/* A piece of the file; when nobody holds it, the next who needs one takes it. */
+typedef struct xdi_job_region {
+    uint64_t begin, bytes; /* bytes 0: not there yet; atomic, written once */
+    uint32_t holders;      /* ranks; atomic */
+} xdi_job_region;
+
+/* The beginning of the file. */
+typedef struct xdi_job_head {
+    uint64_t layout; /* of this struct; written last when the file is made */
+    uint64_t slot_bytes;
+    int32_t size;
+    uint32_t complete;       /* all have joined, and region 0 is there; atomic */
+    uint32_t refused;        /* xd_result by which joining ended for everybody, `text` says why; atomic */
+    uint32_t region_count;   /* atomic */
+    uint64_t bytes;          /* of the file; atomic */
+    uint64_t failure;        /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
+    int32_t culprit;         /* of `refused`; -1: nobody */
+    char text[XDI_JOB_TEXT]; /* of `refused` */
+    xdi_job_bell bell;       /* of those that join */
+    xdi_job_member members[XD_NODE_RANKS_MAX];
+    xdi_job_region regions[XDI_JOB_REGIONS];
+} xdi_job_head;
+
+/* One process's end of a job; shared by its handles, on several threads. */
+typedef struct xdi_job {
+    xdi_job_head *head;
+    char path[96];
+    int file;      /* open as long as the lock on this rank's byte is needed */
+    int rank, size;
+    int holders;   /* handles; atomic */
+} xdi_job;
+
+/* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
+XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t region_bytes, xdi_job **out);
+/* job.c: tells the others what this rank has prepared, and waits for them. */
+XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline);
+XD_PRIVATE void xdi_job_hold(xdi_job *job);
+/* job.c: the last handle closes the file: then this rank counts as dead. */
+XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job);
+
+/* job.c: takes a zeroed region, held by `holders` ranks; -1: there is no memory. */
+XD_PRIVATE int xdi_job_take(xdi_job *job, size_t bytes, int holders);
+XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes); /* NULL: no memory */
+/* job.c: unmaps a region, if this rank has mapped it, and gives it up. */
+XD_PRIVATE void xdi_job_give(const xdi_job *job, int region, void *memory, size_t bytes);
+
+/* job.c: only the first failure is recorded. */
+XD_PRIVATE void xdi_job_break(xdi_job *job, xd_result result, int culprit);
+XD_PRIVATE uint64_t xdi_job_failure(const xdi_job *job);
+/* job.c: whether a world rank has left the world; whether its process has ended, which takes a call of the system. */
+XD_PRIVATE bool xdi_job_has_left(const xdi_job *job, int rank);
+XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank);
+
+/* job.c: a wait. Its owner asks for what it waits for before each turn, and goes on with turns until it is there. */
+typedef struct xdi_job_wait {
+    xdi_job_bell *bell;
+    double deadline;
+    int turn;         /* so far */
+    bool rests;       /* it has begun without polling */
+    bool armed;       /* sleeps in the next turn unless the bell rings */
+    uint32_t rings;   /* then: of the bell */
+    xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    bool tells;       /* others may read whom this rank waits for */
+} xdi_job_wait;
+
+/* job.c: `rests`: without polling. */
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline);
+/* job.c: whether a wait has polled in vain. */
+XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait);
+/* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
+ * known to have left the group. */
+XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone);
+XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait);
+/* job.c: wakes who sleeps at the bell, after a seq_cst store of what they wait for. */
+XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell);
+
+/* >>comm/job.c */
+
+/* The processes of a job on one machine. They meet in a file in memory: whoever comes first makes it, the last one adds the
+ * memory that the world needs and removes the name. What ends that early is written into the file, and the name is removed too.
+ *
+ * Rank r holds a lock on byte r of the file as long as it is in the world (see comm/node.c), and whoever changes who is in the file
+ * holds one more. No other state has an owner, so a process may die at any moment: who waits for it finds its lock free.
+ *
+ * All memory that ranks share later is in regions of the same file, mapped one by one. Ranks that wait poll some time, then
+ * sleep in a futex for a fiftieth of a second at a time: a process that dies rings no bell. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
+#    include <sys/syscall.h>
+#endif
+
+enum {
+    XDI_JOB_GUARD = XD_NODE_RANKS_MAX, /* the byte that is locked by who changes the members */
+    XDI_JOB_SPIN = 200,                /* polls before yielding the core */
+    XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
+    XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
+    XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
+    XDI_JOB_SAMPLES = 10               /* sleeps after which a rank that did not move is stopped */
+};
+
+static void xdi_job_nap(long nanoseconds) {
+    const struct timespec nap = { 0, nanoseconds };
+    nanosleep(&nap, NULL);
+}
+
+/* ---- bells ---- */
+
+static void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings) {
+#if defined(SYS_futex)
+    enum { XDI_FUTEX_WAIT = 0 };
+    const struct timespec most = { 0, XDI_JOB_SLEEP };
+    syscall(SYS_futex, &bell->rings, XDI_FUTEX_WAIT, rings, &most, NULL, 0);
+#else
+    if (__atomic_load_n(&bell->rings, __ATOMIC_SEQ_CST) == rings) xdi_job_nap(XDI_JOB_NAP);
+#endif
+}
+
+/* Who sleeps has set `sleepers`, after reading `rings`, and looked again at what it waits for: then either it has seen that, or
+ * this sees `sleepers`. */
+XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell) {
+    if (!__atomic_load_n(&bell->sleepers, __ATOMIC_SEQ_CST)) return;
+    __atomic_store_n(&bell->sleepers, 0u, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&bell->rings, 1u, __ATOMIC_SEQ_CST);
+#if defined(SYS_futex)
+    enum { XDI_FUTEX_WAKE = 1 };
+    syscall(SYS_futex, &bell->rings, XDI_FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+#endif
+}
+
+/* ---- failure ---- */
+
+XD_PRIVATE void xdi_job_break(xdi_job *job, xd_result result, int culprit) {
+    uint64_t healthy = 0;
+    const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
+    __atomic_compare_exchange_n(&job->head->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
+}
+
+XD_PRIVATE uint64_t xdi_job_failure(const xdi_job *job) {
+    return __atomic_load_n(&job->head->failure, __ATOMIC_SEQ_CST);
+}
+
+XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank) {
+    return rank != job->rank && !xdi_node_is_held(job->file, rank);
+}
+
+XD_PRIVATE bool xdi_job_has_left(const xdi_job *job, int rank) {
+    return __atomic_load_n(&job->head->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Whether a rank that says that it waits takes turns in its wait. */
+static bool xdi_job_moves(const xdi_job *job, int rank) {
+    const xdi_job_member *member = &job->head->members[rank];
+    const uint32_t before = __atomic_load_n(&member->beats, __ATOMIC_RELAXED);
+    for (int i = 0; i < XDI_JOB_SAMPLES; i++) {
+        if (rank == job->rank || __atomic_load_n(&member->beats, __ATOMIC_RELAXED) != before) return true;
+        xdi_job_nap(XDI_JOB_SLEEP);
+    }
+    return false;
+}
+
+/* Whom everybody waits for when `rank` did not come: a rank that is waiting itself is not the late one, unless it was stopped
+ * there. */
+static int xdi_job_root(const xdi_job *job, int rank) {
+    int root = rank;
+    for (int i = 0; i < job->size; i++) {
+        const int next =
+            (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
+        if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
+        root = next;
+    }
+    return rank; /* they wait for one another */
+}
+
+/* ---- waiting ---- */
+
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline) {
+    const xdi_job_wait wait = { bell, deadline, rests ? XDI_JOB_SPIN : 0, rests, false, 0, XD_OK, false };
+    return wait;
+}
+
+XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait) {
+    return !wait->rests && wait->turn >= XDI_JOB_SPIN;
+}
+
+XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
+    if (wait->tells) __atomic_store_n(&job->head->members[job->rank].waits_for, 0u, __ATOMIC_RELEASE);
+    wait->tells = false;
+}
+
+static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
+    xdi_job_member *mine = &job->head->members[job->rank];
+    __atomic_add_fetch(&mine->beats, 1u, __ATOMIC_RELAXED);
+    if (wait->turn < XDI_JOB_YIELD) {
+        wait->turn++;
+        sched_yield();
+    } else if (!wait->armed) {
+        wait->tells = wait->armed = true;
+        __atomic_store_n(&mine->waits_for, (uint32_t)rank + 1u, __ATOMIC_RELEASE);
+        wait->rings = __atomic_load_n(&wait->bell->rings, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&wait->bell->sleepers, 1u, __ATOMIC_SEQ_CST);
+    } else {
+        wait->armed = false;
+        xdi_job_sleep(wait->bell, wait->rings);
+        if (xdi_job_has_died(job, rank)) wait->excuse = XD_ERROR_PEER;
+    }
+}
+
+XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone) {
+    if (xdi_job_failure(job)) return false;
+    if (wait->excuse != XD_OK) {
+        const bool late = wait->excuse == XD_ERROR_TIMEOUT;
+        xdi_job_break(job, wait->excuse, late ? xdi_job_root(job, rank) : rank);
+        return false;
+    }
+    if (wait->turn < XDI_JOB_SPIN) {
+        wait->turn++;
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+        return true;
+    }
+    if (gone || xdi_job_has_left(job, rank))
+        wait->excuse = XD_ERROR_PEER;
+    else if (xd_now(ctx) >= wait->deadline)
+        wait->excuse = XD_ERROR_TIMEOUT;
+    else
+        xdi_job_rest(job, wait, rank);
+    return true;
+}
+
+/* ---- regions ---- */
+
+static size_t xdi_job_whole_pages(size_t bytes) {
+    return (bytes + XDI_JOB_PAGE - 1) / XDI_JOB_PAGE * XDI_JOB_PAGE;
+}
+
+XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, job->file,
+                        (off_t)job->head->regions[region].begin);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+XD_PRIVATE void xdi_job_give(const xdi_job *job, int region, void *memory, size_t bytes) {
+    if (memory) munmap(memory, bytes);
+    __atomic_sub_fetch(&job->head->regions[region].holders, 1u, __ATOMIC_ACQ_REL);
+}
+
+/* Appends a region to the file. */
+static int xdi_job_append(xdi_job *job, size_t bytes, int holders) {
+    const uint32_t index = __atomic_fetch_add(&job->head->region_count, 1u, __ATOMIC_ACQ_REL);
+    if (index >= XDI_JOB_REGIONS) {
+        __atomic_sub_fetch(&job->head->region_count, 1u, __ATOMIC_ACQ_REL);
+        return -1;
+    }
+    xdi_job_region *region = &job->head->regions[index];
+    region->begin = __atomic_fetch_add(&job->head->bytes, (uint64_t)bytes, __ATOMIC_ACQ_REL);
+    __atomic_store_n(&region->holders, (uint32_t)holders, __ATOMIC_RELEASE);
+    if (!xdi_node_fill(job->file, region->begin, bytes)) return -1;
+    __atomic_store_n(&region->bytes, (uint64_t)bytes, __ATOMIC_RELEASE);
+    return (int)index;
+}
+
+/* Zeros a region that others have used. */
+static bool xdi_job_wipe(const xdi_job *job, int region, size_t bytes) {
+    void *memory = xdi_job_map(job, region, bytes);
+    if (!memory) return false;
+    memset(memory, 0, bytes);
+    munmap(memory, bytes);
+    return true;
+}
+
+XD_PRIVATE int xdi_job_take(xdi_job *job, size_t wanted, int holders) {
+    const size_t bytes = xdi_job_whole_pages(wanted);
+    const uint32_t count = __atomic_load_n(&job->head->region_count, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 1; i < count && i < XDI_JOB_REGIONS; i++) {
+        xdi_job_region *region = &job->head->regions[i];
+        uint32_t none = 0;
+        if (__atomic_load_n(&region->bytes, __ATOMIC_ACQUIRE) != bytes) continue;
+        if (!__atomic_compare_exchange_n(&region->holders, &none, (uint32_t)holders, false, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_ACQUIRE))
+            continue;
+        if (xdi_job_wipe(job, (int)i, bytes)) return (int)i;
+        __atomic_store_n(&region->holders, 0u, __ATOMIC_RELEASE);
+        return -1;
+    }
+    return xdi_job_append(job, bytes, holders);
+}
+
+/* ---- joining ---- */
+
+/* What this rank brings. */
+typedef struct xdi_job_entry {
+    xd_ctx *ctx;
+    const xd_node_desc *desc;
+    size_t region_bytes;
+    double deadline;
+} xdi_job_entry;
+
+/* Waits for the lock by which members are changed, which is held for moments unless its process has been stopped. */
+static bool xdi_job_guard(const xdi_job *job, xd_ctx *ctx, double deadline) {
+    while (!xdi_node_hold(job->file, XDI_JOB_GUARD)) {
+        if (xd_now(ctx) >= deadline) return false;
+        xdi_job_nap(XDI_JOB_NAP);
+    }
+    return true;
+}
+
+/* Ends the job for all that join it. With the guard. */
+XD_PRINTF(4, 5)
+static void xdi_job_refuse(xdi_job *job, xd_result result, int culprit, const char *format, ...) {
+    xdi_job_head *head = job->head;
+    va_list arguments;
+    unlink(job->path);
+    if (head->refused) return;
+    va_start(arguments, format);
+    vsnprintf(head->text, sizeof head->text, format, arguments);
+    va_end(arguments);
+    head->culprit = culprit;
+    __atomic_store_n(&head->refused, (uint32_t)result, __ATOMIC_SEQ_CST);
+    xdi_job_ring(&head->bell);
+}
+
+static xd_result xdi_job_refusal(const xdi_job *job, xd_ctx *ctx) {
+    const xd_result result = (xd_result)__atomic_load_n(&job->head->refused, __ATOMIC_ACQUIRE);
+    return XD_FAIL_CULPRIT(ctx, result, job->head->culprit, "%s", job->head->text);
+}
+
+static void xdi_job_leave_file(xdi_job *job) {
+    if (job->head) munmap(job->head, sizeof *job->head);
+    if (job->file >= 0) close(job->file);
+    job->head = NULL;
+    job->file = -1;
+}
+
+/* Opens the file of the name, which may be new. */
+static xd_result xdi_job_open(xdi_job *job, xd_ctx *ctx) {
+    struct stat status;
+    job->file = open(job->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    const int error = errno;
+    const bool there =
+        job->file >= 0 ? fstat(job->file, &status) == 0 : lstat(job->path, &status) == 0;
+    if (there && (status.st_uid != geteuid() || !S_ISREG(status.st_mode) || (status.st_mode & 077) != 0))
+        return XD_FAIL(ctx, XD_ERROR_STATE,
+                       "%s is of user %lld with mode %o: a job of user %lld needs a file of its own, of mode 600",
+                       job->path, (long long)status.st_uid, (unsigned)status.st_mode & 07777u,
+                       (long long)geteuid());
+    XD_REQUIRE(ctx, job->file >= 0, XD_ERROR_IO, "%s cannot be made: %s", job->path, strerror(error));
+    return XD_OK;
+}
+
+/* Maps the beginning of the file, and fills it in if this rank is the first. With the guard. False: no memory. */
+static bool xdi_job_map_head(xdi_job *job, const xd_node_desc *desc, off_t bytes) {
+    const size_t most = xdi_job_whole_pages(sizeof *job->head);
+    const bool is_new = bytes < (off_t)most;
+    if (is_new && !xdi_node_fill(job->file, 0, most)) return false;
+    void *memory = mmap(NULL, sizeof *job->head, PROT_READ | PROT_WRITE, MAP_SHARED, job->file, 0);
+    if (memory == MAP_FAILED) return false;
+    job->head = (xdi_job_head *)memory;
+    if (job->head->layout) return true;
+    job->head->slot_bytes = desc->slot_bytes;
+    job->head->size = desc->size;
+    job->head->bytes = most;
+    job->head->layout = sizeof *job->head;
+    return true;
+}
+
+/* How many of those that have joined live; *dead receives one that does not, or -1. */
+static int xdi_job_count(const xdi_job *job, int *dead) {
+    int alive = 0;
+    *dead = -1;
+    for (int r = 0; r < XD_NODE_RANKS_MAX; r++) {
+        if (job->head->members[r].process == 0) continue;
+        if (job->head->members[r].process != (int64_t)getpid() && !xdi_node_is_held(job->file, r))
+            *dead = r;
+        else
+            alive++;
+    }
+    return alive;
+}
+
+/* Whether this rank may join those that are in the file. With the guard. */
+static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
+    const xd_node_desc *d = e->desc;
+    const xdi_job_head *head = job->head;
+    const long long mine = (long long)getpid();
+    int other = 0; /* a rank that this process is already */
+    while (other < XD_NODE_RANKS_MAX && head->members[other].process != mine) other++;
+    if (other < XD_NODE_RANKS_MAX) /* its lock goes with this file */
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "process %lld is rank %d of job %s, and cannot be rank %d too",
+                       mine, other, d->name, d->rank);
+    else if (head->size != d->size)
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "rank %d says that job %s has %d ranks, others say %d",
+                       d->rank, d->name, d->size, (int)head->size);
+    else if (head->slot_bytes != (uint64_t)d->slot_bytes)
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "slot_bytes is %zu on rank %d, and %" PRIu64 " on others",
+                       d->slot_bytes, d->rank, head->slot_bytes);
+    else if (dead >= 0)
+        xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead, d->name);
+    else if (head->members[d->rank].process)
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "rank %d has joined job %s twice: processes %lld and %lld",
+                       d->rank, d->name, (long long)head->members[d->rank].process, mine);
+    else
+        return XD_OK;
+    return xdi_job_refusal(job, e->ctx);
+}
+
+/* The last rank adds the world's memory. With the guard. */
+static void xdi_job_complete(xdi_job *job, const xdi_job_entry *e) {
+    if (xdi_job_append(job, xdi_job_whole_pages(e->region_bytes), job->size) != 0) {
+        xdi_job_refuse(job, XD_ERROR_MEMORY, -1, "no room in /dev/shm for %zu bytes that %d ranks share",
+                       e->region_bytes, job->size);
+        return;
+    }
+    unlink(job->path);
+    __atomic_store_n(&job->head->complete, 1u, __ATOMIC_SEQ_CST);
+    xdi_job_ring(&job->head->bell);
+}
+
+/* Becomes a member. With the guard. */
+static xd_result xdi_job_enter(xdi_job *job, const xdi_job_entry *e, int dead, int alive) {
+    XD_TRY(xdi_job_fits(job, e, dead));
+    XD_REQUIRE(e->ctx, xdi_node_hold(job->file, job->rank), XD_ERROR_STATE,
+               "another process holds rank %d of the %d ranks of job %s", job->rank, job->size, e->desc->name);
+    job->head->members[job->rank].process = (int64_t)getpid();
+    if (alive + 1 == job->size) xdi_job_complete(job, e);
+    return XD_OK;
+}
+
+/* One try to enter the file of the name. *again: it was one that others had done with. */
+static xd_result xdi_job_try(xdi_job *job, const xdi_job_entry *e, bool *again) {
+    struct stat status;
+    int dead = -1, alive = 0;
+    *again = false;
+    XD_TRY(xdi_job_open(job, e->ctx));
+    XD_REQUIRE(e->ctx, xdi_job_guard(job, e->ctx, e->deadline), XD_ERROR_TIMEOUT,
+               "job %s: another process has kept the file of its %d ranks to itself until the deadline",
+               e->desc->name, job->size);
+    *again = fstat(job->file, &status) != 0 || status.st_nlink == 0;
+    if (*again) return XD_OK;
+    if (!xdi_job_map_head(job, e->desc, status.st_size)) {
+        unlink(job->path);
+        return XD_FAIL(e->ctx, XD_ERROR_MEMORY, "no room in /dev/shm for the %zu bytes in which %d ranks meet",
+                       sizeof *job->head, job->size);
+    }
+    alive = xdi_job_count(job, &dead);
+    *again = job->head->layout != sizeof *job->head || job->head->refused || job->head->complete ||
+             (dead >= 0 && alive == 0);
+    if (*again) { /* left behind by processes that died */
+        unlink(job->path);
+        return XD_OK;
+    }
+    const xd_result result = xdi_job_enter(job, e, dead, alive);
+    xdi_node_let_go(job->file, XDI_JOB_GUARD);
+    return result;
+}
+
+/* "2,3": the ranks that are not there. */
+static void xdi_job_missing(const xdi_job *job, char *text, size_t size, int *first) {
+    size_t used = 0;
+    text[0] = 0;
+    *first = -1;
+    for (int r = 0; r < job->size && used + 8 < size; r++) {
+        if (job->head->members[r].process) continue;
+        used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", r);
+        if (*first < 0) *first = r;
+    }
+}
+
+/* Ends the joining because of a rank that has died, or of those that have not come. */
+static xd_result xdi_job_give_up(xdi_job *job, const xdi_job_entry *e) {
+    char missing[120];
+    int dead = -1, first = -1;
+    const bool guarded = xdi_job_guard(job, e->ctx, xd_now(e->ctx) + 1.0);
+    if (job->head->complete) {
+        if (guarded) xdi_node_let_go(job->file, XDI_JOB_GUARD);
+        return XD_OK;
+    }
+    xdi_job_count(job, &dead);
+    xdi_job_missing(job, missing, sizeof missing, &first);
+    if (dead >= 0)
+        xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead,
+                       e->desc->name);
+    else
+        xdi_job_refuse(job, XD_ERROR_TIMEOUT, first,
+                       "rank%s %s of %d did not join job %s before the deadline of %g s",
+                       strchr(missing, ',') ? "s" : "", missing, job->size, e->desc->name, e->desc->timeout_s);
+    if (guarded) xdi_node_let_go(job->file, XDI_JOB_GUARD);
+    return xdi_job_refusal(job, e->ctx);
+}
+
+/* Waits until all have joined. */
+static xd_result xdi_job_await(xdi_job *job, const xdi_job_entry *e) {
+    xdi_job_head *head = job->head;
+    for (;;) {
+        int dead = -1;
+        const uint32_t rings = __atomic_load_n(&head->bell.rings, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&head->bell.sleepers, 1u, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&head->complete, __ATOMIC_SEQ_CST)) return XD_OK;
+        if (__atomic_load_n(&head->refused, __ATOMIC_SEQ_CST)) return xdi_job_refusal(job, e->ctx);
+        xdi_job_count(job, &dead);
+        if (dead >= 0 || xd_now(e->ctx) >= e->deadline) return xdi_job_give_up(job, e);
+        xdi_job_sleep(&head->bell, rings);
+    }
+}
+
+XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t region_bytes, xdi_job **out) {
+    const xdi_job_entry e = { ctx, desc, region_bytes, xd_now(ctx) + desc->timeout_s };
+    xdi_job *job = (xdi_job *)xd_allocate(ctx, sizeof *job);
+    XD_REQUIRE(ctx, job, XD_ERROR_MEMORY, "no room for a job of %d ranks", desc->size);
+    job->rank = desc->rank;
+    job->size = desc->size;
+    job->holders = 1;
+    job->file = -1;
+    snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
+    bool again = false;
+    xd_result result;
+    do {
+        xdi_job_leave_file(job);
+        result = xdi_job_try(job, &e, &again);
+    } while (result == XD_OK && again);
+    if (result == XD_OK) result = xdi_job_await(job, &e);
+    if (result == XD_OK) {
+        *out = job;
+        return XD_OK;
+    }
+    xdi_job_leave_file(job);
+    xd_release(ctx, job);
+    return result;
+}
+
+/* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
+static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) {
+    int32_t lowest = job->head->members[0].cpu;
+    XD_TRY(mine);
+    for (int r = 0; r < job->size; r++) {
+        const xdi_job_member *member = &job->head->members[r];
+        if (member->result != XD_OK)
+            return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, r, "rank %d could not join: %s", r,
+                                   xd_result_name((xd_result)member->result));
+        lowest = member->cpu < lowest ? member->cpu : lowest;
+    }
+    xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline) {
+    xdi_job_member *members = job->head->members;
+    members[job->rank].cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
+    members[job->rank].result = (int32_t)mine;
+    __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
+    xdi_job_ring(&job->head->bell);
+    for (int r = 0; r < job->size; r++) {
+        xdi_job_wait wait = xdi_job_wait_begin(&job->head->bell, false, deadline);
+        bool whole = true;
+        while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
+            whole = xdi_job_turn(ctx, job, &wait, r, false);
+        xdi_job_wait_end(job, &wait);
+        if (whole) continue;
+        XD_TRY(mine);
+        const uint64_t failure = xdi_job_failure(job);
+        const int culprit = (int)(failure & 0xffffffffu) - 1;
+        return XD_FAIL_CULPRIT(ctx, (xd_result)(failure >> 32), culprit,
+                               "rank %d of %d died or was stopped while ranks joined", culprit, job->size);
+    }
+    return xdi_job_agree(ctx, job, mine);
+}
+
+XD_PRIVATE void xdi_job_hold(xdi_job *job) {
+    __atomic_add_fetch(&job->holders, 1, __ATOMIC_ACQ_REL);
+}
+
+XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
+    if (__atomic_sub_fetch(&job->holders, 1, __ATOMIC_ACQ_REL) > 0) return;
+    __atomic_store_n(&job->head->members[job->rank].gone, 1u, __ATOMIC_SEQ_CST);
+    xdi_job_leave_file(job);
+    xd_release(ctx, job);
+}
+
+/* >>comm/processes.c */
+
+/* Ranks as processes of one machine. Every group has a region of the job's file (comm/job.c): rounds, control records and short
+ * payloads go through it as in comm/threads.c. No process reads another one's own memory: longer data goes through a slot of
+ * shared memory that each rank has, in steps. In a step a rank fills one of the chunks of its slot, then takes its part from the
+ * chunks of the others, and it fills a chunk again when all have taken what was in it. Sums are computed from the chunks in
+ * place. A slot is filled by one call at a time, on whatever group, so groups that are split from one another share slots;
+ * a call ends on a rank when the others have taken all that is in its slot.
+ *
+ * A process may die at any moment, since nobody needs anything but counters of it: who waits for them finds out (comm/job.c). */
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
+    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
+    XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
+    XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
+    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
+    XDI_PROCESSES_SLOT_RANK = 16 << 10,
+    XDI_PROCESSES_NAME = 64 /* letters of a job's */
+};
+
+/* What a rank shows in a round. */
+typedef struct xdi_processes_page {
+    xd_control control;
+    int64_t longest; /* elements of the longest block that it sends or receives */
+    uint32_t is_short;
+    uint32_t unused;
+    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank */
+    uint64_t payload[XDI_PROCESSES_INLINE / 8];
+} xdi_processes_page;
+
+/* A rank's place in a group. The counters lie in lines of their own. */
+typedef struct xdi_processes_seat {
+    uint64_t arrived; /* rounds this rank has entered; atomic */
+    char line[XDI_JOB_LINE - 8];
+    uint64_t filled, summed; /* chunks that it has filled; tiles of sums that it has added; atomic */
+    char second_line[XDI_JOB_LINE - 16];
+    uint64_t taken; /* steps in which it has taken its part; atomic */
+    char third_line[XDI_JOB_LINE - 8];
+    uint32_t left;        /* this rank has destroyed its handle; atomic */
+    int32_t child;        /* region of the group that was made in */
+    uint64_t child_round; /* this round; atomic */
+    char fourth_line[XDI_JOB_LINE - 16];
+    xdi_job_bell bell; /* where this rank waits for messages */
+    xdi_processes_page page[2];
+} xdi_processes_seat;
+
+/* Messages from one rank to another: what the sender says, and what the receiver says. */
+typedef struct xdi_processes_mail {
+    uint64_t posted;  /* messages offered so far; atomic */
+    uint64_t written; /* bytes in the lane so far; atomic */
+    int64_t count;
+    int32_t dtype;
+    char line[XDI_JOB_LINE - 28];
+    uint64_t met;  /* messages accepted or refused so far; atomic */
+    uint64_t done; /* messages processed so far; atomic */
+    uint64_t read; /* bytes taken from the lane so far; atomic */
+    int64_t wanted;
+    int32_t wanted_dtype;
+    char second_line[XDI_JOB_LINE - 36];
+} xdi_processes_mail;
+
+/* The region of a group; seats [size], mail [from][to] and, for the world and forks, slots [size] follow. */
+typedef struct xdi_processes_group {
+    xdi_job_bell bell;
+} xdi_processes_group;
+
+/* The region that has the slots; shared by all groups that are split from one another. */
+typedef struct xdi_processes_slots {
+    int holders; /* handles; atomic */
+    int region, size;
+    void *memory; /* the mapping */
+    size_t bytes; /* of it */
+    char *first;  /* slot */
+    size_t slot_bytes;
+} xdi_processes_slots;
+
+/* The message to a rank, or from one, that is under way. */
+typedef struct xdi_processes_lane {
+    char *data; /* what has not been moved yet */
+    size_t left;
+} xdi_processes_lane;
+
+typedef struct xdi_processes {
+    xd_transport base;
+    xdi_job *job;
+    xdi_processes_slots *slots;
+    int region; /* of the group; that of the slots too where they are its own */
+    void *memory;
+    size_t bytes;
+    xdi_processes_group *group;
+    xdi_processes_seat *seats;
+    xdi_processes_mail *mail;
+    int *world_ranks;   /* [size] */
+    int *places;        /* [size], numbers of slots */
+    uint64_t round, steps;
+    int rest;                  /* number of next waits that do not poll */
+    int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
+    xd_leaves *leaves;         /* [size], scratch */
+    const void **pieces;       /* [size], scratch */
+    xdi_processes_lane *lanes; /* [2 size]: to rank r at 2 r, from it at 2 r + 1 */
+} xdi_processes;
+
+/* ---- failure ---- */
+
+/* World ranks of the group that have not entered this round; `culprit` alone when there are none. */
+static bool xdi_processes_missing(const xdi_processes *t, int culprit, char *text, size_t size) {
+    bool member = false, missed = false;
+    size_t used = 0;
+    for (int r = 0; r < t->base.size; r++) {
+        const bool is_culprit = t->world_ranks[r] == culprit;
+        member = member || is_culprit;
+        if (__atomic_load_n(&t->seats[r].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
+        missed = missed || is_culprit;
+        if (used + 16 < size)
+            used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->world_ranks[r]);
+    }
+    if (used > 0) return missed;
+    snprintf(text, size, "%d", culprit);
+    return member;
+}
+
+/* Reports the broken world as comm/threads.c does. */
+static xd_result xdi_processes_report(const xdi_processes *t, bool waiting) {
+    const uint64_t failure = xdi_job_failure(t->job);
+    const xd_result cause = (xd_result)(failure >> 32);
+    const int culprit = (int)(failure & 0xffffffffu) - 1, me = t->world_ranks[t->base.rank];
+    char missing[160];
+    if (cause == XD_ERROR_TIMEOUT && culprit == me)
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                               "rank %d came after the deadline: the world is broken", me);
+    if (cause == XD_ERROR_TIMEOUT && waiting && xdi_processes_missing(t, culprit, missing, sizeof missing))
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                               "rank%s %s did not arrive before the deadline",
+                               strchr(missing, ',') ? "s" : "", missing);
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                           cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
+                                                     : "failed, died or left");
+}
+
+static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
+    return __atomic_load_n(&t->seats[rank].left, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* ---- waiting ---- */
+
+/* Polling pays only while the other rank runs at the same time: as in comm/threads.c. */
+static xdi_job_wait xdi_processes_wait_begin(xdi_processes *t, xdi_job_bell *bell, double deadline) {
+    const bool rests = t->rest > 0;
+    t->rest -= rests;
+    return xdi_job_wait_begin(bell, rests, deadline);
+}
+
+static void xdi_processes_wait_end(xdi_processes *t, xdi_job_wait *wait) {
+    if (xdi_job_has_polled(wait)) t->rest = XDI_PROCESSES_REST;
+    xdi_job_wait_end(t->job, wait);
+}
+
+/* Waits until *counter, which `rank` increases, reaches `target`. */
+static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
+                                     double deadline) {
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
+    bool whole = true;
+    while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
+        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
+    xdi_processes_wait_end(t, &wait);
+    return whole ? XD_OK : xdi_processes_report(t, true);
+}
+
+/* Announces a counter of this rank. */
+static void xdi_processes_tell(const xdi_processes *t, uint64_t *counter, uint64_t value) {
+    __atomic_store_n(counter, value, __ATOMIC_SEQ_CST);
+    xdi_job_ring(&t->group->bell);
+}
+
+/* Enters the next round and waits for all. The last one to come sees that all have, and wakes them. */
+static xd_result xdi_processes_round(xdi_processes *t, double deadline) {
+    const int n = t->base.size;
+    __atomic_store_n(&t->seats[t->base.rank].arrived, ++t->round, __ATOMIC_SEQ_CST);
+    int there = 0;
+    while (there < n && __atomic_load_n(&t->seats[there].arrived, __ATOMIC_SEQ_CST) >= t->round) there++;
+    if (there == n) xdi_job_ring(&t->group->bell);
+    for (int r = there; r < n; r++)
+        XD_TRY(xdi_processes_await(t, &t->seats[r].arrived, t->round, r, deadline));
+    return XD_OK;
+}
+
+static xdi_processes_page *xdi_processes_page_of(const xdi_processes *t, int rank) {
+    return &t->seats[rank].page[t->round & 1];
+}
+
+/* ---- what a rank sends ---- */
+
+/* Whether a rank has a block for each other one, rather than one for all. */
+static bool xdi_processes_addresses(xd_collective_kind kind) {
+    return xdi_comm_reduces(kind) || kind == XD_COLLECTIVE_SCATTER || kind == XD_COLLECTIVE_ALL_TO_ALL;
+}
+
+static bool xdi_processes_sends(const xd_collective *c, int rank) {
+    const bool rooted = c->kind == XD_COLLECTIVE_BROADCAST || c->kind == XD_COLLECTIVE_SCATTER;
+    return !rooted || rank == c->root;
+}
+
+static bool xdi_processes_receives(const xd_collective *c, int rank) {
+    if (c->kind == XD_COLLECTIVE_BROADCAST) return rank != c->root;
+    return c->kind != XD_COLLECTIVE_GATHER || rank == c->root;
+}
+
+/* The blocks that this rank sends, and those of a sum: begins and counts. An all_reduce is cut into a block for each rank. */
+static void xdi_processes_plan(xdi_processes *t, const xd_collective *c) {
+    const int n = t->base.size, me = t->base.rank;
+    int64_t end = 0;
+    for (int r = 0; r < n; r++) {
+        t->begins[r] = t->counts[r] = 0;
+        if (c->kind == XD_COLLECTIVE_ALL_REDUCE) {
+            xdi_comm_piece(c->count, n, r, &t->begins[r], &end);
+            t->counts[r] = end - t->begins[r];
+        } else if (xdi_processes_addresses(c->kind)) {
+            t->begins[r] = c->send_displacements ? c->send_displacements[r] : end;
+            t->counts[r] = xdi_processes_sends(c, me) ? c->send_counts[r] : 0;
+            end += c->send_counts[r];
+        }
+    }
+    if (!xdi_processes_addresses(c->kind)) t->counts[0] = xdi_comm_send_elements(c, me, n);
+}
+
+/* Elements from one node of this rank's forest to the next. */
+static int64_t xdi_processes_stride(const xd_collective *c, int size) {
+    return c->kind == XD_COLLECTIVE_ALL_REDUCE ? c->count : xdi_comm_total(c->send_counts, size);
+}
+
+/* The longest block that this rank sends or receives. */
+static int64_t xdi_processes_longest(const xdi_processes *t, const xd_collective *c) {
+    int64_t longest = c->kind == XD_COLLECTIVE_BROADCAST ? c->count : 0;
+    for (int r = 0; r < t->base.size; r++) {
+        if (t->counts[r] > longest) longest = t->counts[r];
+        if (c->recv_counts && c->recv_counts[r] > longest) longest = c->recv_counts[r];
+    }
+    return longest;
+}
+
+static void xdi_processes_copy(void *to, const void *from, int64_t count, size_t size) {
+    if (count > 0) memcpy(to, from, (size_t)count * size);
+}
+
+/* Copies all blocks into the page, back to back; each node of a forest like this. */
+static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page, const xd_collective *c) {
+    const size_t size = xd_dtype_size(c->dtype);
+    const int n = t->base.size;
+    const int64_t nodes = xdi_comm_reduces(c->kind) ? xdi_comm_nodes(&c->leaves) : 1;
+    const int64_t stride = nodes > 1 ? xdi_processes_stride(c, n) : 0;
+    char *to = (char *)page->payload;
+    int64_t at = 0;
+    for (int64_t k = 0; k < nodes; k++)
+        for (int r = 0; r < n; r++) {
+            if (k == 0) page->offsets[r] = at;
+            xdi_processes_copy(to + (size_t)at * size,
+                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
+                               size);
+            at += t->counts[r];
+        }
+}
+
+static void xdi_processes_publish(xdi_processes *t, xdi_processes_page *page, const xd_collective *c) {
+    const size_t bytes =
+        (size_t)xdi_comm_send_elements(c, t->base.rank, t->base.size) * xd_dtype_size(c->dtype);
+    page->is_short = bytes <= sizeof page->payload;
+    page->longest = 0;
+    if (c->kind == XD_COLLECTIVE_BARRIER) return;
+    xdi_processes_plan(t, c);
+    page->longest = xdi_processes_longest(t, c);
+    if (page->is_short) xdi_processes_show(t, page, c);
+}
+
+static xd_result xdi_processes_control(xd_transport *transport, const xd_control *mine,
+                                       const xd_collective *next, xd_control *all, double deadline) {
+    xdi_processes *t = (xdi_processes *)transport;
+    if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
+    xdi_processes_page *page = &t->seats[t->base.rank].page[(t->round + 1) & 1];
+    page->control = *mine;
+    if (next) xdi_processes_publish(t, page, next);
+    XD_TRY(xdi_processes_round(t, deadline));
+    for (int r = 0; r < t->base.size; r++) all[r] = xdi_processes_page_of(t, r)->control;
+    return XD_OK;
+}
+
+/* ---- taking ---- */
+
+/* Sums pieces that t->pieces points to; `stride` elements from node to node. */
+static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out, int64_t stride,
+                                      int64_t count) {
+    const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce;
+    const xd_launch launch = xd_ctx_launch(t->base.ctx);
+    if (count == 0) return XD_OK;
+    if (c->leaves.total)
+        return reduce->leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                              c->op);
+    return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
+}
+
+/* Reads every rank's leaves from the control records; returns the most nodes of one. */
+static int64_t xdi_processes_nodes(const xdi_processes *t, const xd_collective *c) {
+    int64_t most = 1;
+    for (int r = 0; r < t->base.size; r++) {
+        const xd_control *control = &xdi_processes_page_of(t, r)->control;
+        t->leaves[r].first = (int64_t)control->extra;
+        t->leaves[r].count = (int64_t)control->leaves;
+        t->leaves[r].total = c->leaves.total;
+        if (c->leaves.total && xdi_comm_nodes(&t->leaves[r]) > most) most = xdi_comm_nodes(&t->leaves[r]);
+    }
+    return most;
+}
+
+/* Where the data of a rank goes in recv: *to elements from its beginning; returns how many come. */
+static int64_t xdi_processes_room(const xdi_processes *t, const xd_collective *c, int from, int64_t *to) {
+    *to = 0;
+    if (!xdi_processes_sends(c, from) || !xdi_processes_receives(c, t->base.rank)) return 0;
+    if (c->kind == XD_COLLECTIVE_BROADCAST) return c->count;
+    if (c->kind == XD_COLLECTIVE_SCATTER) return c->send_counts[t->base.rank];
+    *to = xdi_comm_offset(c->recv_counts, c->recv_displacements, from);
+    return c->recv_counts[from];
+}
+
+/* What this rank sends to itself; a block that is in its place already stays. */
+static void xdi_processes_keep(const xdi_processes *t, const xd_collective *c) {
+    const size_t size = xd_dtype_size(c->dtype);
+    int64_t to;
+    const int64_t count = xdi_processes_room(t, c, t->base.rank, &to);
+    if (count == 0) return;
+    const int64_t from = xdi_processes_addresses(c->kind) ? t->begins[t->base.rank] : 0;
+    const char *send = (const char *)c->send + (size_t)from * size;
+    char *recv = (char *)c->recv + (size_t)to * size;
+    if (send != recv) xdi_processes_copy(recv, send, count, size);
+}
+
+/* Everything is in the pages. */
+static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_collective *c) {
+    const size_t size = xd_dtype_size(c->dtype);
+    const int me = t->base.rank, n = t->base.size;
+    const bool sums = xdi_comm_reduces(c->kind), whole = c->kind == XD_COLLECTIVE_ALL_REDUCE;
+    for (int r = 0; r < n; r++) {
+        const xdi_processes_page *page = xdi_processes_page_of(t, r);
+        const int64_t from = xdi_processes_addresses(c->kind) && !whole ? page->offsets[me] : 0;
+        const char *data = (const char *)page->payload + (size_t)from * size;
+        int64_t to;
+        t->pieces[r] = data;
+        if (sums || r == me) continue;
+        const int64_t count = xdi_processes_room(t, c, r, &to);
+        xdi_processes_copy((char *)c->recv + (size_t)to * size, data, count, size);
+    }
+    if (!sums) {
+        xdi_processes_keep(t, c);
+        return XD_OK;
+    }
+    xdi_processes_nodes(t, c);
+    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n), whole ? c->count : c->send_counts[me]);
+}
+
+/* ---- steps ---- */
+
+/* How a call is cut. Part d of a chunk is for rank d: `tile` elements of each node of the forest. */
+typedef struct xdi_processes_cut {
+    const xd_collective *c;
+    size_t size;   /* of an element */
+    int64_t tile;  /* elements of each block in a step */
+    int64_t nodes; /* most of a rank */
+    int64_t steps;
+    int64_t stride; /* of this rank's forest */
+    bool sums, whole;
+    uint64_t begin; /* t->steps at the beginning */
+    double deadline;
+} xdi_processes_cut;
+
+static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
+    xdi_processes_cut cut;
+    const int n = t->base.size;
+    const bool parts = xdi_processes_addresses(c->kind);
+    int64_t longest = 0;
+    memset(&cut, 0, sizeof cut);
+    cut.c = c;
+    cut.size = xd_dtype_size(c->dtype);
+    cut.sums = xdi_comm_reduces(c->kind);
+    cut.whole = c->kind == XD_COLLECTIVE_ALL_REDUCE;
+    cut.nodes = cut.sums ? xdi_processes_nodes(t, c) : 1;
+    cut.stride = cut.sums ? xdi_processes_stride(c, n) : 0;
+    cut.tile = (int64_t)(t->slots->slot_bytes / XDI_PROCESSES_CHUNKS / cut.size);
+    cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
+    for (int r = 0; r < n; r++)
+        if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
+    cut.steps = (longest + cut.tile - 1) / cut.tile;
+    cut.begin = t->steps;
+    cut.deadline = deadline;
+    return cut;
+}
+
+/* Elements of a block in a step. */
+static int64_t xdi_processes_in_step(const xdi_processes_cut *cut, int64_t count, int64_t step) {
+    const int64_t left = count > step * cut->tile ? count - step * cut->tile : 0;
+    return left < cut->tile ? left : cut->tile;
+}
+
+/* The chunk of a rank in a step; the sums of an all_reduce are behind all parts. */
+static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut, int64_t step) {
+    const size_t each = t->slots->slot_bytes / XDI_PROCESSES_CHUNKS;
+    const uint64_t number = (cut->begin + (uint64_t)step) % XDI_PROCESSES_CHUNKS;
+    return t->slots->first + (size_t)t->places[rank] * t->slots->slot_bytes + (size_t)number * each;
+}
+
+static char *xdi_processes_part(char *chunk, const xdi_processes_cut *cut, int64_t part) {
+    return chunk + (size_t)(part * cut->nodes * cut->tile) * cut->size;
+}
+
+/* Fills this rank's chunk. What it sums itself is read where it is, unless it is a forest: nodes have the distance of a tile. */
+static void xdi_processes_fill(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    char *chunk = xdi_processes_chunk(t, t->base.rank, cut, step);
+    const int64_t nodes = cut->sums ? xdi_comm_nodes(&cut->c->leaves) : 1;
+    const bool own = cut->sums && cut->c->leaves.total > 0;
+    for (int r = 0; r < t->base.size; r++) {
+        const int64_t count = xdi_processes_in_step(cut, t->counts[r], step);
+        if (r == t->base.rank && xdi_processes_addresses(cut->c->kind) && !own) continue;
+        for (int64_t k = 0; k < nodes && count > 0; k++)
+            xdi_processes_copy(xdi_processes_part(chunk, cut, r) + (size_t)(k * cut->tile) * cut->size,
+                               (const char *)cut->c->send +
+                                   (size_t)(k * cut->stride + t->begins[r] + step * cut->tile) * cut->size,
+                               count, cut->size);
+    }
+}
+
+/* Sums this rank's block of a step. In place nobody else reads it. */
+static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int me = t->base.rank, n = t->base.size;
+    const int64_t at = step * cut->tile, count = xdi_processes_in_step(cut, t->counts[me], step);
+    for (int r = 0; r < n; r++)
+        t->pieces[r] = xdi_processes_part(xdi_processes_chunk(t, r, cut, step), cut, me);
+    if (!cut->c->leaves.total && count > 0)
+        t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
+    char *sums = count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size
+                           : NULL;
+    XD_TRY(xdi_processes_reduce(t, cut->c, sums, cut->tile, count));
+    if (cut->whole)
+        xdi_processes_copy(xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n), sums, count,
+                           cut->size);
+    return XD_OK;
+}
+
+/* Copies what the others have for this rank; of an all_reduce, their sums. */
+static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step, int from) {
+    const bool parts = xdi_processes_addresses(cut->c->kind);
+    int64_t to = t->begins[from], count = t->counts[from];
+    if (!cut->whole) count = xdi_processes_room(t, cut->c, from, &to);
+    const int64_t now = xdi_processes_in_step(cut, count, step);
+    const char *part = xdi_processes_part(xdi_processes_chunk(t, from, cut, step), cut,
+                                          cut->whole ? t->base.size
+                                          : parts    ? t->base.rank
+                                                     : 0);
+    if (now > 0)
+        xdi_processes_copy((char *)cut->c->recv + (size_t)(to + step * cut->tile) * cut->size, part, now,
+                           cut->size);
+}
+
+/* Waits until the counter at `field` bytes of every other rank's seat has reached what it is after `step` steps. */
+static xd_result xdi_processes_await_all(xdi_processes *t, const xdi_processes_cut *cut, size_t field,
+                                         int64_t step) {
+    const int n = t->base.size;
+    for (int k = 1; k < n && step > 0; k++) {
+        const int r = (t->base.rank + k) % n;
+        const uint64_t *counter = (const uint64_t *)(const void *)((const char *)&t->seats[r] + field);
+        XD_TRY(xdi_processes_await(t, counter, cut->begin + (uint64_t)step, r, cut->deadline));
+    }
+    return XD_OK;
+}
+
+/* The first half of a step: fills a chunk, once all have done with what was in it. */
+static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    xdi_processes_seat *seat = &t->seats[t->base.rank];
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, taken),
+                                   step - XDI_PROCESSES_CHUNKS + 1));
+    if (xdi_processes_sends(cut->c, t->base.rank)) xdi_processes_fill(t, cut, step);
+    xdi_processes_tell(t, &seat->filled, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+/* The second half, of all that only moves: takes what is there, whoever has filled it. */
+static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    xdi_processes_seat *seat = &t->seats[t->base.rank];
+    for (int k = 1; k < n; k++) {
+        const int r = (t->base.rank + k) % n;
+        int64_t to;
+        if (xdi_processes_room(t, cut->c, r, &to) <= step * cut->tile) continue;
+        XD_TRY(xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
+        xdi_processes_collect(t, cut, step, r);
+    }
+    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+/* The second half, of a sum. An all_reduce takes the others' sums one step later, when they have had time to add them. */
+static xd_result xdi_processes_sum(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    xdi_processes_seat *seat = &t->seats[t->base.rank];
+    if (step < cut->steps) {
+        XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
+        XD_TRY(xdi_processes_add(t, cut, step));
+        if (cut->whole)
+            xdi_processes_tell(t, &seat->summed, cut->begin + (uint64_t)step + 1);
+        else
+            xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
+    }
+    if (!cut->whole || step == 0) return XD_OK;
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step));
+    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step - 1, (t->base.rank + k) % n);
+    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    xdi_processes *t = (xdi_processes *)transport;
+    bool is_short = true;
+    for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
+    if (is_short) return xdi_processes_take_short(t, c);
+    const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
+    const int64_t turns = cut.steps + (cut.whole ? 1 : 0);
+    if (!cut.sums) xdi_processes_keep(t, c);
+    for (int64_t step = 0; step < turns; step++) {
+        if (step < cut.steps) XD_TRY(xdi_processes_give(t, &cut, step));
+        XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, step) : xdi_processes_take(t, &cut, step));
+    }
+    XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
+    t->steps += (uint64_t)cut.steps;
+    return XD_OK;
+}
+
+/* ---- two ranks ---- */
+
+/* Stages of a message: a sender posts it with its first bytes, and sends the rest when it has been accepted. */
+enum { XDI_PROCESSES_NEW = 0, XDI_PROCESSES_OPEN, XDI_PROCESSES_MET };
+
+static xdi_processes_mail *xdi_processes_mail_of(const xdi_processes *t, const xd_collective *c) {
+    const int me = t->base.rank, n = t->base.size;
+    return &t->mail[c->kind == XD_COLLECTIVE_SEND ? me * n + c->root : c->root * n + me];
+}
+
+static xdi_processes_lane *xdi_processes_lane_of(const xdi_processes *t, const xd_collective *c) {
+    return &t->lanes[2 * c->root + (c->kind == XD_COLLECTIVE_RECV ? 1 : 0)];
+}
+
+/* Bytes of the part of the sender's slot that a message goes through. */
+static size_t xdi_processes_ring(const xdi_processes *t) {
+    return t->slots->slot_bytes / (size_t)t->slots->size;
+}
+
+static size_t xdi_processes_first_bytes(const xdi_processes *t, int64_t count, int32_t dtype) {
+    const size_t bytes = dtype == (int32_t)XD_DTYPE_NONE ? 0 : (size_t)count * xd_dtype_size((xd_dtype)dtype);
+    return bytes < xdi_processes_ring(t) ? bytes : xdi_processes_ring(t);
+}
+
+/* Both sides see the same four values. */
+static bool xdi_processes_agrees(const xdi_processes_mail *mail) {
+    return mail->dtype != (int32_t)XD_DTYPE_NONE && mail->dtype == mail->wanted_dtype &&
+           mail->count == mail->wanted;
+}
+
+/* Copies between the lane and this rank's memory as many bytes as there are, or as there is room for, from position `at`. */
+static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c, uint64_t at, size_t most) {
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
+    const size_t ring = xdi_processes_ring(t);
+    const bool sends = c->kind == XD_COLLECTIVE_SEND;
+    const int from = t->places[sends ? t->base.rank : c->root], to = t->places[sends ? c->root : t->base.rank];
+    char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
+    size_t moved = 0;
+    while (moved < most && lane->left > 0) {
+        const size_t place = (size_t)((at + moved) % ring);
+        size_t bytes = most - moved < ring - place ? most - moved : ring - place;
+        if (bytes > lane->left) bytes = lane->left;
+        memcpy(sends ? memory + place : lane->data, sends ? lane->data : memory + place, bytes);
+        lane->data += bytes;
+        lane->left -= bytes;
+        moved += bytes;
+    }
+    return moved;
+}
+
+/* Half a lane at a time, so that both ranks copy at the same time. */
+static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
+    const size_t half = (xdi_processes_ring(t) + 1) / 2;
+    return there < half ? there : half;
+}
+
+/* Whether there is something to do for a message that has not met. */
+static bool xdi_processes_can(const xdi_processes *t, const xd_message *m) {
+    const xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    const size_t left = xdi_processes_lane_of(t, &m->record)->left;
+    if (m->record.kind == XD_COLLECTIVE_RECV) {
+        if (m->stage == XDI_PROCESSES_NEW)
+            return __atomic_load_n(&mail->posted, __ATOMIC_SEQ_CST) > mail->done;
+        return __atomic_load_n(&mail->written, __ATOMIC_SEQ_CST) > mail->read;
+    }
+    if (m->stage == XDI_PROCESSES_NEW) return true;
+    if (__atomic_load_n(&mail->done, __ATOMIC_SEQ_CST) == mail->posted) return true;
+    return left > 0 && __atomic_load_n(&mail->met, __ATOMIC_SEQ_CST) == mail->posted &&
+           xdi_processes_agrees(mail) &&
+           mail->written - __atomic_load_n(&mail->read, __ATOMIC_SEQ_CST) < xdi_processes_ring(t);
+}
+
+/* Sends as much as there is room for. */
+static void xdi_processes_push(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
+    const size_t used = (size_t)(mail->written - __atomic_load_n(&mail->read, __ATOMIC_ACQUIRE));
+    const size_t room = xdi_processes_ring(t) - used;
+    const size_t moved = xdi_processes_move(t, c, mail->written, xdi_processes_portion(t, room));
+    __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
+}
+
+static void xdi_processes_pull(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
+    const size_t there = (size_t)(__atomic_load_n(&mail->written, __ATOMIC_ACQUIRE) - mail->read);
+    const size_t moved = xdi_processes_move(t, c, mail->read, xdi_processes_portion(t, there));
+    __atomic_store_n(&mail->read, mail->read + moved, __ATOMIC_SEQ_CST);
+}
+
+static void xdi_processes_advance_send(const xdi_processes *t, xd_message *m) {
+    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
+    if (m->stage == XDI_PROCESSES_NEW) {
+        mail->count = m->record.count;
+        mail->dtype = (int32_t)m->record.dtype;
+        lane->data = (char *)(uintptr_t)m->record.send; /* read only */
+        lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
+        const size_t first = xdi_processes_first_bytes(t, mail->count, mail->dtype);
+        const size_t moved = xdi_processes_move(t, &m->record, mail->written, first);
+        __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&mail->posted, mail->posted + 1, __ATOMIC_SEQ_CST);
+        m->stage = XDI_PROCESSES_OPEN;
+    } else if (__atomic_load_n(&mail->done, __ATOMIC_ACQUIRE) == mail->posted) {
+        m->their_count = mail->wanted;
+        m->their_dtype = (xd_dtype)mail->wanted_dtype;
+        m->stage = XDI_PROCESSES_MET;
+    } else {
+        xdi_processes_push(t, mail, &m->record);
+    }
+}
+
+static void xdi_processes_advance_receive(const xdi_processes *t, xd_message *m) {
+    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
+    if (m->stage == XDI_PROCESSES_NEW) {
+        m->their_count = mail->count;
+        m->their_dtype = (xd_dtype)mail->dtype;
+        mail->wanted = m->record.count;
+        mail->wanted_dtype = (int32_t)m->record.dtype;
+        lane->data = (char *)m->record.recv;
+        lane->left = 0;
+        if (xdi_processes_agrees(mail))
+            lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
+        else
+            mail->read += xdi_processes_first_bytes(t, mail->count, mail->dtype);
+        m->stage = XDI_PROCESSES_OPEN;
+        __atomic_store_n(&mail->met, mail->met + 1, __ATOMIC_SEQ_CST);
+    }
+    if (lane->left > 0) xdi_processes_pull(t, mail, &m->record);
+    if (lane->left > 0) return;
+    m->stage = XDI_PROCESSES_MET;
+    __atomic_store_n(&mail->done, mail->done + 1, __ATOMIC_SEQ_CST);
+}
+
+/* Does what can be done for a message, and wakes the other rank. */
+static void xdi_processes_advance(const xdi_processes *t, xd_message *m) {
+    if (m->record.kind == XD_COLLECTIVE_SEND)
+        xdi_processes_advance_send(t, m);
+    else
+        xdi_processes_advance_receive(t, m);
+    xdi_job_ring(&t->seats[m->record.root].bell);
+}
+
+/* The first message from `at` on that has not met and is not behind another between the same ranks; count without one. */
+static int xdi_processes_next(const xd_message *messages, int count, int at) {
+    for (; at < count; at++) {
+        const xd_collective *c = &messages[at].record;
+        bool free = messages[at].stage != XDI_PROCESSES_MET;
+        for (int i = 0; free && i < at; i++)
+            free = messages[i].stage == XDI_PROCESSES_MET || messages[i].record.kind != c->kind ||
+                   messages[i].record.root != c->root;
+        if (free) break;
+    }
+    return at;
+}
+
+/* Whom to wait for: a rank that has left or died, if a message waits for one, else that of the first message. */
+static int xdi_processes_awaited(const xdi_processes *t, const xd_message *messages, int count, bool sleeps,
+                                 bool *gone) {
+    const int first = xdi_processes_next(messages, count, 0);
+    *gone = false;
+    for (int i = first; i < count; i = xdi_processes_next(messages, count, i + 1)) {
+        const int peer = messages[i].record.root;
+        *gone = xdi_processes_has_left(t, peer) || xdi_job_has_left(t->job, t->world_ranks[peer]) ||
+                (sleeps && xdi_job_has_died(t->job, t->world_ranks[peer]));
+        if (*gone) return peer;
+    }
+    return messages[first].record.root;
+}
+
+static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *messages, int count,
+                                        double deadline) {
+    xdi_processes *t = (xdi_processes *)transport;
+    xdi_job_bell *bell = &t->seats[t->base.rank].bell;
+    bool whole = true;
+    if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
+    xdi_job_wait wait = xdi_processes_wait_begin(t, bell, deadline);
+    while (whole && xdi_processes_next(messages, count, 0) < count) {
+        bool moved = false, gone = false;
+        for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
+            if (!xdi_processes_can(t, &messages[i])) continue;
+            xdi_processes_advance(t, &messages[i]);
+            moved = true;
+        }
+        if (moved) {
+            xdi_processes_wait_end(t, &wait);
+            wait = xdi_processes_wait_begin(t, bell, deadline);
+            continue;
+        }
+        const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
+        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
+    }
+    xdi_processes_wait_end(t, &wait);
+    return whole ? XD_OK : xdi_processes_report(t, true);
+}
+
+/* ---- handles ---- */
+
+static size_t xdi_processes_align(size_t bytes) {
+    return (bytes + XDI_JOB_LINE - 1) / XDI_JOB_LINE * XDI_JOB_LINE;
+}
+
+/* Bytes of a group's region without slots. */
+static size_t xdi_processes_group_bytes(int size) {
+    const size_t n = (size_t)size;
+    return sizeof(xdi_processes_group) + xdi_processes_align(n * sizeof(xdi_processes_seat)) +
+           n * n * sizeof(xdi_processes_mail);
+}
+
+/* Gives up the slots, and with the last handle their region. */
+static void xdi_processes_leave_slots(xdi_processes *t) {
+    xdi_processes_slots *slots = t->slots;
+    if (!slots || __atomic_sub_fetch(&slots->holders, 1, __ATOMIC_ACQ_REL) > 0) return;
+    xdi_job_give(t->job, slots->region, slots->memory, slots->bytes);
+    xd_release(t->base.ctx, slots);
+}
+
+static void xdi_processes_destroy(xd_transport *transport) {
+    xdi_processes *t = (xdi_processes *)transport;
+    xd_ctx *ctx = transport->ctx;
+    const bool is_in_slots = t->slots && t->slots->region == t->region;
+    if (t->memory) {
+        __atomic_store_n(&t->seats[transport->rank].left, 1u, __ATOMIC_SEQ_CST);
+        xdi_job_ring(&t->group->bell);
+        for (int r = 0; r < transport->size; r++) xdi_job_ring(&t->seats[r].bell);
+    }
+    xdi_processes_leave_slots(t);
+    if (t->region >= 0 && !is_in_slots) xdi_job_give(t->job, t->region, t->memory, t->bytes);
+    xdi_job_release(ctx, t->job);
+    xd_release(ctx, t->lanes);
+    xd_release(ctx, (void *)t->pieces);
+    xd_release(ctx, t->leaves);
+    xd_release(ctx, t->counts);
+    xd_release(ctx, t->begins);
+    xd_release(ctx, t->places);
+    xd_release(ctx, t->world_ranks);
+    xd_release(ctx, t);
+}
+
+/* Slots of a group's own, behind the rest of its region. */
+static bool xdi_processes_own_slots(xdi_processes *t, size_t slot_bytes) {
+    t->slots = (xdi_processes_slots *)xd_allocate(t->base.ctx, sizeof *t->slots);
+    if (!t->slots) return false;
+    t->slots->holders = 1;
+    t->slots->region = t->region;
+    t->slots->size = t->base.size;
+    t->slots->memory = t->memory;
+    t->slots->bytes = t->bytes;
+    t->slots->slot_bytes = slot_bytes;
+    t->slots->first = (char *)t->memory + xdi_processes_group_bytes(t->base.size);
+    return true;
+}
+
+/* Gives a region to a handle, whatever becomes of the rest. slot_bytes 0: it uses the slots of `parent`. */
+static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes, xdi_processes_slots *parent) {
+    const size_t n = (size_t)t->base.size;
+    t->region = region;
+    t->bytes = xdi_processes_group_bytes(t->base.size) + n * slot_bytes;
+    char *memory = (char *)xdi_job_map(t->job, region, t->bytes);
+    t->memory = memory;
+    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped", t->bytes,
+               (int)n);
+    t->group = (xdi_processes_group *)(void *)memory;
+    t->seats = (xdi_processes_seat *)(void *)(memory + sizeof *t->group);
+    t->mail = (xdi_processes_mail *)(void *)(memory + sizeof *t->group +
+                                             xdi_processes_align(n * sizeof *t->seats));
+    if (parent) {
+        __atomic_add_fetch(&parent->holders, 1, __ATOMIC_ACQ_REL);
+        t->slots = parent;
+    }
+    XD_REQUIRE(t->base.ctx, parent || xdi_processes_own_slots(t, slot_bytes), XD_ERROR_MEMORY,
+               "no room for the slots of %d ranks", (int)n);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out);
+
+/* The first member takes a region for the new group and publishes it in its seat, where the others read it. */
+static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes, double deadline,
+                                     int *region) {
+    xdi_processes_seat *leader = &t->seats[first];
+    const size_t bytes = xdi_processes_group_bytes(size) + (size_t)size * slot_bytes;
+    if (first == t->base.rank) {
+        leader->child = xdi_job_take(t->job, bytes, size);
+        xdi_processes_tell(t, &leader->child_round, t->round);
+    } else {
+        XD_TRY(xdi_processes_await(t, &leader->child_round, t->round, first, deadline));
+    }
+    *region = leader->child;
+    XD_REQUIRE(t->base.ctx, *region >= 0, XD_ERROR_MEMORY,
+               "no room in /dev/shm for %zu bytes that a group of %d ranks shares", bytes, size);
+    return XD_OK;
+}
+
+/* A handle on a region that has been taken. */
+static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region, size_t slot_bytes,
+                                    xdi_processes_slots *parent, xdi_processes **out) {
+    xdi_processes *made = NULL;
+    const xd_result attached = xdi_processes_attach(ctx, job, size, rank, &made);
+    if (attached != XD_OK) xdi_job_give(job, region, NULL, 0);
+    XD_TRY(attached);
+    const xd_result bound = xdi_processes_bind(made, region, slot_bytes, parent);
+    if (bound != XD_OK) xdi_processes_destroy(&made->base);
+    if (bound == XD_OK) *out = made;
+    return bound;
+}
+
+static xd_result xdi_processes_split(xd_transport *transport, const int *members, int size, int rank,
+                                     double deadline, xd_transport **out) {
+    xdi_processes *t = (xdi_processes *)transport, *child = NULL;
+    int region = -1;
+    XD_TRY(xdi_processes_child(t, members[0], size, 0, deadline, &region));
+    XD_TRY(xdi_processes_open(transport->ctx, t->job, size, rank, region, 0, t->slots, &child));
+    for (int r = 0; r < size; r++) {
+        child->world_ranks[r] = t->world_ranks[members[r]];
+        child->places[r] = t->places[members[r]];
+    }
+    *out = &child->base;
+    return XD_OK;
+}
+
+static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_processes *t = (xdi_processes *)transport, *twin = NULL;
+    const int size = transport->size;
+    int region = -1;
+    XD_TRY(xdi_processes_child(t, 0, size, t->slots->slot_bytes, deadline, &region));
+    const xd_result made = xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes,
+                                              NULL, &twin);
+    if (made != XD_OK) return xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
+    memcpy(twin->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
+    *out = &twin->base;
+    return XD_OK;
+}
+
+static void xdi_processes_abort(xd_transport *transport) {
+    xdi_processes *t = (xdi_processes *)transport;
+    xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    xdi_job_ring(&t->group->bell);
+}
+
+static void xdi_processes_fail(xd_transport *transport, xd_result result, int culprit) {
+    xdi_job_break(((xdi_processes *)transport)->job, result, culprit);
+}
+
+static xd_result xdi_processes_poll(xd_transport *transport) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
+}
+
+static const xd_transport_ops xdi_processes_ops = { "processes",
+                                                    xdi_processes_control,
+                                                    xdi_processes_execute,
+                                                    xdi_processes_split,
+                                                    xdi_processes_abort,
+                                                    xdi_processes_destroy,
+                                                    xdi_processes_poll,
+                                                    false,
+                                                    xdi_processes_fail,
+                                                    xdi_processes_fork,
+                                                    xdi_processes_exchange };
+
+/* A handle without a region, of the job's ranks in their order. */
+static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
+    const size_t n = (size_t)size;
+    xdi_processes *t = (xdi_processes *)xd_allocate(ctx, sizeof *t);
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    t->base.ops = &xdi_processes_ops;
+    t->base.ctx = ctx;
+    t->base.rank = rank;
+    t->base.size = size;
+    t->job = job;
+    t->region = -1;
+    xdi_job_hold(job);
+    t->world_ranks = (int *)xd_allocate(ctx, n * sizeof *t->world_ranks);
+    t->places = (int *)xd_allocate(ctx, n * sizeof *t->places);
+    t->begins = (int64_t *)xd_allocate(ctx, n * sizeof *t->begins);
+    t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
+    t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
+    t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
+    t->lanes = (xdi_processes_lane *)xd_allocate(ctx, 2 * n * sizeof *t->lanes);
+    if (!t->world_ranks || !t->places || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->lanes) {
+        xdi_processes_destroy(&t->base);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    }
+    for (int r = 0; r < size; r++) t->world_ranks[r] = t->places[r] = r;
+    t->base.world_ranks = t->world_ranks;
+    *out = t;
+    return XD_OK;
+}
+
+/* ---- worlds ---- */
+
+static bool xdi_processes_is_name(const char *name) {
+    size_t length = 0;
+    for (; name && name[length]; length++) {
+        const char c = name[length];
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        if (!letter && !(c >= '0' && c <= '9') && c != '-' && c != '_') return false;
+        if (length == XDI_PROCESSES_NAME) return false;
+    }
+    return length > 0;
+}
+
+/* Checks the desc and fills in its defaults. */
+static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
+    XD_REQUIRE(ctx, xdi_processes_is_name(d->name), XD_ERROR_ARGUMENT,
+               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"", (int)XDI_PROCESSES_NAME,
+               d->name ? d->name : "");
+    XD_REQUIRE(ctx, d->size >= 1 && d->size <= XD_NODE_RANKS_MAX, XD_ERROR_ARGUMENT,
+               "job %s: size %d is outside [1, %d]", d->name, d->size, XD_NODE_RANKS_MAX);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT, "job %s: rank %d is outside [0, %d)",
+               d->name, d->rank, d->size);
+    XD_REQUIRE(ctx, d->timeout_s >= 0.0, XD_ERROR_ARGUMENT, "job %s: timeout_s is %g", d->name, d->timeout_s);
+    const size_t least = (size_t)XDI_PROCESSES_LEAST * (size_t)d->size, most = SIZE_MAX / 128;
+    if (d->slot_bytes == 0) {
+        d->slot_bytes = (size_t)XDI_PROCESSES_SLOT_RANK * (size_t)d->size;
+        if (d->slot_bytes < XDI_PROCESSES_SLOT) d->slot_bytes = XDI_PROCESSES_SLOT;
+    }
+    XD_REQUIRE(ctx, d->slot_bytes >= least && d->slot_bytes <= most, XD_ERROR_ARGUMENT,
+               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes, d->size,
+               least, most);
+    d->slot_bytes = d->slot_bytes / XDI_PROCESSES_LEAST * XDI_PROCESSES_LEAST;
+    if (d->timeout_s <= 0.0) d->timeout_s = xd_ctx_settings(ctx)->init_timeout_seconds;
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out) {
+    xd_node_desc d = *desc;
+    xdi_job *job = NULL;
+    xdi_processes *t = NULL;
+    xd_comm *comm = NULL;
+    XD_TRY(xdi_processes_resolve(ctx, &d));
+    xd_ctx_set_rank(ctx, d.rank);
+    const size_t bytes = xdi_processes_group_bytes(d.size) + (size_t)d.size * d.slot_bytes;
+    const double deadline = xd_now(ctx) + d.timeout_s;
+    XD_TRY(xdi_job_join(ctx, &d, bytes, &job));
+    xd_result result = xdi_processes_open(ctx, job, d.size, d.rank, 0, d.slot_bytes, NULL, &t);
+    if (result == XD_OK) result = xd_comm_create(ctx, &t->base, &comm);
+    result = xdi_job_meet(ctx, job, result, deadline);
+    if (result == XD_OK)
+        *out = comm;
+    else
+        xd_comm_destroy(comm);
+    xdi_job_release(ctx, job);
     return result;
 }
 
@@ -73203,4 +74865,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dba197669163eefb2d6c273d184301db1e9c28866667931b820071f37cff21c6 */
+/* xdistill sha256 2bbfc7efd057045f836b89f59149df330f7165c9ccadaeda59cac04c1d41b505 */

@@ -56,6 +56,7 @@
 
 /* Ranks and meshes. */
 #include "comm/collective.h"
+#include "comm/processes.h"
 #include "comm/leaves.h"
 #include "comm/topology.h"
 #include "comm/mesh.h"
@@ -310,6 +311,9 @@
 #include "comm/self.c"
 #include "comm/threads.c"
 #include "comm/node.c"
+#include "comm/job.h"
+#include "comm/job.c"
+#include "comm/processes.c"
 #include "comm/leaves.c"
 #include "comm/topology.c"
 #include "comm/mesh.c"

@@ -152,6 +152,15 @@ XD_PRIVATE void xdi_node_hand_on(const xdi_node *node);
 /* node.c: whether another rank's process has ended or has destroyed its handle. */
 XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
+/* node.c: writes zeros into a file. Writing, unlike setting a length, allocates memory at once: a lack of it is an error here, not
+ * a signal later. */
+XD_PRIVATE bool xdi_node_fill(int file, uint64_t begin, size_t bytes);
+/* node.c: takes a lock on one byte of a file; false when another process has it. The system takes it back when this process ends, or
+ * closes any descriptor of the file. xdi_node_is_held: whether another process has it. */
+XD_PRIVATE bool xdi_node_hold(int file, int byte);
+XD_PRIVATE void xdi_node_let_go(int file, int byte);
+XD_PRIVATE bool xdi_node_is_held(int file, int byte);
+
 /* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);

@@ -77,12 +77,13 @@ static int xdi_node_open(uint64_t token) {
     return file;
 }
 
-/* Writing, unlike setting a length, allocates the memory at once: a lack of it is an error here, not a signal later. */
-static bool xdi_node_fill(int file, size_t bytes) {
+XD_PRIVATE bool xdi_node_fill(int file, uint64_t begin, size_t bytes) {
     static const char zeros[4096] = { 0 };
     while (bytes > 0) {
-        const ssize_t written = write(file, zeros, bytes < sizeof zeros ? bytes : sizeof zeros);
+        const ssize_t written =
+            pwrite(file, zeros, bytes < sizeof zeros ? bytes : sizeof zeros, (off_t)begin);
         if (written <= 0) return false;
+        begin += (uint64_t)written;
         bytes -= (size_t)written;
     }
     return true;
@@ -98,20 +99,33 @@ static bool xdi_node_map(xdi_node *node) {
     return true;
 }
 
-static struct flock xdi_node_byte(int rank) {
+static struct flock xdi_node_byte(int byte, bool lock_it) {
     struct flock lock;
     memset(&lock, 0, sizeof lock);
-    lock.l_type = F_WRLCK;
+    lock.l_type = lock_it ? F_WRLCK : F_UNLCK;
     lock.l_whence = SEEK_SET;
-    lock.l_start = rank;
+    lock.l_start = byte;
     lock.l_len = 1;
     return lock;
 }
 
-/* Whether another process holds the lock on the rank's byte. */
+XD_PRIVATE bool xdi_node_hold(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, true);
+    return fcntl(file, F_SETLK, &lock) == 0;
+}
+
+XD_PRIVATE void xdi_node_let_go(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, false);
+    (void)fcntl(file, F_SETLK, &lock);
+}
+
+XD_PRIVATE bool xdi_node_is_held(int file, int byte) {
+    struct flock lock = xdi_node_byte(byte, true);
+    return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 static bool xdi_node_lives(const xdi_node *node, int rank) {
-    struct flock lock = xdi_node_byte(rank);
-    return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    return xdi_node_is_held(node->file, rank);
 }
 
 /* Rank 0 makes the file. */
@@ -122,7 +136,7 @@ static bool xdi_node_make(xdi_node *node, int64_t *told) {
     const int64_t process = (int64_t)getpid();
     const uint64_t token = (xd_hash(moment, &process, sizeof process) >> 1) | 1u;
     node->file = xdi_node_open(token);
-    if (node->file < 0 || !xdi_node_fill(node->file, node->bytes) || !xdi_node_map(node)) return false;
+    if (node->file < 0 || !xdi_node_fill(node->file, 0, node->bytes) || !xdi_node_map(node)) return false;
     ((xdi_node_head *)(void *)node->memory)->token = token;
     told[XDI_NODE_PROCESS] = process;
     told[XDI_NODE_DESCRIPTOR] = node->file;
@@ -147,10 +161,7 @@ static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *told, boo
     const int rank = xd_comm_rank(comm);
     XD_TRY(xd_broadcast(comm, told, XDI_NODE_WORDS, XD_DTYPE_I64, 0));
     if (can && rank > 0) can = xdi_node_join(node, told);
-    if (can) {
-        struct flock lock = xdi_node_byte(rank);
-        can = fcntl(node->file, F_SETLK, &lock) == 0;
-    }
+    if (can) can = xdi_node_hold(node->file, rank);
     XD_TRY(xdi_comm_all_can(comm, can, shared));
     if (!*shared) return XD_OK;
     for (int r = 0; r < xd_comm_size(comm); r++) can = can && (r == rank || xdi_node_lives(node, r));

@@ -3,9 +3,10 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
+#include "drawn_call.h"
 #include "mpi_job.h"
 
-enum { RANKS = 4, STEPS = 12, COUNT = 40000, SECONDS = 2, GRACE = 8 /* seconds, on a busy machine */ };
+enum { RANKS = DRAWN_RANKS, STEPS = 12, SECONDS = 2, GRACE = 8 /* seconds, on a busy machine */ };
 
 static int kills(void) {
     const char *wanted = getenv("XD_TEST_KILLS");
@@ -21,11 +22,6 @@ typedef struct program {
     int looks;        /* at the clock, in this call, until then; 0 -> before it */
 } program;
 
-static int draw(program *p, int below) {
-    p->state = p->state * 6364136223846793005u + 1442695040888963407u;
-    return (int)((p->state >> 33) % (uint64_t)below);
-}
-
 static int looks_left = -1; /* of the victim, in its last call */
 
 static double fatal_clock(void *user) {
@@ -34,37 +30,13 @@ static double fatal_clock(void *user) {
     return MPI_Wtime();
 }
 
-/* A call that the ranks draw together, on the world or on one of its pairs. */
-static xd_result call(program *p, xd_comm *world, xd_comm *pair) {
-    static const int sizes[] = { 1, 60, 3000, COUNT };
-    static float send[RANKS * COUNT], recv[RANKS * COUNT];
-    xd_comm *comm = draw(p, 3) ? world : pair;
-    const int kind = draw(p, 10), root = draw(p, xd_comm_size(comm));
-    const int64_t n = sizes[draw(p, 4)], counts[RANKS] = { n, n, n, n };
-    const int peer = 1 - xd_comm_rank(pair);
-    switch (kind) {
-    case 0: return xd_barrier(comm);
-    case 1: return xd_broadcast(comm, recv, n, XD_DTYPE_F32, root);
-    case 2: return xd_all_reduce(comm, send, recv, n, XD_DTYPE_F32, XD_SUM);
-    case 3: return xd_reduce_scatter(comm, send, recv, counts, XD_DTYPE_F32, XD_SUM);
-    case 4: return xd_all_gather(comm, send, recv, counts, XD_DTYPE_F32);
-    case 5: return xd_all_to_all(comm, send, counts, recv, counts, XD_DTYPE_F32);
-    case 6: return xd_gather(comm, send, recv, counts, XD_DTYPE_F32, root);
-    case 7: return xd_scatter(comm, send, recv, counts, XD_DTYPE_F32, root);
-    case 8: return xd_agree(comm, XD_OK);
-    default:
-        if (peer) return xd_send(pair, send, n, XD_DTYPE_F32, peer);
-        return xd_recv(pair, recv, n, XD_DTYPE_F32, peer);
-    }
-}
-
 /* What needs nothing of the victim may still succeed; at the end all meet. */
 static xd_result play(program *p, int rank, xd_comm *world, xd_comm *pair) {
     xd_result result = XD_OK;
     for (int i = 0; i < STEPS && result == XD_OK; i++) {
         if (rank == p->victim && i == p->step) looks_left = p->looks - 1;
         if (rank == p->victim && i == p->step && p->looks == 0) _exit(0);
-        result = call(p, world, pair);
+        result = drawn_call(&p->state, world, pair);
         if (rank == p->victim && i == p->step) _exit(0);
     }
     return result == XD_OK ? xd_barrier(world) : result;
@@ -89,9 +61,9 @@ static int run_rank(int *argc, char ***argv) {
     MPI_Init(argc, argv);
     if (xd_ctx_create(&desc, &ctx) != XD_OK || xd_comm_mpi(ctx, NULL, &world) != XD_OK) return 1;
     const int rank = xd_comm_rank(world);
-    p.victim = draw(&p, RANKS);
-    p.step = draw(&p, STEPS);
-    p.looks = draw(&p, 6);
+    p.victim = drawn_number(&p.state, RANKS);
+    p.step = drawn_number(&p.state, STEPS);
+    p.looks = drawn_number(&p.state, 6);
     CHECK_EQ_INT(xd_comm_split(world, rank / 2, rank, &pair), XD_OK);
     CHECK_EQ_INT(xd_barrier(pair), XD_OK); /* the first call has the longer deadline */
     const double begin = MPI_Wtime();

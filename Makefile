@@ -139,7 +139,7 @@ build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdis
 open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
 
-demo-sharded: build/demo-sharded$(mpi_if_asked) ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --mpi ranks are processes
+demo-sharded: build/demo-sharded$(mpi_if_asked) build/xdrun ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --launch or --mpi ranks are processes
 	$(open_mpi) $< $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))

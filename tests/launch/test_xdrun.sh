@@ -112,6 +112,27 @@ lines "$work/orphans" 6 && kill -KILL $! && gone "$work/orphans"
 verdict $? 'nothing outlives an xdrun that is killed' "$work/err"
 wait 2>/dev/null
 
+# ---- ranks that meet ----
+
+{ make --no-print-directory build/examples/21_launch && cp build/examples/21_launch "$work/launch"; } >"$work/build.log" 2>&1
+verdict $? 'the example builds' "$work/build.log"
+job -n 4 "$work/launch"
+[ "$status" -eq 0 ] && [ "$(sort "$work/out" | tr '\n' '/')" = "$(for r in 0 1 2 3; do printf '[%d] rank %d of 4: 5 sums of 1000 elements, 0 wrong/' $r $r; done)" ]
+verdict $? 'processes find their ranks and add up' "$work/err"
+job -n 4 "$work/launch" --leave 2
+said 3 'rank 2 (process [0-9]*) ended with status 3; stopping the other [0-3]'
+verdict $? 'one that leaves in the middle is named'
+"$work/launch" >"$work/out" 2>&1 && grep -qx 'rank 0 of 1: 5 sums of 1000 elements, 0 wrong' "$work/out"
+verdict $? 'alone it is one rank' "$work/out"
+RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$work/launch" >"$work/out" 2>&1
+[ $? -eq 1 ] && grep -q 'RANK is set to "1", but LOCAL_WORLD_SIZE is not set' "$work/out"
+verdict $? 'a variable that is missing is named' "$work/out"
+if command -v mpirun >/dev/null 2>&1; then
+    mpirun --oversubscribe --allow-run-as-root -n 3 "$work/launch" >"$work/out" 2>"$work/err" </dev/null
+    [ "$(sort "$work/out" | tr '\n' '/')" = "$(for r in 0 1 2; do printf 'rank %d of 3: 5 sums of 1000 elements, 0 wrong/' $r; done)" ]
+    verdict $? 'so do those of mpirun, without MPI' "$work/err"
+fi
+
 # ---- cores ----
 
 if [ -r /proc/self/status ]; then

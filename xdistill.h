@@ -1061,13 +1061,11 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
 /* How a process joins. Zero is the default of the last two fields. */
 typedef struct xd_node_desc {
-    const char *
-        name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
+    const char *name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
                        * '_'; 1 to 64 of them */
     int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
     double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
-    size_t
-        slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
+    size_t slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
                         * `size`; 0 -> 1 MiB, or 16 KiB for each of `size` if that is more */
 } xd_node_desc;
 
@@ -28983,8 +28981,7 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
 enum {
     XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
     XDI_JOB_REGIONS = 1024,
-    XDI_JOB_LINE =
-        64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
+    XDI_JOB_LINE = 64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
     XDI_JOB_TEXT = 192
 };
 
@@ -29018,12 +29015,12 @@ typedef struct xdi_job_head {
     uint64_t layout; /* of this struct; written last when the file is made */
     uint64_t slot_bytes;
     int32_t size;
-    uint32_t complete;     /* all have joined, and region 0 is there; atomic */
-    uint32_t refused;      /* xd_result by which joining ended for everybody, `text` says why; atomic */
-    uint32_t region_count; /* atomic */
-    uint64_t bytes;        /* of the file; atomic */
-    uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int32_t culprit;  /* of `refused`; -1: nobody */
+    uint32_t complete;       /* all have joined, and region 0 is there; atomic */
+    uint32_t refused;        /* xd_result by which joining ended for everybody, `text` says why; atomic */
+    uint32_t region_count;   /* atomic */
+    uint64_t bytes;          /* of the file; atomic */
+    uint64_t failure;        /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
+    int32_t culprit;         /* of `refused`; -1: nobody */
     char text[XDI_JOB_TEXT]; /* of `refused` */
     xdi_job_bell bell;       /* of those that join */
     xdi_job_member members[XD_NODE_RANKS_MAX];
@@ -29034,9 +29031,9 @@ typedef struct xdi_job_head {
 typedef struct xdi_job {
     xdi_job_head *head;
     char path[96];
-    int file; /* open as long as the lock on this rank's byte is needed */
+    int file;      /* open as long as the lock on this rank's byte is needed */
     int rank, size;
-    int holders; /* handles; atomic */
+    int holders;   /* handles; atomic */
 } xdi_job;
 
 /* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
@@ -29064,13 +29061,12 @@ XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank);
 typedef struct xdi_job_wait {
     xdi_job_bell *bell;
     double deadline;
-    int turn;       /* so far */
-    bool rests;     /* it has begun without polling */
-    bool armed;     /* sleeps in the next turn unless the bell rings */
-    uint32_t rings; /* then: of the bell */
-    xd_result
-        excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
-    bool tells; /* others may read whom this rank waits for */
+    int turn;         /* so far */
+    bool rests;       /* it has begun without polling */
+    bool armed;       /* sleeps in the next turn unless the bell rings */
+    uint32_t rings;   /* then: of the bell */
+    xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    bool tells;       /* others may read whom this rank waits for */
 } xdi_job_wait;
 
 /* job.c: `rests`: without polling. */
@@ -29619,12 +29615,11 @@ XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
 #include <string.h>
 
 enum {
-    XDI_PROCESSES_INLINE = 4096, /* most bytes of a payload in the page */
-    XDI_PROCESSES_REST = 100,    /* waits without polling after polling in vain */
-    XDI_PROCESSES_CHUNKS = 4,    /* of a slot */
-    XDI_PROCESSES_LEAST =
-        8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 1 << 20, /* bytes of a slot */
+    XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
+    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
+    XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
+    XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
+    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
@@ -29701,8 +29696,8 @@ typedef struct xdi_processes {
     xdi_processes_group *group;
     xdi_processes_seat *seats;
     xdi_processes_mail *mail;
-    int *world_ranks; /* [size] */
-    int *places;      /* [size], numbers of slots */
+    int *world_ranks;   /* [size] */
+    int *places;        /* [size], numbers of slots */
     uint64_t round, steps;
     int rest;                  /* number of next waits that do not poll */
     int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
@@ -29773,8 +29768,7 @@ static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, 
     xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
     bool whole = true;
     while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
-        whole =
-            xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
+        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
     xdi_processes_wait_end(t, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
@@ -29867,8 +29861,8 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
         for (int r = 0; r < n; r++) {
             if (k == 0) page->offsets[r] = at;
             xdi_processes_copy(to + (size_t)at * size,
-                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
-                               t->counts[r], size);
+                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
+                               size);
             at += t->counts[r];
         }
 }
@@ -29899,8 +29893,8 @@ static xd_result xdi_processes_control(xd_transport *transport, const xd_control
 /* ---- taking ---- */
 
 /* Sums pieces that t->pieces points to; `stride` elements from node to node. */
-static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out,
-                                      int64_t stride, int64_t count) {
+static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out, int64_t stride,
+                                      int64_t count) {
     const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce;
     const xd_launch launch = xd_ctx_launch(t->base.ctx);
     if (count == 0) return XD_OK;
@@ -29965,8 +29959,7 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         return XD_OK;
     }
     xdi_processes_nodes(t, c);
-    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n),
-                                whole ? c->count : c->send_counts[me]);
+    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n), whole ? c->count : c->send_counts[me]);
 }
 
 /* ---- steps ---- */
@@ -29984,8 +29977,7 @@ typedef struct xdi_processes_cut {
     double deadline;
 } xdi_processes_cut;
 
-static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c,
-                                              double deadline) {
+static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
     xdi_processes_cut cut;
     const int n = t->base.size;
     const bool parts = xdi_processes_addresses(c->kind);
@@ -30014,8 +30006,7 @@ static int64_t xdi_processes_in_step(const xdi_processes_cut *cut, int64_t count
 }
 
 /* The chunk of a rank in a step; the sums of an all_reduce are behind all parts. */
-static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut,
-                                 int64_t step) {
+static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut, int64_t step) {
     const size_t each = t->slots->slot_bytes / XDI_PROCESSES_CHUNKS;
     const uint64_t number = (cut->begin + (uint64_t)step) % XDI_PROCESSES_CHUNKS;
     return t->slots->first + (size_t)t->places[rank] * t->slots->slot_bytes + (size_t)number * each;
@@ -30049,8 +30040,8 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
         t->pieces[r] = xdi_processes_part(xdi_processes_chunk(t, r, cut, step), cut, me);
     if (!cut->c->leaves.total && count > 0)
         t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
-    char *sums =
-        count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size : NULL;
+    char *sums = count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size
+                           : NULL;
     XD_TRY(xdi_processes_reduce(t, cut->c, sums, cut->tile, count));
     if (cut->whole)
         xdi_processes_copy(xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n), sums, count,
@@ -30059,8 +30050,7 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
 }
 
 /* Copies what the others have for this rank; of an all_reduce, their sums. */
-static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step,
-                                  int from) {
+static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step, int from) {
     const bool parts = xdi_processes_addresses(cut->c->kind);
     int64_t to = t->begins[from], count = t->counts[from];
     if (!cut->whole) count = xdi_processes_room(t, cut->c, from, &to);
@@ -30104,8 +30094,7 @@ static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *c
         const int r = (t->base.rank + k) % n;
         int64_t to;
         if (xdi_processes_room(t, cut->c, r, &to) <= step * cut->tile) continue;
-        XD_TRY(
-            xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
+        XD_TRY(xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
         xdi_processes_collect(t, cut, step, r);
     }
     xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
@@ -30183,8 +30172,7 @@ static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c,
     xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
     const size_t ring = xdi_processes_ring(t);
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int from = t->places[sends ? t->base.rank : c->root],
-              to = t->places[sends ? c->root : t->base.rank];
+    const int from = t->places[sends ? t->base.rank : c->root], to = t->places[sends ? c->root : t->base.rank];
     char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
     size_t moved = 0;
     while (moved < most && lane->left > 0) {
@@ -30400,19 +30388,18 @@ static bool xdi_processes_own_slots(xdi_processes *t, size_t slot_bytes) {
 }
 
 /* Gives a region to a handle, whatever becomes of the rest. slot_bytes 0: it uses the slots of `parent`. */
-static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes,
-                                    xdi_processes_slots *parent) {
+static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes, xdi_processes_slots *parent) {
     const size_t n = (size_t)t->base.size;
     t->region = region;
     t->bytes = xdi_processes_group_bytes(t->base.size) + n * slot_bytes;
     char *memory = (char *)xdi_job_map(t->job, region, t->bytes);
     t->memory = memory;
-    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped",
-               t->bytes, (int)n);
+    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped", t->bytes,
+               (int)n);
     t->group = (xdi_processes_group *)(void *)memory;
     t->seats = (xdi_processes_seat *)(void *)(memory + sizeof *t->group);
-    t->mail =
-        (xdi_processes_mail *)(void *)(memory + sizeof *t->group + xdi_processes_align(n * sizeof *t->seats));
+    t->mail = (xdi_processes_mail *)(void *)(memory + sizeof *t->group +
+                                             xdi_processes_align(n * sizeof *t->seats));
     if (parent) {
         __atomic_add_fetch(&parent->holders, 1, __ATOMIC_ACQ_REL);
         t->slots = parent;
@@ -30425,8 +30412,8 @@ static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_by
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out);
 
 /* The first member takes a region for the new group and publishes it in its seat, where the others read it. */
-static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes,
-                                     double deadline, int *region) {
+static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes, double deadline,
+                                     int *region) {
     xdi_processes_seat *leader = &t->seats[first];
     const size_t bytes = xdi_processes_group_bytes(size) + (size_t)size * slot_bytes;
     if (first == t->base.rank) {
@@ -30442,8 +30429,8 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
 }
 
 /* A handle on a region that has been taken. */
-static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region,
-                                    size_t slot_bytes, xdi_processes_slots *parent, xdi_processes **out) {
+static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region, size_t slot_bytes,
+                                    xdi_processes_slots *parent, xdi_processes **out) {
     xdi_processes *made = NULL;
     const xd_result attached = xdi_processes_attach(ctx, job, size, rank, &made);
     if (attached != XD_OK) xdi_job_give(job, region, NULL, 0);
@@ -30468,14 +30455,13 @@ static xd_result xdi_processes_split(xd_transport *transport, const int *members
     return XD_OK;
 }
 
-static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline,
-                                    xd_transport **out) {
+static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
     xdi_processes *t = (xdi_processes *)transport, *twin = NULL;
     const int size = transport->size;
     int region = -1;
     XD_TRY(xdi_processes_child(t, 0, size, t->slots->slot_bytes, deadline, &region));
-    const xd_result made =
-        xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes, NULL, &twin);
+    const xd_result made = xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes,
+                                              NULL, &twin);
     if (made != XD_OK) return xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
     memcpy(twin->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
     *out = &twin->base;
@@ -30497,11 +30483,17 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
-};
+static const xd_transport_ops xdi_processes_ops = { "processes",
+                                                    xdi_processes_control,
+                                                    xdi_processes_execute,
+                                                    xdi_processes_split,
+                                                    xdi_processes_abort,
+                                                    xdi_processes_destroy,
+                                                    xdi_processes_poll,
+                                                    false,
+                                                    xdi_processes_fail,
+                                                    xdi_processes_fork,
+                                                    xdi_processes_exchange };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
@@ -30548,12 +30540,12 @@ static bool xdi_processes_is_name(const char *name) {
 /* Checks the desc and fills in its defaults. */
 static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
     XD_REQUIRE(ctx, xdi_processes_is_name(d->name), XD_ERROR_ARGUMENT,
-               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"",
-               (int)XDI_PROCESSES_NAME, d->name ? d->name : "");
+               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"", (int)XDI_PROCESSES_NAME,
+               d->name ? d->name : "");
     XD_REQUIRE(ctx, d->size >= 1 && d->size <= XD_NODE_RANKS_MAX, XD_ERROR_ARGUMENT,
                "job %s: size %d is outside [1, %d]", d->name, d->size, XD_NODE_RANKS_MAX);
-    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT,
-               "job %s: rank %d is outside [0, %d)", d->name, d->rank, d->size);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT, "job %s: rank %d is outside [0, %d)",
+               d->name, d->rank, d->size);
     XD_REQUIRE(ctx, d->timeout_s >= 0.0, XD_ERROR_ARGUMENT, "job %s: timeout_s is %g", d->name, d->timeout_s);
     const size_t least = (size_t)XDI_PROCESSES_LEAST * (size_t)d->size, most = SIZE_MAX / 128;
     if (d->slot_bytes == 0) {
@@ -30561,8 +30553,8 @@ static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
         if (d->slot_bytes < XDI_PROCESSES_SLOT) d->slot_bytes = XDI_PROCESSES_SLOT;
     }
     XD_REQUIRE(ctx, d->slot_bytes >= least && d->slot_bytes <= most, XD_ERROR_ARGUMENT,
-               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes,
-               d->size, least, most);
+               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes, d->size,
+               least, most);
     d->slot_bytes = d->slot_bytes / XDI_PROCESSES_LEAST * XDI_PROCESSES_LEAST;
     if (d->timeout_s <= 0.0) d->timeout_s = xd_ctx_settings(ctx)->init_timeout_seconds;
     return XD_OK;
@@ -74878,4 +74870,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 e30ecac6decfb4558fd091114db84dd0afe6fa7b56bda8a3ffd8fb6c6c54e9ec */
+/* xdistill sha256 c0dddbc756c9496c80353c8641d8ac13455e87b3877e79eb9410a772cbce29b3 */

@@ -163,13 +163,14 @@ XD_TEST(a_set_of_which_one_is_missing_names_it) {
         }
     refused("WORLD_SIZE=4", XD_ERROR_MISSING, "WORLD_SIZE is set to \"4\", but RANK is not set");
     refused(TORCHRUN " PMI_SIZE=8", XD_ERROR_MISSING, "PMI_SIZE is set to \"8\", but PMI_RANK is not set");
+    refused(TORCHRUN " -MASTER_ADDR -MASTER_PORT", XD_ERROR_MISSING, "RANK is set, but MASTER_ADDR is not");
     refused("MASTER_PORT=99", XD_ERROR_MISSING, "MASTER_PORT is set, but MASTER_ADDR is not");
 }
 
 XD_TEST(a_value_that_is_no_number_is_named) {
     static const char *const bad[] = { "",    "x",          "-1",
                                        "+1",  "1x",         "0x1",
-                                       "1.0", "2147483648", "99999999999999999999" };
+                                       "1.0", "2147483648", "18446744073709551621" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char words[512], text[128];
         snprintf(words, sizeof words, "%s RANK=%s", TORCHRUN, bad[i]);

@@ -32,7 +32,8 @@ tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
 private_names := $(shell grep -lE '\<xdi_' bench/*.c /dev/null)
-bench := $(patsubst bench/%.c,build/bench/%,$(sort $(wildcard bench/*.c)))
+# bench/node.c needs mpicc.
+bench := $(patsubst bench/%.c,build/bench/%,$(sort $(filter-out bench/node.c,$(wildcard bench/*.c))))
 mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
@@ -215,12 +216,13 @@ build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
 	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
+node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
-bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
+bench: $(bench) $(bench_mpi) $(node_mpi) ## build and run the benchmarks in bench/
 	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
-	@[ -z "$(bench_mpi)" ] || $(two_processes) $(bench_mpi)
+	@[ -z "$(bench_mpi)" ] || { $(two_processes) $(bench_mpi) && $(two_processes) $(node_mpi); }
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
 	$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
@@ -231,6 +233,9 @@ $(patsubst bench/%.c,build/bench/%,$(filter bench/%.c,$(private_names))): build/
 	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
 
 build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill_mpi.h build/bench/xdistill.o
+	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+
+build/bench/node_mpi: bench/node.c bench/bench.h build/bench/xdistill.o
 	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
 
 # Minutes each: apart from the others. MACHINE=NAME appends the rows to bench/results/NAME-wrap.jsonl and NAME-files.jsonl.

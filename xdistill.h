@@ -1061,12 +1061,14 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
 /* How a process joins. Zero is the default of the last two fields. */
 typedef struct xd_node_desc {
-    const char *name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
+    const char *
+        name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
                        * '_'; 1 to 64 of them */
     int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
     double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
-    size_t slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
-                        * `size`; 0 -> 1 MiB, or 16 KiB for each of `size` if that is more */
+    size_t
+        slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
+                        * `size`; 0 -> 512 KiB, or 16 KiB for each of `size` if that is more */
 } xd_node_desc;
 
 /* Joins processes of one machine, and of one user, into a world. Data goes through memory that they share, so a group needs
@@ -28981,7 +28983,8 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
 enum {
     XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
     XDI_JOB_REGIONS = 1024,
-    XDI_JOB_LINE = 64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
+    XDI_JOB_LINE =
+        64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
     XDI_JOB_TEXT = 192
 };
 
@@ -29015,12 +29018,12 @@ typedef struct xdi_job_head {
     uint64_t layout; /* of this struct; written last when the file is made */
     uint64_t slot_bytes;
     int32_t size;
-    uint32_t complete;       /* all have joined, and region 0 is there; atomic */
-    uint32_t refused;        /* xd_result by which joining ended for everybody, `text` says why; atomic */
-    uint32_t region_count;   /* atomic */
-    uint64_t bytes;          /* of the file; atomic */
-    uint64_t failure;        /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int32_t culprit;         /* of `refused`; -1: nobody */
+    uint32_t complete;     /* all have joined, and region 0 is there; atomic */
+    uint32_t refused;      /* xd_result by which joining ended for everybody, `text` says why; atomic */
+    uint32_t region_count; /* atomic */
+    uint64_t bytes;        /* of the file; atomic */
+    uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
+    int32_t culprit;  /* of `refused`; -1: nobody */
     char text[XDI_JOB_TEXT]; /* of `refused` */
     xdi_job_bell bell;       /* of those that join */
     xdi_job_member members[XD_NODE_RANKS_MAX];
@@ -29031,9 +29034,10 @@ typedef struct xdi_job_head {
 typedef struct xdi_job {
     xdi_job_head *head;
     char path[96];
-    int file;      /* open as long as the lock on this rank's byte is needed */
+    int file; /* open as long as the lock on this rank's byte is needed */
     int rank, size;
-    int holders;   /* handles; atomic */
+    int holders;  /* handles; atomic */
+    bool crowded; /* there are more ranks than cores */
 } xdi_job;
 
 /* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
@@ -29061,18 +29065,15 @@ XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank);
 typedef struct xdi_job_wait {
     xdi_job_bell *bell;
     double deadline;
-    int turn;         /* so far */
-    bool rests;       /* it has begun without polling */
-    bool armed;       /* sleeps in the next turn unless the bell rings */
-    uint32_t rings;   /* then: of the bell */
-    xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
-    bool tells;       /* others may read whom this rank waits for */
+    int turn;       /* so far */
+    bool armed;     /* sleeps in the next turn unless the bell rings */
+    uint32_t rings; /* then: of the bell */
+    xd_result
+        excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    bool tells; /* others may read whom this rank waits for */
 } xdi_job_wait;
 
-/* job.c: `rests`: without polling. */
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline);
-/* job.c: whether a wait has polled in vain. */
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait);
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline);
 /* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
  * known to have left the group. */
 XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone);
@@ -29109,11 +29110,11 @@ XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell);
 
 enum {
     XDI_JOB_GUARD = XD_NODE_RANKS_MAX, /* the byte that is locked by who changes the members */
-    XDI_JOB_SPIN = 200,                /* polls before yielding the core */
-    XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
+    XDI_JOB_SPIN = 800,                /* polls, where there is a core for each rank */
+    XDI_JOB_YIELD = 900,               /* these and yields, where there is none */
     XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
-    XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
-    XDI_JOB_SAMPLES = 20               /* half sleeps after which a rank that did not move is stopped */
+    XDI_JOB_NAP = 200000, /* nanoseconds, where there is no futex, and before the file is there */
+    XDI_JOB_SAMPLES = 20  /* half sleeps after which a rank that did not move is stopped */
 };
 
 static void xdi_job_nap(long nanoseconds) {
@@ -29187,8 +29188,7 @@ static bool xdi_job_moves(xdi_job *job, int rank) {
 static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
-        const int next =
-            (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
+        const int next = (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
         if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
         root = next;
     }
@@ -29197,13 +29197,11 @@ static int xdi_job_root(xdi_job *job, int rank) {
 
 /* ---- waiting ---- */
 
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline) {
-    const xdi_job_wait wait = { bell, deadline, rests ? XDI_JOB_SPIN : 0, rests, false, 0, XD_OK, false };
+/* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
+ * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline) {
+    const xdi_job_wait wait = { bell, deadline, job->crowded ? XDI_JOB_SPIN : 0, false, 0, XD_OK, false };
     return wait;
-}
-
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait) {
-    return !wait->rests && wait->turn >= XDI_JOB_SPIN;
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
@@ -29214,7 +29212,7 @@ XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
     xdi_job_member *mine = &job->head->members[job->rank];
     xdi_job_beat(job);
-    if (wait->turn < XDI_JOB_YIELD) {
+    if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
         sched_yield();
     } else if (!wait->armed) {
@@ -29361,13 +29359,12 @@ static xd_result xdi_job_open(xdi_job *job, xd_ctx *ctx) {
     struct stat status;
     job->file = open(job->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     const int error = errno;
-    const bool there =
-        job->file >= 0 ? fstat(job->file, &status) == 0 : lstat(job->path, &status) == 0;
+    const bool there = job->file >= 0 ? fstat(job->file, &status) == 0 : lstat(job->path, &status) == 0;
     if (there && (status.st_uid != geteuid() || !S_ISREG(status.st_mode) || (status.st_mode & 077) != 0))
-        return XD_FAIL(ctx, XD_ERROR_STATE,
-                       "%s is of user %lld with mode %o: a job of user %lld needs a file of its own, of mode 600",
-                       job->path, (long long)status.st_uid, (unsigned)status.st_mode & 07777u,
-                       (long long)geteuid());
+        return XD_FAIL(
+            ctx, XD_ERROR_STATE,
+            "%s is of user %lld with mode %o: a job of user %lld needs a file of its own, of mode 600",
+            job->path, (long long)status.st_uid, (unsigned)status.st_mode & 07777u, (long long)geteuid());
     XD_REQUIRE(ctx, job->file >= 0, XD_ERROR_IO, "%s cannot be made: %s", job->path, strerror(error));
     return XD_OK;
 }
@@ -29410,19 +29407,23 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
     int other = 0; /* a rank that this process is already */
     while (other < XD_NODE_RANKS_MAX && head->members[other].process != mine) other++;
     if (other < XD_NODE_RANKS_MAX) /* its lock goes with this file */
-        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "process %lld is rank %d of job %s, and cannot be rank %d too",
-                       mine, other, d->name, d->rank);
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
+                       "process %lld is rank %d of job %s, and cannot be rank %d too", mine, other, d->name,
+                       d->rank);
     else if (head->size != d->size)
-        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "rank %d says that job %s has %d ranks, others say %d",
-                       d->rank, d->name, d->size, (int)head->size);
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank,
+                       "rank %d says that job %s has %d ranks, others say %d", d->rank, d->name, d->size,
+                       (int)head->size);
     else if (head->slot_bytes != (uint64_t)d->slot_bytes)
-        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "slot_bytes is %zu on rank %d, and %" PRIu64 " on others",
-                       d->slot_bytes, d->rank, head->slot_bytes);
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank,
+                       "slot_bytes is %zu on rank %d, and %" PRIu64 " on others", d->slot_bytes, d->rank,
+                       head->slot_bytes);
     else if (dead >= 0)
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead, d->name);
     else if (head->members[d->rank].process)
-        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "rank %d has joined job %s twice: processes %lld and %lld",
-                       d->rank, d->name, (long long)head->members[d->rank].process, mine);
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
+                       "rank %d has joined job %s twice: processes %lld and %lld", d->rank, d->name,
+                       (long long)head->members[d->rank].process, mine);
     else
         return XD_OK;
     return xdi_job_refusal(job, e->ctx);
@@ -29444,7 +29445,8 @@ static void xdi_job_complete(xdi_job *job, const xdi_job_entry *e) {
 static xd_result xdi_job_enter(xdi_job *job, const xdi_job_entry *e, int dead, int alive) {
     XD_TRY(xdi_job_fits(job, e, dead));
     XD_REQUIRE(e->ctx, xdi_node_hold(job->file, job->rank), XD_ERROR_STATE,
-               "another process holds rank %d of the %d ranks of job %s", job->rank, job->size, e->desc->name);
+               "another process holds rank %d of the %d ranks of job %s", job->rank, job->size,
+               e->desc->name);
     job->head->members[job->rank].process = (int64_t)getpid();
     if (alive + 1 == job->size) xdi_job_complete(job, e);
     return XD_OK;
@@ -29463,8 +29465,9 @@ static xd_result xdi_job_try(xdi_job *job, const xdi_job_entry *e, bool *again) 
     if (*again) return XD_OK;
     if (!xdi_job_map_head(job, e->desc, status.st_size)) {
         unlink(job->path);
-        return XD_FAIL(e->ctx, XD_ERROR_MEMORY, "no room in /dev/shm for the %zu bytes in which %d ranks meet",
-                       sizeof *job->head, job->size);
+        return XD_FAIL(e->ctx, XD_ERROR_MEMORY,
+                       "no room in /dev/shm for the %zu bytes in which %d ranks meet", sizeof *job->head,
+                       job->size);
     }
     alive = xdi_job_count(job, &dead);
     *again = job->head->layout != sizeof *job->head || job->head->refused || job->head->complete ||
@@ -29505,9 +29508,9 @@ static xd_result xdi_job_give_up(xdi_job *job, const xdi_job_entry *e) {
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead,
                        e->desc->name);
     else
-        xdi_job_refuse(job, XD_ERROR_TIMEOUT, first,
-                       "rank%s %s of %d did not join job %s before the deadline of %g s",
-                       strchr(missing, ',') ? "s" : "", missing, job->size, e->desc->name, e->desc->timeout_s);
+        xdi_job_refuse(
+            job, XD_ERROR_TIMEOUT, first, "rank%s %s of %d did not join job %s before the deadline of %g s",
+            strchr(missing, ',') ? "s" : "", missing, job->size, e->desc->name, e->desc->timeout_s);
     if (guarded) xdi_node_let_go(job->file, XDI_JOB_GUARD);
     return xdi_job_refusal(job, e->ctx);
 }
@@ -29535,6 +29538,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
+    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -29574,7 +29578,7 @@ XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, dou
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&job->head->bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(&job->head->bell, false, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);
@@ -29615,11 +29619,11 @@ XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
 #include <string.h>
 
 enum {
-    XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
-    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
-    XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
-    XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
+    XDI_PROCESSES_INLINE = 4096, /* most bytes of a payload in the page */
+    XDI_PROCESSES_CHUNKS = 4,    /* of a slot */
+    XDI_PROCESSES_LEAST =
+        8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
+    XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
@@ -29630,8 +29634,8 @@ typedef struct xdi_processes_page {
     int64_t longest; /* elements of the longest block that it sends or receives */
     uint32_t is_short;
     uint32_t unused;
-    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank */
     uint64_t payload[XDI_PROCESSES_INLINE / 8];
+    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank; not of an all_reduce */
 } xdi_processes_page;
 
 /* A rank's place in a group. The counters lie in lines of their own. */
@@ -29696,10 +29700,9 @@ typedef struct xdi_processes {
     xdi_processes_group *group;
     xdi_processes_seat *seats;
     xdi_processes_mail *mail;
-    int *world_ranks;   /* [size] */
-    int *places;        /* [size], numbers of slots */
+    int *world_ranks; /* [size] */
+    int *places;      /* [size], numbers of slots */
     uint64_t round, steps;
-    int rest;                  /* number of next waits that do not poll */
     int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
     xd_leaves *leaves;         /* [size], scratch */
     const void **pieces;       /* [size], scratch */
@@ -29749,27 +29752,16 @@ static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
 
 /* ---- waiting ---- */
 
-/* Polling pays only while the other rank runs at the same time: as in comm/threads.c. */
-static xdi_job_wait xdi_processes_wait_begin(xdi_processes *t, xdi_job_bell *bell, double deadline) {
-    const bool rests = t->rest > 0;
-    t->rest -= rests;
-    return xdi_job_wait_begin(bell, rests, deadline);
-}
-
-static void xdi_processes_wait_end(xdi_processes *t, xdi_job_wait *wait) {
-    if (xdi_job_has_polled(wait)) t->rest = XDI_PROCESSES_REST;
-    xdi_job_wait_end(t->job, wait);
-}
-
 /* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
                                      double deadline) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, &t->group->bell, deadline);
     bool whole = true;
     while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
-        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
-    xdi_processes_wait_end(t, &wait);
+        whole =
+            xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -29859,10 +29851,10 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     int64_t at = 0;
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
-            if (k == 0) page->offsets[r] = at;
+            if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
             xdi_processes_copy(to + (size_t)at * size,
-                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
-                               size);
+                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
+                               t->counts[r], size);
             at += t->counts[r];
         }
 }
@@ -29893,8 +29885,8 @@ static xd_result xdi_processes_control(xd_transport *transport, const xd_control
 /* ---- taking ---- */
 
 /* Sums pieces that t->pieces points to; `stride` elements from node to node. */
-static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out, int64_t stride,
-                                      int64_t count) {
+static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out,
+                                      int64_t stride, int64_t count) {
     const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce;
     const xd_launch launch = xd_ctx_launch(t->base.ctx);
     if (count == 0) return XD_OK;
@@ -29959,7 +29951,8 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         return XD_OK;
     }
     xdi_processes_nodes(t, c);
-    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n), whole ? c->count : c->send_counts[me]);
+    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n),
+                                whole ? c->count : c->send_counts[me]);
 }
 
 /* ---- steps ---- */
@@ -29977,7 +29970,18 @@ typedef struct xdi_processes_cut {
     double deadline;
 } xdi_processes_cut;
 
-static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
+/* Steps of equal length, whose parts begin at lines of the cache where the slot has room for that. */
+static void xdi_processes_even_out(xdi_processes_cut *cut, int64_t longest) {
+    const int64_t line = (int64_t)((size_t)XDI_JOB_LINE / cut->size);
+    if (cut->tile > line) cut->tile -= cut->tile % line;
+    cut->steps = (longest + cut->tile - 1) / cut->tile;
+    if (cut->steps == 0) return;
+    const int64_t even = (longest + cut->steps - 1) / cut->steps, whole = (even + line - 1) / line * line;
+    cut->tile = whole < cut->tile ? whole : cut->tile;
+}
+
+static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c,
+                                              double deadline) {
     xdi_processes_cut cut;
     const int n = t->base.size;
     const bool parts = xdi_processes_addresses(c->kind);
@@ -29993,7 +29997,7 @@ static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_c
     cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
     for (int r = 0; r < n; r++)
         if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
-    cut.steps = (longest + cut.tile - 1) / cut.tile;
+    xdi_processes_even_out(&cut, longest);
     cut.begin = t->steps;
     cut.deadline = deadline;
     return cut;
@@ -30006,7 +30010,8 @@ static int64_t xdi_processes_in_step(const xdi_processes_cut *cut, int64_t count
 }
 
 /* The chunk of a rank in a step; the sums of an all_reduce are behind all parts. */
-static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut, int64_t step) {
+static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut,
+                                 int64_t step) {
     const size_t each = t->slots->slot_bytes / XDI_PROCESSES_CHUNKS;
     const uint64_t number = (cut->begin + (uint64_t)step) % XDI_PROCESSES_CHUNKS;
     return t->slots->first + (size_t)t->places[rank] * t->slots->slot_bytes + (size_t)number * each;
@@ -30040,17 +30045,17 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
         t->pieces[r] = xdi_processes_part(xdi_processes_chunk(t, r, cut, step), cut, me);
     if (!cut->c->leaves.total && count > 0)
         t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
-    char *sums = count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size
-                           : NULL;
-    XD_TRY(xdi_processes_reduce(t, cut->c, sums, cut->tile, count));
-    if (cut->whole)
-        xdi_processes_copy(xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n), sums, count,
-                           cut->size);
+    char *sums =
+        count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size : NULL;
+    char *shown = cut->whole ? xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n) : sums;
+    XD_TRY(xdi_processes_reduce(t, cut->c, shown, cut->tile, count));
+    if (cut->whole) xdi_processes_copy(sums, shown, count, cut->size);
     return XD_OK;
 }
 
 /* Copies what the others have for this rank; of an all_reduce, their sums. */
-static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step, int from) {
+static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step,
+                                  int from) {
     const bool parts = xdi_processes_addresses(cut->c->kind);
     int64_t to = t->begins[from], count = t->counts[from];
     if (!cut->whole) count = xdi_processes_room(t, cut->c, from, &to);
@@ -30076,7 +30081,7 @@ static xd_result xdi_processes_await_all(xdi_processes *t, const xdi_processes_c
     return XD_OK;
 }
 
-/* The first half of a step: fills a chunk, once all have done with what was in it. */
+/* The first part of a step: fills a chunk, once all have done with what was in it. */
 static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     xdi_processes_seat *seat = &t->seats[t->base.rank];
     XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, taken),
@@ -30086,7 +30091,7 @@ static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of all that only moves: takes what is there, whoever has filled it. */
+/* The second part, of all that only moves: takes what is there, whoever has filled it. */
 static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
@@ -30094,29 +30099,28 @@ static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *c
         const int r = (t->base.rank + k) % n;
         int64_t to;
         if (xdi_processes_room(t, cut->c, r, &to) <= step * cut->tile) continue;
-        XD_TRY(xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
+        XD_TRY(
+            xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
         xdi_processes_collect(t, cut, step, r);
     }
     xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
-/* The second half, of a sum. An all_reduce takes the others' sums one step later, when they have had time to add them. */
+/* The second part, of a sum; an all_reduce has a third one. */
 static xd_result xdi_processes_sum(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
-    const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
-    if (step < cut->steps) {
-        XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
-        XD_TRY(xdi_processes_add(t, cut, step));
-        if (cut->whole)
-            xdi_processes_tell(t, &seat->summed, cut->begin + (uint64_t)step + 1);
-        else
-            xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
-    }
-    if (!cut->whole || step == 0) return XD_OK;
-    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step));
-    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step - 1, (t->base.rank + k) % n);
-    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step);
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
+    XD_TRY(xdi_processes_add(t, cut, step));
+    xdi_processes_tell(t, cut->whole ? &seat->summed : &seat->taken, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_spread(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step + 1));
+    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step, (t->base.rank + k) % n);
+    xdi_processes_tell(t, &t->seats[t->base.rank].taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
@@ -30126,11 +30130,14 @@ static xd_result xdi_processes_execute(xd_transport *transport, const xd_collect
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
     if (is_short) return xdi_processes_take_short(t, c);
     const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
-    const int64_t turns = cut.steps + (cut.whole ? 1 : 0);
     if (!cut.sums) xdi_processes_keep(t, c);
-    for (int64_t step = 0; step < turns; step++) {
-        if (step < cut.steps) XD_TRY(xdi_processes_give(t, &cut, step));
-        XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, step) : xdi_processes_take(t, &cut, step));
+    /* A part of a step comes one turn after the one before it, when the others have had time for that. */
+    for (int64_t turn = 0; turn < cut.steps + 2; turn++) {
+        const int64_t second = turn - 1, third = turn - 2;
+        if (turn < cut.steps) XD_TRY(xdi_processes_give(t, &cut, turn));
+        if (second >= 0 && second < cut.steps)
+            XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, second) : xdi_processes_take(t, &cut, second));
+        if (cut.whole && third >= 0) XD_TRY(xdi_processes_spread(t, &cut, third));
     }
     XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
     t->steps += (uint64_t)cut.steps;
@@ -30172,7 +30179,8 @@ static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c,
     xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
     const size_t ring = xdi_processes_ring(t);
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int from = t->places[sends ? t->base.rank : c->root], to = t->places[sends ? c->root : t->base.rank];
+    const int from = t->places[sends ? t->base.rank : c->root],
+              to = t->places[sends ? c->root : t->base.rank];
     char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
     size_t moved = 0;
     while (moved < most && lane->left > 0) {
@@ -30310,7 +30318,7 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
     xdi_job_bell *bell = &t->seats[t->base.rank].bell;
     bool whole = true;
     if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_job_wait wait = xdi_processes_wait_begin(t, bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
     while (whole && xdi_processes_next(messages, count, 0) < count) {
         bool moved = false, gone = false;
         for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
@@ -30319,14 +30327,14 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
             moved = true;
         }
         if (moved) {
-            xdi_processes_wait_end(t, &wait);
-            wait = xdi_processes_wait_begin(t, bell, deadline);
+            xdi_job_wait_end(t->job, &wait);
+            wait = xdi_job_wait_begin(t->job, bell, deadline);
             continue;
         }
         const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
     }
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -30388,18 +30396,19 @@ static bool xdi_processes_own_slots(xdi_processes *t, size_t slot_bytes) {
 }
 
 /* Gives a region to a handle, whatever becomes of the rest. slot_bytes 0: it uses the slots of `parent`. */
-static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes, xdi_processes_slots *parent) {
+static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes,
+                                    xdi_processes_slots *parent) {
     const size_t n = (size_t)t->base.size;
     t->region = region;
     t->bytes = xdi_processes_group_bytes(t->base.size) + n * slot_bytes;
     char *memory = (char *)xdi_job_map(t->job, region, t->bytes);
     t->memory = memory;
-    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped", t->bytes,
-               (int)n);
+    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped",
+               t->bytes, (int)n);
     t->group = (xdi_processes_group *)(void *)memory;
     t->seats = (xdi_processes_seat *)(void *)(memory + sizeof *t->group);
-    t->mail = (xdi_processes_mail *)(void *)(memory + sizeof *t->group +
-                                             xdi_processes_align(n * sizeof *t->seats));
+    t->mail =
+        (xdi_processes_mail *)(void *)(memory + sizeof *t->group + xdi_processes_align(n * sizeof *t->seats));
     if (parent) {
         __atomic_add_fetch(&parent->holders, 1, __ATOMIC_ACQ_REL);
         t->slots = parent;
@@ -30412,8 +30421,8 @@ static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_by
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out);
 
 /* The first member takes a region for the new group and publishes it in its seat, where the others read it. */
-static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes, double deadline,
-                                     int *region) {
+static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes,
+                                     double deadline, int *region) {
     xdi_processes_seat *leader = &t->seats[first];
     const size_t bytes = xdi_processes_group_bytes(size) + (size_t)size * slot_bytes;
     if (first == t->base.rank) {
@@ -30429,8 +30438,8 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
 }
 
 /* A handle on a region that has been taken. */
-static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region, size_t slot_bytes,
-                                    xdi_processes_slots *parent, xdi_processes **out) {
+static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region,
+                                    size_t slot_bytes, xdi_processes_slots *parent, xdi_processes **out) {
     xdi_processes *made = NULL;
     const xd_result attached = xdi_processes_attach(ctx, job, size, rank, &made);
     if (attached != XD_OK) xdi_job_give(job, region, NULL, 0);
@@ -30455,13 +30464,14 @@ static xd_result xdi_processes_split(xd_transport *transport, const int *members
     return XD_OK;
 }
 
-static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline,
+                                    xd_transport **out) {
     xdi_processes *t = (xdi_processes *)transport, *twin = NULL;
     const int size = transport->size;
     int region = -1;
     XD_TRY(xdi_processes_child(t, 0, size, t->slots->slot_bytes, deadline, &region));
-    const xd_result made = xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes,
-                                              NULL, &twin);
+    const xd_result made =
+        xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes, NULL, &twin);
     if (made != XD_OK) return xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
     memcpy(twin->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
     *out = &twin->base;
@@ -30483,17 +30493,11 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = { "processes",
-                                                    xdi_processes_control,
-                                                    xdi_processes_execute,
-                                                    xdi_processes_split,
-                                                    xdi_processes_abort,
-                                                    xdi_processes_destroy,
-                                                    xdi_processes_poll,
-                                                    false,
-                                                    xdi_processes_fail,
-                                                    xdi_processes_fork,
-                                                    xdi_processes_exchange };
+static const xd_transport_ops xdi_processes_ops = {
+    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
+    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
+    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
+};
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
@@ -30540,12 +30544,12 @@ static bool xdi_processes_is_name(const char *name) {
 /* Checks the desc and fills in its defaults. */
 static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
     XD_REQUIRE(ctx, xdi_processes_is_name(d->name), XD_ERROR_ARGUMENT,
-               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"", (int)XDI_PROCESSES_NAME,
-               d->name ? d->name : "");
+               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"",
+               (int)XDI_PROCESSES_NAME, d->name ? d->name : "");
     XD_REQUIRE(ctx, d->size >= 1 && d->size <= XD_NODE_RANKS_MAX, XD_ERROR_ARGUMENT,
                "job %s: size %d is outside [1, %d]", d->name, d->size, XD_NODE_RANKS_MAX);
-    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT, "job %s: rank %d is outside [0, %d)",
-               d->name, d->rank, d->size);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT,
+               "job %s: rank %d is outside [0, %d)", d->name, d->rank, d->size);
     XD_REQUIRE(ctx, d->timeout_s >= 0.0, XD_ERROR_ARGUMENT, "job %s: timeout_s is %g", d->name, d->timeout_s);
     const size_t least = (size_t)XDI_PROCESSES_LEAST * (size_t)d->size, most = SIZE_MAX / 128;
     if (d->slot_bytes == 0) {
@@ -30553,8 +30557,8 @@ static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
         if (d->slot_bytes < XDI_PROCESSES_SLOT) d->slot_bytes = XDI_PROCESSES_SLOT;
     }
     XD_REQUIRE(ctx, d->slot_bytes >= least && d->slot_bytes <= most, XD_ERROR_ARGUMENT,
-               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes, d->size,
-               least, most);
+               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes,
+               d->size, least, most);
     d->slot_bytes = d->slot_bytes / XDI_PROCESSES_LEAST * XDI_PROCESSES_LEAST;
     if (d->timeout_s <= 0.0) d->timeout_s = xd_ctx_settings(ctx)->init_timeout_seconds;
     return XD_OK;
@@ -74870,4 +74874,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c0dddbc756c9496c80353c8641d8ac13455e87b3877e79eb9410a772cbce29b3 */
+/* xdistill sha256 9b9735f8d09b2be352e3f83b6fe1411c1a47a8ec66c626fcf4db92c361c6a28b */

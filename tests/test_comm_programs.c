@@ -1,16 +1,18 @@
-/* Random programs of collectives on 2 to 64 ranks, which are threads. Every element that arrives is compared with plain loops
+/* Random programs of collectives on 2 to 64 ranks, which are threads, or processes of one machine. Every element that arrives is compared with plain loops
  * (comm_program.h); what INVARIANT mode promises is compared bit by bit between worlds of several sizes. In four programs of
  * ten one rank does something else than the others, leaves or never comes: all ranks return, and name it.
  *
  *     test_comm_programs                              a sample: 1 second of processor
  *     test_comm_programs --seed 7 --count 4000        the programs of the seeds 7 to 4006
  *     test_comm_programs --seed 7 --ranks 5           one program, on five ranks
+ *     test_comm_programs --seed 7 --processes 1       its ranks are processes
  *
  * A failure prints the command line that repeats its program. Time stands still, so no rank is late but the one that means to
  * be; an alarm ends a program that hangs. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "comm_program.h"
+#include "node_world.h"
 #include "tensor_model.h"
 #include "xd_test.h"
 
@@ -26,6 +28,19 @@ typedef struct stage {
     uint32_t finished, failures; /* ranks that have returned; programs say once what failed; atomic */
     int64_t alive;               /* blocks of memory; atomic */
 } stage;
+
+static bool as_processes; /* ranks, rather than threads */
+
+/* Runs ranks of either kind; what they share has to be memory of node_memory. */
+static xd_result run_ranks(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
+                           char message[256]) {
+    const node_start start = { .ranks = ranks, .desc = desc, .function = function, .argument = argument };
+    xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
+    if (as_processes) return node_run(&start, message);
+    const xd_result result = xd_run_threads(ranks, desc, function, argument, &error);
+    snprintf(message, 256, "%.255s", error.message);
+    return result;
+}
 
 /* One rank in one step, and its copies of everything that the call takes. */
 typedef struct call {
@@ -73,13 +88,18 @@ static void count_release(void *user, void *memory) {
 
 /* Time stands still. For a rank that waits for one that never comes, an armed one, it jumps beyond the deadline when all those
  * that wait for it are there: its first look at the clock is the call's deadline, the second is a wait. */
-static uint32_t waiting, awaited;
+typedef struct patience {
+    uint32_t waiting, awaited; /* atomic */
+} patience;
+
+static patience *patient; /* of all ranks */
 static __thread int looks = -1;
 
 static double patient_clock(void *user) {
     (void)user;
-    if (looks >= 0 && ++looks == 2) __atomic_add_fetch(&waiting, 1, __ATOMIC_ACQ_REL);
-    return looks >= 2 && __atomic_load_n(&waiting, __ATOMIC_ACQUIRE) >= awaited ? 1e6 : 0.0;
+    if (looks >= 0 && ++looks == 2) __atomic_add_fetch(&patient->waiting, 1, __ATOMIC_ACQ_REL);
+    if (looks < 2) return 0.0;
+    return __atomic_load_n(&patient->waiting, __ATOMIC_ACQUIRE) >= patient->awaited ? 1e6 : 0.0;
 }
 
 /* ---- what a call takes ---- */
@@ -655,27 +675,29 @@ typedef struct tally {
 } tally;
 
 static bool play(uint64_t seed, int ranks, tally *t) {
-    stage g;
-    xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
-    memset(&g, 0, sizeof g);
-    g.p = program_of(seed, ranks);
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &g.alive },
+    char message[256];
+    stage *g = (stage *)node_memory(sizeof *g);
+    g->p = program_of(seed, ranks);
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &g->alive },
                                .clock = { patient_clock, NULL },
-                               .reduction = g.p.mode };
-    waiting = 0;
-    awaited = count_waiting(&g.p);
+                               .reduction = g->p.mode };
+    if (!patient) patient = (patience *)node_memory(sizeof *patient);
+    patient->waiting = 0;
+    patient->awaited = count_waiting(&g->p);
     snprintf(repeat_line, sizeof repeat_line, "test_comm_programs --seed %llu --ranks %d",
              (unsigned long long)seed, ranks);
     alarm(ALARM_SECONDS);
-    const xd_result result = xd_run_threads(g.p.ranks, &desc, play_rank, &g, &error);
-    const bool right = result == (g.p.fault == FAULT_FAILS ? XD_ERROR_DATA : XD_OK);
-    if (!right) printf("the runner returns %s: %s\n", xd_result_name(result), error.message);
-    if (g.alive != 0) printf("%lld blocks of memory are left\n", (long long)g.alive);
+    const xd_result result = run_ranks(g->p.ranks, &desc, play_rank, g, message);
+    const bool right = result == (g->p.fault == FAULT_FAILS ? XD_ERROR_DATA : XD_OK);
+    if (!right) printf("the runner returns %s: %s\n", xd_result_name(result), message);
+    if (g->alive != 0) printf("%lld blocks of memory are left\n", (long long)g->alive);
     alarm(0);
     t->programs++;
-    t->collectives += g.p.steps;
-    t->faults[g.p.fault]++;
-    return right && g.alive == 0 && g.failures == 0;
+    t->collectives += g->p.steps;
+    t->faults[g->p.fault]++;
+    const bool fine = right && g->alive == 0 && g->failures == 0;
+    munmap(g, sizeof *g);
+    return fine;
 }
 
 /* ---- the same bits in worlds of every size ---- */
@@ -813,26 +835,29 @@ static xd_result invariant_rank(xd_comm *world, void *argument) {
 }
 
 static bool play_invariant(uint64_t seed, int ranks, tally *t) {
-    static invariant v;
+    invariant *v = (invariant *)node_memory(sizeof *v);
     uint64_t state = program_mix(seed, 19);
     bool right = true;
-    draw_invariant(&v, seed);
-    for (v.world = 0; v.world < WORLDS; v.world++) {
-        const int drawn = program_draw_ranks(&state), size = v.world == 0 ? 1 : ranks > 0 ? ranks : drawn;
-        xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
-        const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &v.alive },
+    draw_invariant(v, seed);
+    for (v->world = 0; v->world < WORLDS; v->world++) {
+        const int drawn = program_draw_ranks(&state), size = v->world == 0 ? 1 : ranks > 0 ? ranks : drawn;
+        char message[256];
+        const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, &v->alive },
                                    .clock = { patient_clock, NULL },
                                    .reduction = XD_REDUCTION_INVARIANT };
         alarm(ALARM_SECONDS);
-        right = right && xd_run_threads(size, &desc, invariant_rank, &v, &error) == XD_OK;
-        if (error.message[0]) printf("%s\n", error.message);
-        expect_same(&v, memcmp(v.gradient[0], v.gradient[v.world], sizeof v.gradient[0]) == 0, "a gradient",
-                    size);
+        const bool ran = run_ranks(size, &desc, invariant_rank, v, message) == XD_OK;
+        right = right && ran;
+        if (message[0]) printf("%s\n", message);
+        expect_same(v, memcmp(v->gradient[0], v->gradient[v->world], sizeof v->gradient[0]) == 0,
+                    "a gradient", size);
         t->collectives += SUMS + 2;
     }
     alarm(0);
     t->programs++;
-    return right && v.alive == 0 && v.failures == 0;
+    const bool fine = right && v->alive == 0 && v->failures == 0;
+    munmap(v, sizeof *v);
+    return fine;
 }
 
 /* ---- the command line ---- */
@@ -858,6 +883,15 @@ XD_TEST(random_programs_of_collectives_give_what_plain_loops_give) {
     for (int f = 0; f < FAULT_KINDS; f++) CHECK(t.faults[f] > 0); /* every fault is in the sample */
 }
 
+XD_TEST(ranks_that_are_processes_do_the_same) {
+    tally t;
+    memset(&t, 0, sizeof t);
+    as_processes = true;
+    play_all(3560, 60, 0, &t);
+    as_processes = false;
+    CHECK_EQ_INT(t.failed, 0);
+}
+
 static int run_chosen(int argc, char **argv) {
     static const char *const names[FAULT_KINDS] = { "none",  "call",     "dtype",  "operation", "root",
                                                     "count", "argument", "leaves", "fails",     "late" };
@@ -870,6 +904,7 @@ static int run_chosen(int argc, char **argv) {
         const long long value = atoll(argv[i + 1]);
         if (strcmp(argv[i], "--seed") == 0) seed = (uint64_t)value;
         if (strcmp(argv[i], "--count") == 0) count = value;
+        if (strcmp(argv[i], "--processes") == 0) as_processes = value != 0;
         if (strcmp(argv[i], "--ranks") == 0) ranks = value >= 0 && value <= PROGRAM_RANKS ? (int)value : 0;
     }
     play_all(seed, count, ranks, &t);

@@ -15,9 +15,9 @@ enum { MOST = 8 };
 /* One process of a job whose ranks may pass different things. */
 typedef struct guest {
     xd_node_desc desc;
-    int fails_at; /* allocation that is refused; 0: none */
+    int fails_at;       /* allocation that is refused; 0: none */
     int64_t file_bytes; /* most that it may write into a file; 0: as many as it wants */
-    int delay; /* microseconds */
+    int delay;          /* microseconds */
 } guest;
 
 typedef struct answer {
@@ -150,9 +150,11 @@ XD_TEST(descs_that_are_wrong_are_refused_before_anything_is_made) {
     refused((xd_node_desc){ "a", 2, 2, 0, 0 }, XD_ERROR_ARGUMENT, "rank 2 is outside [0, 2)");
     refused((xd_node_desc){ "a", -1, 2, 0, 0 }, XD_ERROR_ARGUMENT, "rank -1 is outside [0, 2)");
     refused((xd_node_desc){ "a", 0, 2, -1.0, 0 }, XD_ERROR_ARGUMENT, "timeout_s is -1");
+    refused((xd_node_desc){ "a", 0, 2, NAN, 0 }, XD_ERROR_ARGUMENT, "timeout_s is ");
     refused((xd_node_desc){ "a", 0, 2, 0, 16383 }, XD_ERROR_ARGUMENT,
             "slot_bytes is 16383, 2 ranks need 16384");
-    refused((xd_node_desc){ "a", 0, 2, 0, SIZE_MAX }, XD_ERROR_ARGUMENT, "slot_bytes is 18446744073709551615");
+    refused((xd_node_desc){ "a", 0, 2, 0, SIZE_MAX }, XD_ERROR_ARGUMENT,
+            "slot_bytes is 18446744073709551615");
 }
 
 /* ---- what ranks pass differently ---- */
@@ -302,7 +304,8 @@ XD_TEST(a_rank_without_memory_lets_nobody_wait) {
         char name[32];
         node_name(name);
         invite(guests, 3, name);
-        for (int r = 0; r < 3 && k == 1; r++) guests[r].desc.timeout_s = 0.2; /* it has nothing to say it through */
+        for (int r = 0; r < 3 && k == 1; r++)
+            guests[r].desc.timeout_s = 0.2; /* it has nothing to say it through */
         guests[1].fails_at = k;
         answer *a = meet(guests, 3);
         joined = a[1].result == XD_OK;

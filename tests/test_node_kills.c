@@ -9,16 +9,20 @@
 
 #include <time.h>
 
-enum { RANKS = DRAWN_RANKS, KILLS = 40, GRACE = 5 /* seconds, on a busy machine; one when the number is given */ };
+enum {
+    RANKS = DRAWN_RANKS,
+    KILLS = 40,
+    GRACE = 5 /* seconds, on a busy machine; one when the number is given */
+};
 
 /* What parent and children share. */
 typedef struct scene {
     uint64_t seed;
     int victim;
-    uint32_t joined; /* ranks; atomic */
-    double killed;   /* when; atomic enough: written before the survivors can know */
-    double most;     /* seconds from there to a survivor's return, on any rank */
-    uint32_t named;  /* survivors that named the victim; atomic */
+    uint32_t joined;      /* ranks; atomic */
+    double killed;        /* when; atomic enough: written before the survivors can know */
+    double most;          /* seconds from there to a survivor's return, on any rank */
+    uint32_t named;       /* survivors that named the victim; atomic */
     uint32_t late, peers; /* who of them got TIMEOUT, and PEER; atomic */
 } scene;
 
@@ -87,7 +91,9 @@ static double strike(uint64_t seed, int signal_number, int window, const xd_ctx_
     char name[32];
     uint64_t state = s->seed = seed;
     s->victim = drawn_number(&state, RANKS);
-    const node_start start = { .ranks = RANKS, .victim = s->victim + 1, .desc = desc, .function = play, .argument = s };
+    const node_start start = {
+        .ranks = RANKS, .victim = s->victim + 1, .desc = desc, .function = play, .argument = s
+    };
     node_name(name);
     node_fork(&start, name, children, ends);
     while (__atomic_load_n(&s->joined, __ATOMIC_ACQUIRE) < RANKS) nap(100);

@@ -7,7 +7,9 @@
 
 static void run(int ranks, xd_reduction mode, size_t slot_bytes, xd_rank_function function) {
     const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 20, .init_timeout_seconds = 20 };
-    const node_start start = { .ranks = ranks, .desc = &desc, .slot_bytes = slot_bytes, .function = function };
+    const node_start start = {
+        .ranks = ranks, .desc = &desc, .slot_bytes = slot_bytes, .function = function
+    };
     char message[256];
     CHECK_EQ_INT(node_run(&start, message), XD_OK);
     CHECK_EQ_STR(message, "");

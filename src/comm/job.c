@@ -27,11 +27,11 @@
 
 enum {
     XDI_JOB_GUARD = XD_NODE_RANKS_MAX, /* the byte that is locked by who changes the members */
-    XDI_JOB_SPIN = 200,                /* polls before yielding the core */
-    XDI_JOB_YIELD = 300,               /* polls and yields before sleeping */
+    XDI_JOB_SPIN = 800,                /* polls, where there is a core for each rank */
+    XDI_JOB_YIELD = 900,               /* these and yields, where there is none */
     XDI_JOB_SLEEP = 20000000,          /* nanoseconds, if nobody rings */
-    XDI_JOB_NAP = 200000,              /* nanoseconds, where there is no futex, and before the file is there */
-    XDI_JOB_SAMPLES = 20               /* half sleeps after which a rank that did not move is stopped */
+    XDI_JOB_NAP = 200000, /* nanoseconds, where there is no futex, and before the file is there */
+    XDI_JOB_SAMPLES = 20  /* half sleeps after which a rank that did not move is stopped */
 };
 
 static void xdi_job_nap(long nanoseconds) {
@@ -105,8 +105,7 @@ static bool xdi_job_moves(xdi_job *job, int rank) {
 static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
-        const int next =
-            (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
+        const int next = (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
         if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
         root = next;
     }
@@ -115,13 +114,11 @@ static int xdi_job_root(xdi_job *job, int rank) {
 
 /* ---- waiting ---- */
 
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline) {
-    const xdi_job_wait wait = { bell, deadline, rests ? XDI_JOB_SPIN : 0, rests, false, 0, XD_OK, false };
+/* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
+ * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline) {
+    const xdi_job_wait wait = { bell, deadline, job->crowded ? XDI_JOB_SPIN : 0, false, 0, XD_OK, false };
     return wait;
-}
-
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait) {
-    return !wait->rests && wait->turn >= XDI_JOB_SPIN;
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
@@ -132,7 +129,7 @@ XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
     xdi_job_member *mine = &job->head->members[job->rank];
     xdi_job_beat(job);
-    if (wait->turn < XDI_JOB_YIELD) {
+    if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
         sched_yield();
     } else if (!wait->armed) {
@@ -279,13 +276,12 @@ static xd_result xdi_job_open(xdi_job *job, xd_ctx *ctx) {
     struct stat status;
     job->file = open(job->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     const int error = errno;
-    const bool there =
-        job->file >= 0 ? fstat(job->file, &status) == 0 : lstat(job->path, &status) == 0;
+    const bool there = job->file >= 0 ? fstat(job->file, &status) == 0 : lstat(job->path, &status) == 0;
     if (there && (status.st_uid != geteuid() || !S_ISREG(status.st_mode) || (status.st_mode & 077) != 0))
-        return XD_FAIL(ctx, XD_ERROR_STATE,
-                       "%s is of user %lld with mode %o: a job of user %lld needs a file of its own, of mode 600",
-                       job->path, (long long)status.st_uid, (unsigned)status.st_mode & 07777u,
-                       (long long)geteuid());
+        return XD_FAIL(
+            ctx, XD_ERROR_STATE,
+            "%s is of user %lld with mode %o: a job of user %lld needs a file of its own, of mode 600",
+            job->path, (long long)status.st_uid, (unsigned)status.st_mode & 07777u, (long long)geteuid());
     XD_REQUIRE(ctx, job->file >= 0, XD_ERROR_IO, "%s cannot be made: %s", job->path, strerror(error));
     return XD_OK;
 }
@@ -328,19 +324,23 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
     int other = 0; /* a rank that this process is already */
     while (other < XD_NODE_RANKS_MAX && head->members[other].process != mine) other++;
     if (other < XD_NODE_RANKS_MAX) /* its lock goes with this file */
-        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "process %lld is rank %d of job %s, and cannot be rank %d too",
-                       mine, other, d->name, d->rank);
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
+                       "process %lld is rank %d of job %s, and cannot be rank %d too", mine, other, d->name,
+                       d->rank);
     else if (head->size != d->size)
-        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "rank %d says that job %s has %d ranks, others say %d",
-                       d->rank, d->name, d->size, (int)head->size);
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank,
+                       "rank %d says that job %s has %d ranks, others say %d", d->rank, d->name, d->size,
+                       (int)head->size);
     else if (head->slot_bytes != (uint64_t)d->slot_bytes)
-        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank, "slot_bytes is %zu on rank %d, and %" PRIu64 " on others",
-                       d->slot_bytes, d->rank, head->slot_bytes);
+        xdi_job_refuse(job, XD_ERROR_MISMATCH, d->rank,
+                       "slot_bytes is %zu on rank %d, and %" PRIu64 " on others", d->slot_bytes, d->rank,
+                       head->slot_bytes);
     else if (dead >= 0)
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead, d->name);
     else if (head->members[d->rank].process)
-        xdi_job_refuse(job, XD_ERROR_STATE, d->rank, "rank %d has joined job %s twice: processes %lld and %lld",
-                       d->rank, d->name, (long long)head->members[d->rank].process, mine);
+        xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
+                       "rank %d has joined job %s twice: processes %lld and %lld", d->rank, d->name,
+                       (long long)head->members[d->rank].process, mine);
     else
         return XD_OK;
     return xdi_job_refusal(job, e->ctx);
@@ -362,7 +362,8 @@ static void xdi_job_complete(xdi_job *job, const xdi_job_entry *e) {
 static xd_result xdi_job_enter(xdi_job *job, const xdi_job_entry *e, int dead, int alive) {
     XD_TRY(xdi_job_fits(job, e, dead));
     XD_REQUIRE(e->ctx, xdi_node_hold(job->file, job->rank), XD_ERROR_STATE,
-               "another process holds rank %d of the %d ranks of job %s", job->rank, job->size, e->desc->name);
+               "another process holds rank %d of the %d ranks of job %s", job->rank, job->size,
+               e->desc->name);
     job->head->members[job->rank].process = (int64_t)getpid();
     if (alive + 1 == job->size) xdi_job_complete(job, e);
     return XD_OK;
@@ -381,8 +382,9 @@ static xd_result xdi_job_try(xdi_job *job, const xdi_job_entry *e, bool *again) 
     if (*again) return XD_OK;
     if (!xdi_job_map_head(job, e->desc, status.st_size)) {
         unlink(job->path);
-        return XD_FAIL(e->ctx, XD_ERROR_MEMORY, "no room in /dev/shm for the %zu bytes in which %d ranks meet",
-                       sizeof *job->head, job->size);
+        return XD_FAIL(e->ctx, XD_ERROR_MEMORY,
+                       "no room in /dev/shm for the %zu bytes in which %d ranks meet", sizeof *job->head,
+                       job->size);
     }
     alive = xdi_job_count(job, &dead);
     *again = job->head->layout != sizeof *job->head || job->head->refused || job->head->complete ||
@@ -423,9 +425,9 @@ static xd_result xdi_job_give_up(xdi_job *job, const xdi_job_entry *e) {
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead,
                        e->desc->name);
     else
-        xdi_job_refuse(job, XD_ERROR_TIMEOUT, first,
-                       "rank%s %s of %d did not join job %s before the deadline of %g s",
-                       strchr(missing, ',') ? "s" : "", missing, job->size, e->desc->name, e->desc->timeout_s);
+        xdi_job_refuse(
+            job, XD_ERROR_TIMEOUT, first, "rank%s %s of %d did not join job %s before the deadline of %g s",
+            strchr(missing, ',') ? "s" : "", missing, job->size, e->desc->name, e->desc->timeout_s);
     if (guarded) xdi_node_let_go(job->file, XDI_JOB_GUARD);
     return xdi_job_refusal(job, e->ctx);
 }
@@ -453,6 +455,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
+    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -492,7 +495,7 @@ XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, dou
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&job->head->bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(&job->head->bell, false, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);

@@ -9,7 +9,8 @@
 enum {
     XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
     XDI_JOB_REGIONS = 1024,
-    XDI_JOB_LINE = 64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
+    XDI_JOB_LINE =
+        64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
     XDI_JOB_TEXT = 192
 };
 
@@ -43,12 +44,12 @@ typedef struct xdi_job_head {
     uint64_t layout; /* of this struct; written last when the file is made */
     uint64_t slot_bytes;
     int32_t size;
-    uint32_t complete;       /* all have joined, and region 0 is there; atomic */
-    uint32_t refused;        /* xd_result by which joining ended for everybody, `text` says why; atomic */
-    uint32_t region_count;   /* atomic */
-    uint64_t bytes;          /* of the file; atomic */
-    uint64_t failure;        /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int32_t culprit;         /* of `refused`; -1: nobody */
+    uint32_t complete;     /* all have joined, and region 0 is there; atomic */
+    uint32_t refused;      /* xd_result by which joining ended for everybody, `text` says why; atomic */
+    uint32_t region_count; /* atomic */
+    uint64_t bytes;        /* of the file; atomic */
+    uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
+    int32_t culprit;  /* of `refused`; -1: nobody */
     char text[XDI_JOB_TEXT]; /* of `refused` */
     xdi_job_bell bell;       /* of those that join */
     xdi_job_member members[XD_NODE_RANKS_MAX];
@@ -59,9 +60,10 @@ typedef struct xdi_job_head {
 typedef struct xdi_job {
     xdi_job_head *head;
     char path[96];
-    int file;      /* open as long as the lock on this rank's byte is needed */
+    int file; /* open as long as the lock on this rank's byte is needed */
     int rank, size;
-    int holders;   /* handles; atomic */
+    int holders;  /* handles; atomic */
+    bool crowded; /* there are more ranks than cores */
 } xdi_job;
 
 /* job.c: joins; `region_bytes` is the size of region 0. Errors: see xd_comm_node. *out has one holder. */
@@ -89,18 +91,15 @@ XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank);
 typedef struct xdi_job_wait {
     xdi_job_bell *bell;
     double deadline;
-    int turn;         /* so far */
-    bool rests;       /* it has begun without polling */
-    bool armed;       /* sleeps in the next turn unless the bell rings */
-    uint32_t rings;   /* then: of the bell */
-    xd_result excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
-    bool tells;       /* others may read whom this rank waits for */
+    int turn;       /* so far */
+    bool armed;     /* sleeps in the next turn unless the bell rings */
+    uint32_t rings; /* then: of the bell */
+    xd_result
+        excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    bool tells; /* others may read whom this rank waits for */
 } xdi_job_wait;
 
-/* job.c: `rests`: without polling. */
-XD_PRIVATE xdi_job_wait xdi_job_wait_begin(xdi_job_bell *bell, bool rests, double deadline);
-/* job.c: whether a wait has polled in vain. */
-XD_PRIVATE bool xdi_job_has_polled(const xdi_job_wait *wait);
+XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline);
 /* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
  * known to have left the group. */
 XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int rank, bool gone);

@@ -14,11 +14,11 @@
 #include <string.h>
 
 enum {
-    XDI_PROCESSES_INLINE = 4096,   /* most bytes of a payload in the page */
-    XDI_PROCESSES_REST = 100,      /* waits without polling after polling in vain */
-    XDI_PROCESSES_CHUNKS = 4,      /* of a slot */
-    XDI_PROCESSES_LEAST = 8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 1 << 20,  /* bytes of a slot */
+    XDI_PROCESSES_INLINE = 4096, /* most bytes of a payload in the page */
+    XDI_PROCESSES_CHUNKS = 4,    /* of a slot */
+    XDI_PROCESSES_LEAST =
+        8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
+    XDI_PROCESSES_SLOT = 512 << 10,
     XDI_PROCESSES_SLOT_RANK = 16 << 10,
     XDI_PROCESSES_NAME = 64 /* letters of a job's */
 };
@@ -29,8 +29,8 @@ typedef struct xdi_processes_page {
     int64_t longest; /* elements of the longest block that it sends or receives */
     uint32_t is_short;
     uint32_t unused;
-    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank */
     uint64_t payload[XDI_PROCESSES_INLINE / 8];
+    int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank; not of an all_reduce */
 } xdi_processes_page;
 
 /* A rank's place in a group. The counters lie in lines of their own. */
@@ -95,10 +95,9 @@ typedef struct xdi_processes {
     xdi_processes_group *group;
     xdi_processes_seat *seats;
     xdi_processes_mail *mail;
-    int *world_ranks;   /* [size] */
-    int *places;        /* [size], numbers of slots */
+    int *world_ranks; /* [size] */
+    int *places;      /* [size], numbers of slots */
     uint64_t round, steps;
-    int rest;                  /* number of next waits that do not poll */
     int64_t *begins, *counts;  /* [size], of the blocks that this rank sends to each, or all sum up */
     xd_leaves *leaves;         /* [size], scratch */
     const void **pieces;       /* [size], scratch */
@@ -148,27 +147,16 @@ static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
 
 /* ---- waiting ---- */
 
-/* Polling pays only while the other rank runs at the same time: as in comm/threads.c. */
-static xdi_job_wait xdi_processes_wait_begin(xdi_processes *t, xdi_job_bell *bell, double deadline) {
-    const bool rests = t->rest > 0;
-    t->rest -= rests;
-    return xdi_job_wait_begin(bell, rests, deadline);
-}
-
-static void xdi_processes_wait_end(xdi_processes *t, xdi_job_wait *wait) {
-    if (xdi_job_has_polled(wait)) t->rest = XDI_PROCESSES_REST;
-    xdi_job_wait_end(t->job, wait);
-}
-
 /* Waits until *counter, which `rank` increases, reaches `target`. */
 static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
                                      double deadline) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
-    xdi_job_wait wait = xdi_processes_wait_begin(t, &t->group->bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, &t->group->bell, deadline);
     bool whole = true;
     while (whole && __atomic_load_n(counter, __ATOMIC_SEQ_CST) < target)
-        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
-    xdi_processes_wait_end(t, &wait);
+        whole =
+            xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[rank], xdi_processes_has_left(t, rank));
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -258,10 +246,10 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     int64_t at = 0;
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
-            if (k == 0) page->offsets[r] = at;
+            if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
             xdi_processes_copy(to + (size_t)at * size,
-                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size, t->counts[r],
-                               size);
+                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
+                               t->counts[r], size);
             at += t->counts[r];
         }
 }
@@ -292,8 +280,8 @@ static xd_result xdi_processes_control(xd_transport *transport, const xd_control
 /* ---- taking ---- */
 
 /* Sums pieces that t->pieces points to; `stride` elements from node to node. */
-static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out, int64_t stride,
-                                      int64_t count) {
+static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collective *c, void *out,
+                                      int64_t stride, int64_t count) {
     const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce;
     const xd_launch launch = xd_ctx_launch(t->base.ctx);
     if (count == 0) return XD_OK;
@@ -358,7 +346,8 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         return XD_OK;
     }
     xdi_processes_nodes(t, c);
-    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n), whole ? c->count : c->send_counts[me]);
+    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n),
+                                whole ? c->count : c->send_counts[me]);
 }
 
 /* ---- steps ---- */
@@ -376,7 +365,18 @@ typedef struct xdi_processes_cut {
     double deadline;
 } xdi_processes_cut;
 
-static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c, double deadline) {
+/* Steps of equal length, whose parts begin at lines of the cache where the slot has room for that. */
+static void xdi_processes_even_out(xdi_processes_cut *cut, int64_t longest) {
+    const int64_t line = (int64_t)((size_t)XDI_JOB_LINE / cut->size);
+    if (cut->tile > line) cut->tile -= cut->tile % line;
+    cut->steps = (longest + cut->tile - 1) / cut->tile;
+    if (cut->steps == 0) return;
+    const int64_t even = (longest + cut->steps - 1) / cut->steps, whole = (even + line - 1) / line * line;
+    cut->tile = whole < cut->tile ? whole : cut->tile;
+}
+
+static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_collective *c,
+                                              double deadline) {
     xdi_processes_cut cut;
     const int n = t->base.size;
     const bool parts = xdi_processes_addresses(c->kind);
@@ -392,7 +392,7 @@ static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_c
     cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
     for (int r = 0; r < n; r++)
         if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
-    cut.steps = (longest + cut.tile - 1) / cut.tile;
+    xdi_processes_even_out(&cut, longest);
     cut.begin = t->steps;
     cut.deadline = deadline;
     return cut;
@@ -405,7 +405,8 @@ static int64_t xdi_processes_in_step(const xdi_processes_cut *cut, int64_t count
 }
 
 /* The chunk of a rank in a step; the sums of an all_reduce are behind all parts. */
-static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut, int64_t step) {
+static char *xdi_processes_chunk(const xdi_processes *t, int rank, const xdi_processes_cut *cut,
+                                 int64_t step) {
     const size_t each = t->slots->slot_bytes / XDI_PROCESSES_CHUNKS;
     const uint64_t number = (cut->begin + (uint64_t)step) % XDI_PROCESSES_CHUNKS;
     return t->slots->first + (size_t)t->places[rank] * t->slots->slot_bytes + (size_t)number * each;
@@ -439,17 +440,17 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
         t->pieces[r] = xdi_processes_part(xdi_processes_chunk(t, r, cut, step), cut, me);
     if (!cut->c->leaves.total && count > 0)
         t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
-    char *sums = count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size
-                           : NULL;
-    XD_TRY(xdi_processes_reduce(t, cut->c, sums, cut->tile, count));
-    if (cut->whole)
-        xdi_processes_copy(xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n), sums, count,
-                           cut->size);
+    char *sums =
+        count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size : NULL;
+    char *shown = cut->whole ? xdi_processes_part(xdi_processes_chunk(t, me, cut, step), cut, n) : sums;
+    XD_TRY(xdi_processes_reduce(t, cut->c, shown, cut->tile, count));
+    if (cut->whole) xdi_processes_copy(sums, shown, count, cut->size);
     return XD_OK;
 }
 
 /* Copies what the others have for this rank; of an all_reduce, their sums. */
-static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step, int from) {
+static void xdi_processes_collect(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step,
+                                  int from) {
     const bool parts = xdi_processes_addresses(cut->c->kind);
     int64_t to = t->begins[from], count = t->counts[from];
     if (!cut->whole) count = xdi_processes_room(t, cut->c, from, &to);
@@ -475,7 +476,7 @@ static xd_result xdi_processes_await_all(xdi_processes *t, const xdi_processes_c
     return XD_OK;
 }
 
-/* The first half of a step: fills a chunk, once all have done with what was in it. */
+/* The first part of a step: fills a chunk, once all have done with what was in it. */
 static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     xdi_processes_seat *seat = &t->seats[t->base.rank];
     XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, taken),
@@ -485,7 +486,7 @@ static xd_result xdi_processes_give(xdi_processes *t, const xdi_processes_cut *c
     return XD_OK;
 }
 
-/* The second half, of all that only moves: takes what is there, whoever has filled it. */
+/* The second part, of all that only moves: takes what is there, whoever has filled it. */
 static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
@@ -493,29 +494,28 @@ static xd_result xdi_processes_take(xdi_processes *t, const xdi_processes_cut *c
         const int r = (t->base.rank + k) % n;
         int64_t to;
         if (xdi_processes_room(t, cut->c, r, &to) <= step * cut->tile) continue;
-        XD_TRY(xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
+        XD_TRY(
+            xdi_processes_await(t, &t->seats[r].filled, cut->begin + (uint64_t)step + 1, r, cut->deadline));
         xdi_processes_collect(t, cut, step, r);
     }
     xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
-/* The second half, of a sum. An all_reduce takes the others' sums one step later, when they have had time to add them. */
+/* The second part, of a sum; an all_reduce has a third one. */
 static xd_result xdi_processes_sum(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
-    const int n = t->base.size;
     xdi_processes_seat *seat = &t->seats[t->base.rank];
-    if (step < cut->steps) {
-        XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
-        XD_TRY(xdi_processes_add(t, cut, step));
-        if (cut->whole)
-            xdi_processes_tell(t, &seat->summed, cut->begin + (uint64_t)step + 1);
-        else
-            xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step + 1);
-    }
-    if (!cut->whole || step == 0) return XD_OK;
-    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step));
-    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step - 1, (t->base.rank + k) % n);
-    xdi_processes_tell(t, &seat->taken, cut->begin + (uint64_t)step);
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, filled), step + 1));
+    XD_TRY(xdi_processes_add(t, cut, step));
+    xdi_processes_tell(t, cut->whole ? &seat->summed : &seat->taken, cut->begin + (uint64_t)step + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_processes_spread(xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
+    const int n = t->base.size;
+    XD_TRY(xdi_processes_await_all(t, cut, offsetof(xdi_processes_seat, summed), step + 1));
+    for (int k = 1; k < n; k++) xdi_processes_collect(t, cut, step, (t->base.rank + k) % n);
+    xdi_processes_tell(t, &t->seats[t->base.rank].taken, cut->begin + (uint64_t)step + 1);
     return XD_OK;
 }
 
@@ -525,11 +525,14 @@ static xd_result xdi_processes_execute(xd_transport *transport, const xd_collect
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
     if (is_short) return xdi_processes_take_short(t, c);
     const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
-    const int64_t turns = cut.steps + (cut.whole ? 1 : 0);
     if (!cut.sums) xdi_processes_keep(t, c);
-    for (int64_t step = 0; step < turns; step++) {
-        if (step < cut.steps) XD_TRY(xdi_processes_give(t, &cut, step));
-        XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, step) : xdi_processes_take(t, &cut, step));
+    /* A part of a step comes one turn after the one before it, when the others have had time for that. */
+    for (int64_t turn = 0; turn < cut.steps + 2; turn++) {
+        const int64_t second = turn - 1, third = turn - 2;
+        if (turn < cut.steps) XD_TRY(xdi_processes_give(t, &cut, turn));
+        if (second >= 0 && second < cut.steps)
+            XD_TRY(cut.sums ? xdi_processes_sum(t, &cut, second) : xdi_processes_take(t, &cut, second));
+        if (cut.whole && third >= 0) XD_TRY(xdi_processes_spread(t, &cut, third));
     }
     XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
     t->steps += (uint64_t)cut.steps;
@@ -571,7 +574,8 @@ static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c,
     xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
     const size_t ring = xdi_processes_ring(t);
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int from = t->places[sends ? t->base.rank : c->root], to = t->places[sends ? c->root : t->base.rank];
+    const int from = t->places[sends ? t->base.rank : c->root],
+              to = t->places[sends ? c->root : t->base.rank];
     char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
     size_t moved = 0;
     while (moved < most && lane->left > 0) {
@@ -709,7 +713,7 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
     xdi_job_bell *bell = &t->seats[t->base.rank].bell;
     bool whole = true;
     if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_job_wait wait = xdi_processes_wait_begin(t, bell, deadline);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
     while (whole && xdi_processes_next(messages, count, 0) < count) {
         bool moved = false, gone = false;
         for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
@@ -718,14 +722,14 @@ static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *mes
             moved = true;
         }
         if (moved) {
-            xdi_processes_wait_end(t, &wait);
-            wait = xdi_processes_wait_begin(t, bell, deadline);
+            xdi_job_wait_end(t->job, &wait);
+            wait = xdi_job_wait_begin(t->job, bell, deadline);
             continue;
         }
         const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
         whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
     }
-    xdi_processes_wait_end(t, &wait);
+    xdi_job_wait_end(t->job, &wait);
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
@@ -787,18 +791,19 @@ static bool xdi_processes_own_slots(xdi_processes *t, size_t slot_bytes) {
 }
 
 /* Gives a region to a handle, whatever becomes of the rest. slot_bytes 0: it uses the slots of `parent`. */
-static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes, xdi_processes_slots *parent) {
+static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_bytes,
+                                    xdi_processes_slots *parent) {
     const size_t n = (size_t)t->base.size;
     t->region = region;
     t->bytes = xdi_processes_group_bytes(t->base.size) + n * slot_bytes;
     char *memory = (char *)xdi_job_map(t->job, region, t->bytes);
     t->memory = memory;
-    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped", t->bytes,
-               (int)n);
+    XD_REQUIRE(t->base.ctx, memory, XD_ERROR_MEMORY, "%zu bytes that %d ranks share cannot be mapped",
+               t->bytes, (int)n);
     t->group = (xdi_processes_group *)(void *)memory;
     t->seats = (xdi_processes_seat *)(void *)(memory + sizeof *t->group);
-    t->mail = (xdi_processes_mail *)(void *)(memory + sizeof *t->group +
-                                             xdi_processes_align(n * sizeof *t->seats));
+    t->mail =
+        (xdi_processes_mail *)(void *)(memory + sizeof *t->group + xdi_processes_align(n * sizeof *t->seats));
     if (parent) {
         __atomic_add_fetch(&parent->holders, 1, __ATOMIC_ACQ_REL);
         t->slots = parent;
@@ -811,8 +816,8 @@ static xd_result xdi_processes_bind(xdi_processes *t, int region, size_t slot_by
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out);
 
 /* The first member takes a region for the new group and publishes it in its seat, where the others read it. */
-static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes, double deadline,
-                                     int *region) {
+static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size_t slot_bytes,
+                                     double deadline, int *region) {
     xdi_processes_seat *leader = &t->seats[first];
     const size_t bytes = xdi_processes_group_bytes(size) + (size_t)size * slot_bytes;
     if (first == t->base.rank) {
@@ -828,8 +833,8 @@ static xd_result xdi_processes_child(xdi_processes *t, int first, int size, size
 }
 
 /* A handle on a region that has been taken. */
-static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region, size_t slot_bytes,
-                                    xdi_processes_slots *parent, xdi_processes **out) {
+static xd_result xdi_processes_open(xd_ctx *ctx, xdi_job *job, int size, int rank, int region,
+                                    size_t slot_bytes, xdi_processes_slots *parent, xdi_processes **out) {
     xdi_processes *made = NULL;
     const xd_result attached = xdi_processes_attach(ctx, job, size, rank, &made);
     if (attached != XD_OK) xdi_job_give(job, region, NULL, 0);
@@ -854,13 +859,14 @@ static xd_result xdi_processes_split(xd_transport *transport, const int *members
     return XD_OK;
 }
 
-static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double deadline,
+                                    xd_transport **out) {
     xdi_processes *t = (xdi_processes *)transport, *twin = NULL;
     const int size = transport->size;
     int region = -1;
     XD_TRY(xdi_processes_child(t, 0, size, t->slots->slot_bytes, deadline, &region));
-    const xd_result made = xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes,
-                                              NULL, &twin);
+    const xd_result made =
+        xdi_processes_open(ctx, t->job, size, transport->rank, region, t->slots->slot_bytes, NULL, &twin);
     if (made != XD_OK) return xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
     memcpy(twin->world_ranks, t->world_ranks, (size_t)size * sizeof *t->world_ranks);
     *out = &twin->base;
@@ -882,17 +888,11 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = { "processes",
-                                                    xdi_processes_control,
-                                                    xdi_processes_execute,
-                                                    xdi_processes_split,
-                                                    xdi_processes_abort,
-                                                    xdi_processes_destroy,
-                                                    xdi_processes_poll,
-                                                    false,
-                                                    xdi_processes_fail,
-                                                    xdi_processes_fork,
-                                                    xdi_processes_exchange };
+static const xd_transport_ops xdi_processes_ops = {
+    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
+    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
+    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
+};
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
@@ -939,12 +939,12 @@ static bool xdi_processes_is_name(const char *name) {
 /* Checks the desc and fills in its defaults. */
 static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
     XD_REQUIRE(ctx, xdi_processes_is_name(d->name), XD_ERROR_ARGUMENT,
-               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"", (int)XDI_PROCESSES_NAME,
-               d->name ? d->name : "");
+               "a job is named by 1 to %d letters, digits, '-' and '_', not by \"%.80s\"",
+               (int)XDI_PROCESSES_NAME, d->name ? d->name : "");
     XD_REQUIRE(ctx, d->size >= 1 && d->size <= XD_NODE_RANKS_MAX, XD_ERROR_ARGUMENT,
                "job %s: size %d is outside [1, %d]", d->name, d->size, XD_NODE_RANKS_MAX);
-    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT, "job %s: rank %d is outside [0, %d)",
-               d->name, d->rank, d->size);
+    XD_REQUIRE(ctx, d->rank >= 0 && d->rank < d->size, XD_ERROR_ARGUMENT,
+               "job %s: rank %d is outside [0, %d)", d->name, d->rank, d->size);
     XD_REQUIRE(ctx, d->timeout_s >= 0.0, XD_ERROR_ARGUMENT, "job %s: timeout_s is %g", d->name, d->timeout_s);
     const size_t least = (size_t)XDI_PROCESSES_LEAST * (size_t)d->size, most = SIZE_MAX / 128;
     if (d->slot_bytes == 0) {
@@ -952,8 +952,8 @@ static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
         if (d->slot_bytes < XDI_PROCESSES_SLOT) d->slot_bytes = XDI_PROCESSES_SLOT;
     }
     XD_REQUIRE(ctx, d->slot_bytes >= least && d->slot_bytes <= most, XD_ERROR_ARGUMENT,
-               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes, d->size,
-               least, most);
+               "job %s: slot_bytes is %zu, %d ranks need %zu, and at most %zu", d->name, d->slot_bytes,
+               d->size, least, most);
     d->slot_bytes = d->slot_bytes / XDI_PROCESSES_LEAST * XDI_PROCESSES_LEAST;
     if (d->timeout_s <= 0.0) d->timeout_s = xd_ctx_settings(ctx)->init_timeout_seconds;
     return XD_OK;

@@ -114,6 +114,7 @@ COUNTS_LEFT_OUT = {
     "tests/test_fake_score.c and test_fake_score_errors.c make those wrong that can be; any staging is made large enough": """
         xd_fake_score_desc.frozen_count xd_fake_score_meta_desc.fresh_count xd_fake_score_meta_desc.staging_bytes
         xd_fake_score_reader.entry_count xd_fake_score_source.part_count xd_fake_score_source.tensor_count""",
+    "tests/test_node_join.c makes those wrong that can be": """xd_node_desc.rank xd_node_desc.size xd_node_desc.slot_bytes""",
     "no call reads it: all data of a tensor is on the context's device": "xd_tensor.device",
     "an output of xd_teacher_route: it says which rows the caller has to pass": "xd_teacher_piece.shard",
 }

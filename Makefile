@@ -140,7 +140,7 @@ build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdis
 open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
 
-demo-sharded: build/demo-sharded$(mpi_if_asked) ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --mpi ranks are processes
+demo-sharded: build/demo-sharded$(mpi_if_asked) build/xdrun ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --launch or --mpi ranks are processes
 	$(open_mpi) $< $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
@@ -179,6 +179,9 @@ build/bpe_train: tools/bpe_train.c xdistill.h | build
 
 build/projection: tools/projection.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
+
+build/xdrun: tools/xdrun.c | build
+	$(CC) -std=c99 $(CFLAGS) $< -o $@
 
 build/xdistill: tools/xdistill.c $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)

@@ -2,7 +2,7 @@
 
    Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
-   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
+   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (of one machine; of any, xdistill_mpi.h);
    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
    In *one* C or C++ file of its own:               Everywhere else:
@@ -1446,6 +1446,51 @@ XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
  * ends with its deadline, and breaks the world. A STREAM orders the context's stream behind its own. Results nobody has waited for are lost. */
 XD_API void xd_queue_destroy(xd_queue *queue);
+
+/* >>comm/launch */
+
+/* Which of the processes of a job this one is, as whoever started it says in the environment. */
+
+/* Whose variables were read. */
+typedef enum xd_launch_kind {
+    XD_LAUNCH_ALONE = 0, /* nobody's: one rank */
+    XD_LAUNCH_TORCHRUN, /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: of torchrun and build/xdrun */
+    XD_LAUNCH_OPEN_MPI, /* OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
+    XD_LAUNCH_PMI,  /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI and others */
+    XD_LAUNCH_SLURM /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
+} xd_launch_kind;
+
+#define XD_LAUNCH_JOB_MAX 64      /* with its terminator; letters, digits, '-' and '_' */
+#define XD_LAUNCH_ADDRESS_MAX 256 /* with its terminator */
+
+/* A rank's place in its job, a plain value. */
+typedef struct xd_launch_info {
+    xd_launch_kind kind;
+    int rank, world_size;             /* of all machines */
+    int local_rank, local_world_size; /* of this machine; local_world_size is 0 where Slurm alone speaks */
+    /* A name that all ranks of the job have and jobs beside it have not, for what its processes meet at: XDISTILL_JOB, which
+     * build/xdrun draws at random; otherwise made of what tells this launcher's jobs apart. "" -> nothing does. */
+    char job[XD_LAUNCH_JOB_MAX];
+    char master_address[XD_LAUNCH_ADDRESS_MAX]; /* MASTER_ADDR, a host where ranks meet; "" -> not set */
+    int master_port;                            /* MASTER_PORT; 0 -> not set */
+} xd_launch_info;
+
+/* Reads from the environment which rank this process is. The first of these sets of variables that is there counts: torchrun's,
+ * Open MPI's, PMI's, Slurm's; with none of them it is one rank alone. MASTER_ADDR and MASTER_PORT count for every kind,
+ * and begin no set. Where srun's own PMI sets PMI_RANK and PMI_SIZE alone, the local rank is SLURM_LOCALID.
+ *
+ *   out   untouched on failure
+ *
+ * The sets after the first must agree with it: on the number of ranks and on what each says of this one. A set with fewer
+ * ranks, of which this process would be the first on its machine, belongs to a launcher that has started another one
+ * (srun torchrun, mpirun in an interactive step) and is left alone.
+ *
+ * Nothing else in the library reads these variables. Local; allocates nothing; must not run beside setenv. The kind is logged at INFO.
+ * Errors, each naming the variables: MISSING for a set of which one is missing, ARGUMENT for a value that is no
+ * such number and for a job name that is none, TOPOLOGY, with both values, for a rank that is not below its size and for
+ * sets that contradict each other.
+ * Source: the variables as the manuals of torchrun, Open MPI, MPICH and Slurm have them. */
+XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out);
 
 
 /* Tensors. */
@@ -32117,6 +32162,211 @@ XD_API void xd_queue_destroy(xd_queue *queue) {
     xd_release(ctx, queue->slots);
     xd_release(ctx, queue->line);
     xd_release(ctx, queue);
+}
+
+/* >>comm/launch.c */
+
+/* The place of a process in its job, from the environment. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The numbers that a set of variables tells. */
+enum { XDI_LAUNCH_RANK, XDI_LAUNCH_SIZE, XDI_LAUNCH_LOCAL_RANK, XDI_LAUNCH_LOCAL_SIZE, XDI_LAUNCH_NUMBERS };
+enum { XDI_LAUNCH_KINDS = XD_LAUNCH_SLURM + 1, XDI_LAUNCH_NAME = 28, XDI_LAUNCH_TRAITS = 4 };
+
+typedef struct xdi_launch_set {
+    xd_launch_kind kind;
+    bool there;
+    int number[XDI_LAUNCH_NUMBERS]; /* 0 where the set does not say */
+} xdi_launch_set;
+
+/* What messages and job names call the kinds. */
+static const char xdi_launch_kinds[XDI_LAUNCH_KINDS][12] = { "alone", "torchrun", "openmpi", "pmi", "slurm" };
+
+/* Names of the numbers; "" -> the launcher does not tell it. */
+static const char xdi_launch_names[XDI_LAUNCH_KINDS][XDI_LAUNCH_NUMBERS][XDI_LAUNCH_NAME] = {
+    { "", "", "", "" },
+    { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE" },
+    { "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+      "OMPI_COMM_WORLD_LOCAL_SIZE" },
+    { "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS" },
+    { "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "" },
+};
+
+/* Variables that together tell the jobs of a launcher apart. */
+static const char xdi_launch_traits[XDI_LAUNCH_KINDS][XDI_LAUNCH_TRAITS][XDI_LAUNCH_NAME] = {
+    { "", "", "", "" },
+    { "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT" },
+    { "PMIX_NAMESPACE", "", "", "" },
+    { "PMI_JOBID", "", "", "" },
+    { "SLURM_JOB_ID", "SLURM_STEP_ID", "", "" },
+};
+
+/* ---- one set ---- */
+
+/* srun's own PMI tells nothing local; srun itself does. */
+static bool xdi_launch_is_pmi_of_srun(void) {
+    return getenv("SLURM_STEP_ID") && (getenv("PMI_RANK") || getenv("PMI_SIZE")) &&
+           !getenv("MPI_LOCALRANKID") && !getenv("MPI_LOCALNRANKS");
+}
+
+static const char *xdi_launch_name(xd_launch_kind kind, int number) {
+    if (kind == XD_LAUNCH_PMI && number >= XDI_LAUNCH_LOCAL_RANK && xdi_launch_is_pmi_of_srun())
+        kind = XD_LAUNCH_SLURM;
+    return xdi_launch_names[kind][number];
+}
+
+/* Decimal digits alone, as launchers write them. */
+static xd_result xdi_launch_parse(xd_ctx *ctx, const char *name, int least, int most, int *out) {
+    const char *text = getenv(name);
+    int64_t number = 0;
+    size_t i = 0;
+    for (; text[i] >= '0' && text[i] <= '9' && number <= most; i++) number = 10 * number + (text[i] - '0');
+    XD_REQUIRE(ctx, i > 0 && !text[i] && number >= least && number <= most, XD_ERROR_ARGUMENT,
+               "%s is \"%.40s\", must be a number from %d to %d", name, text, least, most);
+    *out = (int)number;
+    return XD_OK;
+}
+
+static xd_result xdi_launch_check(xd_ctx *ctx, const xdi_launch_set *set) {
+    const int *n = set->number;
+    XD_REQUIRE(ctx, n[XDI_LAUNCH_RANK] < n[XDI_LAUNCH_SIZE], XD_ERROR_TOPOLOGY, "%s is %d, but %s is %d",
+               xdi_launch_name(set->kind, XDI_LAUNCH_RANK), n[XDI_LAUNCH_RANK],
+               xdi_launch_name(set->kind, XDI_LAUNCH_SIZE), n[XDI_LAUNCH_SIZE]);
+    const bool said = n[XDI_LAUNCH_LOCAL_SIZE] > 0;
+    const int local = said ? XDI_LAUNCH_LOCAL_SIZE : XDI_LAUNCH_SIZE;
+    XD_REQUIRE(ctx, n[XDI_LAUNCH_LOCAL_RANK] < n[local], XD_ERROR_TOPOLOGY, "%s is %d, but %s is %d",
+               xdi_launch_name(set->kind, XDI_LAUNCH_LOCAL_RANK), n[XDI_LAUNCH_LOCAL_RANK],
+               xdi_launch_name(set->kind, local), n[local]);
+    XD_REQUIRE(ctx, n[XDI_LAUNCH_LOCAL_SIZE] <= n[XDI_LAUNCH_SIZE], XD_ERROR_TOPOLOGY,
+               "%s is %d, but %s is %d", xdi_launch_name(set->kind, XDI_LAUNCH_LOCAL_SIZE),
+               n[XDI_LAUNCH_LOCAL_SIZE], xdi_launch_name(set->kind, XDI_LAUNCH_SIZE), n[XDI_LAUNCH_SIZE]);
+    return XD_OK;
+}
+
+/* A set is there when one of its variables is; then all of them must be. */
+static xd_result xdi_launch_read(xd_ctx *ctx, xd_launch_kind kind, xdi_launch_set *set) {
+    const char *given = NULL, *missing = NULL;
+    memset(set, 0, sizeof *set);
+    set->kind = kind;
+    if (kind == XD_LAUNCH_SLURM && !getenv("SLURM_STEP_ID")) return XD_OK; /* a batch script is no rank */
+    if (kind == XD_LAUNCH_SLURM) given = "SLURM_STEP_ID";
+    for (int i = 0; i < XDI_LAUNCH_NUMBERS; i++) {
+        const char *name = xdi_launch_name(kind, i);
+        if (!*name) continue;
+        if (getenv(name) && !given) given = name;
+        if (!getenv(name) && !missing) missing = name;
+    }
+    if (!given) return XD_OK;
+    XD_REQUIRE(ctx, !missing, XD_ERROR_MISSING, "%s is set to \"%.40s\", but %s is not set", given,
+               getenv(given), missing);
+    for (int i = 0; i < XDI_LAUNCH_NUMBERS; i++) {
+        const bool size = i == XDI_LAUNCH_SIZE || i == XDI_LAUNCH_LOCAL_SIZE;
+        const char *name = xdi_launch_name(kind, i);
+        if (*name) XD_TRY(xdi_launch_parse(ctx, name, size, INT32_MAX, &set->number[i]));
+    }
+    set->there = true;
+    return xdi_launch_check(ctx, set);
+}
+
+/* ---- two sets ---- */
+
+/* One that counts other launchers, a process on each machine, says nothing of the ranks that these started. */
+static xd_result xdi_launch_compare(xd_ctx *ctx, const xdi_launch_set *first, const xdi_launch_set *other) {
+    static const unsigned char order[XDI_LAUNCH_NUMBERS] = { XDI_LAUNCH_SIZE, XDI_LAUNCH_RANK,
+                                                             XDI_LAUNCH_LOCAL_SIZE, XDI_LAUNCH_LOCAL_RANK };
+    if (other->number[XDI_LAUNCH_SIZE] < first->number[XDI_LAUNCH_SIZE] &&
+        other->number[XDI_LAUNCH_LOCAL_RANK] == 0)
+        return XD_OK;
+    for (int i = 0; i < XDI_LAUNCH_NUMBERS; i++) {
+        const int k = order[i], a = first->number[k], b = other->number[k];
+        const char *one = xdi_launch_name(first->kind, k), *two = xdi_launch_name(other->kind, k);
+        XD_REQUIRE(ctx, a == b || !*one || !*two, XD_ERROR_TOPOLOGY,
+                   "%s is %d, but %s is %d: unset the variables of one of the two launchers", one, a, two, b);
+    }
+    return XD_OK;
+}
+
+/* The first set that is there, `there` false for none. */
+static xd_result xdi_launch_choose(xd_ctx *ctx, xdi_launch_set *first) {
+    memset(first, 0, sizeof *first);
+    for (int kind = XD_LAUNCH_TORCHRUN; kind < XDI_LAUNCH_KINDS; kind++) {
+        xdi_launch_set set;
+        XD_TRY(xdi_launch_read(ctx, (xd_launch_kind)kind, &set));
+        if (set.there && first->there) XD_TRY(xdi_launch_compare(ctx, first, &set));
+        if (set.there && !first->there) *first = set;
+    }
+    return XD_OK;
+}
+
+/* ---- what stands beside the numbers ---- */
+
+static xd_result xdi_launch_read_master(xd_ctx *ctx, xd_launch_info *info) {
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    const bool needed = info->kind == XD_LAUNCH_TORCHRUN;
+    XD_REQUIRE(ctx, address || !(port || needed), XD_ERROR_MISSING, "%s is set, but MASTER_ADDR is not",
+               port ? "MASTER_PORT" : "RANK");
+    XD_REQUIRE(ctx, port || !address, XD_ERROR_MISSING, "MASTER_ADDR is set, but MASTER_PORT is not");
+    if (!address) return XD_OK;
+    const size_t length = strlen(address);
+    XD_REQUIRE(ctx, length > 0 && length < XD_LAUNCH_ADDRESS_MAX, XD_ERROR_ARGUMENT,
+               "MASTER_ADDR has %zu bytes, must have 1 to %d", length, XD_LAUNCH_ADDRESS_MAX - 1);
+    XD_TRY(xdi_launch_parse(ctx, "MASTER_PORT", 1, 65535, &info->master_port));
+    memcpy(info->master_address, address, length + 1);
+    return XD_OK;
+}
+
+static xd_result xdi_launch_read_job(xd_ctx *ctx, xd_launch_info *info) {
+    const char *job = getenv("XDISTILL_JOB");
+    size_t length = 0;
+    if (!job) return XD_OK;
+    for (; job[length]; length++) {
+        const char c = job[length];
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        if (!letter && !(c >= '0' && c <= '9') && c != '-' && c != '_') break;
+    }
+    XD_REQUIRE(ctx, length > 0 && !job[length] && length < XD_LAUNCH_JOB_MAX, XD_ERROR_ARGUMENT,
+               "XDISTILL_JOB is \"%.80s\", must be 1 to %d letters, digits, '-' and '_'", job,
+               XD_LAUNCH_JOB_MAX - 1);
+    memcpy(info->job, job, length + 1);
+    return XD_OK;
+}
+
+/* Where nobody gave the job a name. */
+static void xdi_launch_name_job(xd_launch_info *info) {
+    uint64_t hash = 0;
+    bool said = false;
+    for (int i = 0; i < XDI_LAUNCH_TRAITS; i++) {
+        const char *name = xdi_launch_traits[info->kind][i], *value = *name ? getenv(name) : NULL;
+        said = said || value;
+        if (!value) value = "";
+        hash = xd_hash(hash, value, strlen(value) + 1);
+    }
+    if (said)
+        snprintf(info->job, sizeof info->job, "%s-%016llx", xdi_launch_kinds[info->kind],
+                 (unsigned long long)hash);
+}
+
+XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out) {
+    xdi_launch_set set;
+    xd_launch_info info;
+    XD_TRY(xdi_launch_choose(ctx, &set));
+    memset(&info, 0, sizeof info);
+    info.kind = set.kind;
+    info.rank = set.number[XDI_LAUNCH_RANK];
+    info.world_size = set.there ? set.number[XDI_LAUNCH_SIZE] : 1;
+    info.local_rank = set.number[XDI_LAUNCH_LOCAL_RANK];
+    info.local_world_size = set.there ? set.number[XDI_LAUNCH_LOCAL_SIZE] : 1;
+    XD_TRY(xdi_launch_read_master(ctx, &info));
+    XD_TRY(xdi_launch_read_job(ctx, &info));
+    if (!info.job[0]) xdi_launch_name_job(&info);
+    xd_log(ctx, XD_LOG_INFO, "launch: %s, rank %d of %d, %d of %d on this machine, job \"%s\"",
+           xdi_launch_kinds[info.kind], info.rank, info.world_size, info.local_rank, info.local_world_size,
+           info.job);
+    *out = info;
+    return XD_OK;
 }
 
 
@@ -74641,4 +74891,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 efe29d025da8b90d858156e3a8a899523062523a22afd2c671e458ca95568f90 */
+/* xdistill sha256 64cc24852c229be6c7382281f25da82c92d780ba34ff6265274a5b10333193a9 */

@@ -2,7 +2,7 @@
 
    Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
-   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (xdistill_mpi.h);
+   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (of one machine; of any, xdistill_mpi.h);
    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
    In *one* C or C++ file of its own:               Everywhere else:
@@ -61,6 +61,7 @@
 #include "comm/topology.h"
 #include "comm/mesh.h"
 #include "comm/queue.h"
+#include "comm/launch.h"
 
 /* Tensors. */
 #include "tensor/region.h"
@@ -317,6 +318,7 @@
 #include "comm/topology.c"
 #include "comm/mesh.c"
 #include "comm/queue.c"
+#include "comm/launch.c"
 
 #include "tensor/internal.h"
 #include "tensor/interval.c"

@@ -30,6 +30,7 @@ class Tree:
         files = self.sources + sorted(root.glob("xdistill_*.h"))
         code = {path: blank_comments(path.read_text()) for path in files}
         self.names = {name for text in code.values() for name in NAME.findall(text)}
+        self.names.update(name for path in files for name in re.findall(r'\bgetenv\("(\w+)"\)', path.read_text()))  # of the environment
         self.made = self.pasted(code)
         self.elsewhere = {name for folder in ("tests", "bench", "examples", "tools", "fuzz", "cmake")
                           for path in (root / folder).rglob("*") if path.suffix in CODE

@@ -4,6 +4,7 @@
  *     (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >secret)
  *     export XDISTILL_SECRET_FILE=secret
  *     for rank in 0 1 2 3; do RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=4 ./many & done; wait
+ *     build/xdrun -n 4 ./many                                        the same, when make build/xdrun has made it
  *
  * The variables are those that launchers set; without them there is one rank. The secret, without which nobody joins, is in a
  * file that only its user may read, or in XDISTILL_SECRET where the launcher hands variables on in private. The loss is the mean over the ranks of

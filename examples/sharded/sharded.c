@@ -13,8 +13,8 @@
  * Every sequence of a batch is a leaf: it goes through the model alone, on whichever rank, and the leaves' gradients are summed
  * along one tree.
  *
- * Compiled by mpicc with -DSHARDED_MPI, and told --mpi, the ranks are processes of MPI jobs, which it starts: make demo-sharded
- * ARGS=--mpi.
+ * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed: the others
+ * end with it. Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
@@ -41,7 +41,7 @@ typedef struct sharded_world {
     demo_lesson lesson;
     nn_config config;
     sharded_job job;
-    char student[480], plain[480], wrapped[480], news[480], titles[SHARDED_LEGS][64];
+    char student[480], plain[480], wrapped[480], news[480], xdrun[480], titles[SHARDED_LEGS][64];
     sharded_run run;
 } sharded_world;
 
@@ -57,6 +57,7 @@ static void sharded_name_leg(sharded_world *w, int i) {
     sharded_leg *leg = &w->run.legs[i];
     char split[32] = "";
     leg->axes.cp = 1;
+    leg->victim = -1;
     if (leg->axes.tp == 0) leg->axes.tp = 1;
     if (leg->axes.tp > 1) snprintf(split, sizeof split, " (dp=%d,tp=%d)", leg->axes.dp, leg->axes.tp);
     leg->ranks = leg->axes.dp * leg->axes.tp;
@@ -79,6 +80,7 @@ static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
     legs[2].axes.dp = SHARDED_LATER_RANKS;
     legs[2].resume = legs[2].keep = true;
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_name_leg(w, i);
+    if (o->launch) legs[1].victim = (int)(sample_random(o->seed, 4, 0) * legs[1].ranks);
 }
 
 static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o) {
@@ -98,7 +100,7 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     job->config = &w->config;
     job->reduction = XD_REDUCTION_INVARIANT;
     job->fixed_sums = o->axes.tp > 1;
-    job->ranks_are = o->mpi ? "processes" : "threads";
+    job->ranks_are = o->mpi || o->launch ? "processes" : "threads";
     w->job.news_path = w->news;
     job->steps = o->steps;
     job->seed = o->seed;
@@ -147,7 +149,10 @@ static xd_result sharded_go(sharded_world *w, int i) {
         printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
                leg->kill_at);
     XD_TRY(sharded_run_leg(w->ctx, &w->job, outcome));
-    if (outcome->killed) printf("%s: killed by SIGKILL after step %d\n", leg->title, outcome->ranks[0].step);
+    char who[32] = "";
+    if (leg->victim >= 0) snprintf(who, sizeof who, "rank %d ", leg->victim);
+    if (outcome->killed)
+        printf("%s: %skilled by SIGKILL after step %d\n", leg->title, who, outcome->ranks[0].step);
     if (leg->resume)
         printf("%s: went on after step %d\n", leg->title, outcome->ranks[0].step - outcome->ranks[0].steps);
     fflush(stdout);
@@ -173,7 +178,7 @@ static xd_result sharded_work(sharded_world *w, const sharded_options *o) {
     XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->run.comparison));
     sharded_print_tables(&w->run);
     XD_TRY(sharded_write_run(w->ctx, &w->run));
-    (void)remove(w->news); /* only --mpi has made it */
+    (void)remove(w->news); /* only jobs of processes have made it */
     printf("The sharded student is in %s: build/demo --eval %s measures it again.\n", w->student, w->student);
     return sharded_decide(w);
 }
@@ -184,7 +189,7 @@ static xd_result sharded_be_rank(sharded_world *w, const sharded_options *o, int
     sharded_fill_job(w, o);
     sharded_fill_legs(w, o);
     sharded_take_leg(w, o->leg);
-    *status = sharded_mpi_live(w->ctx, &w->job);
+    *status = sharded_job_live(w->ctx, &w->job);
     return XD_OK;
 }
 
@@ -199,6 +204,14 @@ static xd_result sharded_open_context(const sharded_options *o, xd_ctx **out) {
     return xd_ctx_create(&desc, out);
 }
 
+/* It lies beside this program. */
+static void sharded_find_xdrun(sharded_world *w, const char *program) {
+    const char *name = strrchr(program, '/');
+    const int folder = name ? (int)(name + 1 - program) : 0;
+    snprintf(w->xdrun, sizeof w->xdrun, "%.*sxdrun", folder, program);
+    w->job.xdrun = w->xdrun;
+}
+
 static int sharded_main(const sharded_options *o, int argc, char **argv) {
     sharded_world *w = NULL;
     xd_ctx *ctx = NULL;
@@ -209,9 +222,10 @@ static int sharded_main(const sharded_options *o, int argc, char **argv) {
     if (w) {
         memset(w, 0, sizeof *w);
         w->ctx = ctx;
-        w->job.arguments = o->mpi ? (const char *const *)argv : NULL;
+        w->job.arguments = o->mpi || o->launch ? (const char *const *)argv : NULL;
         w->job.argument_count = argc;
         sharded_name_output(w, o);
+        if (o->launch) sharded_find_xdrun(w, argv[0]);
         result = o->leg >= 0 ? sharded_be_rank(w, o, &status) : sharded_work(w, o);
         demo_lock_release(ctx, w->lock);
         demo_lesson_free(ctx, &w->lesson);
@@ -226,11 +240,11 @@ static int sharded_main(const sharded_options *o, int argc, char **argv) {
 /* The one that starts ranks is none itself, so MPI is theirs alone. */
 static int sharded_main_of_rank(const sharded_options *o, int argc, char **argv) {
 #if defined(SHARDED_MPI)
-    MPI_Init(&argc, &argv);
+    if (o->mpi) MPI_Init(&argc, &argv);
 #endif
     const int status = sharded_main(o, argc, argv);
 #if defined(SHARDED_MPI)
-    MPI_Finalize();
+    if (o->mpi) MPI_Finalize();
 #endif
     return status;
 }

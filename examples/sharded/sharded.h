@@ -33,6 +33,7 @@ typedef struct sharded_options {
     size_t heldout_bytes; /* measure on no more than these; 0 -> all */
     bool overwrite;       /* a finished student in `out` may be replaced */
     bool mpi;             /* processes of an MPI job as ranks */
+    bool launch;          /* processes that xdrun starts */
     int leg;              /* this process is a rank of that leg, in such a job; -1 -> of none */
     bool help;
     const char *data, *out;
@@ -59,6 +60,7 @@ typedef struct sharded_leg {
     int ranks;   /* all together */
     int save_at; /* steps after which they save, the end apart; 0 -> never */
     int kill_at; /* steps after which the process is killed; 0 -> never */
+    int victim;  /* the rank whose process is killed; -1 -> all of them */
     bool resume; /* from the newest checkpoint in the directory */
     bool keep;   /* the student becomes a model directory */
 } sharded_leg;
@@ -82,6 +84,7 @@ typedef struct sharded_job {
     const char *const
         *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not processes */
     int argument_count;
+    const char *xdrun;     /* the program that starts processes; NULL -> mpirun */
     int number;            /* of the leg */
     const char *news_path; /* of the pipe, when ranks are processes */
     int news;              /* the pipe that sharded_news go into */
@@ -98,21 +101,21 @@ typedef struct sharded_outcome {
     bool killed;
 } sharded_outcome;
 
-/* Runs a leg in a process of its own, or in those of an MPI job, and kills all of its ranks when the leg says so. Errors: STATE when it ended in another way than it
- * should; IO, MEMORY. */
+/* Runs a leg in a process of its own, or in those of a job, and kills its ranks, or one of them, when the leg says so. Errors: STATE when
+ * it ended in another way than it should; IO, MEMORY. */
 xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
 
-/* ---- processes of an MPI job: build/demo-sharded-mpi ---- */
+/* ---- processes of a job: of xdrun, or of MPI in build/demo-sharded-mpi ---- */
 
 /* A named pipe for the news, from both ends. Errors: IO. */
-xd_result sharded_mpi_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
+xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
 
-/* This process becomes mpirun, which starts the ranks of the leg: this program with its command line and --leg. Returns its exit status,
- * when there is no mpirun. */
-int sharded_mpi_launch(const sharded_job *job);
+/* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg. Returns its exit
+ * status, when there is no such program. */
+int sharded_job_launch(const sharded_job *job);
 
 /* This process is a rank. Returns its exit status. */
-int sharded_mpi_live(xd_ctx *ctx, sharded_job *job);
+int sharded_job_live(xd_ctx *ctx, sharded_job *job);
 
 /* ---- memory ---- */
 

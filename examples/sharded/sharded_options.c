@@ -45,8 +45,12 @@ static const option sharded_table[] = {
       "measure on no more of the held-out text (all)", NULL, NULL },
     { "--mpi", "", OPTION_FLAG, FIELD(mpi), 0, 0,
       "processes of MPI jobs as ranks, of build/demo-sharded-mpi only: it calls mpirun", NULL, NULL },
+    { "--launch", "", OPTION_FLAG, FIELD(launch), 0, 0,
+      "processes of this machine as ranks, started by the xdrun beside this program; one of them is killed",
+      NULL, NULL },
     { "--leg", "N", OPTION_INT, FIELD(leg), 0, SHARDED_LEGS - 1,
-      "what --mpi tells the processes that it starts: which part of the way is theirs", NULL, NULL },
+      "what --mpi and --launch tell the processes that they start: which part of the way is theirs", NULL,
+      NULL },
     { "--help", "", OPTION_FLAG, FIELD(help), 0, 0, "print this", NULL, NULL },
 };
 
@@ -72,7 +76,10 @@ static const bool sharded_has_mpi = false;
 /* What there is not yet is named; so is what cannot be. */
 static bool sharded_check(sharded_options *o) {
     const demo_axes *a = &o->axes;
-    if ((o->mpi || o->leg >= 0) && !sharded_has_mpi)
+    if (o->launch && o->mpi)
+        snprintf(o->problem, sizeof o->problem,
+                 "--launch and --mpi: ranks are processes of one or the other");
+    else if ((o->mpi || (o->leg >= 0 && !o->launch)) && !sharded_has_mpi)
         snprintf(o->problem, sizeof o->problem,
                  "--mpi needs build/demo-sharded-mpi: here ranks are threads of processes");
     else if (a->cp > 1)

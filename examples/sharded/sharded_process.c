@@ -48,13 +48,14 @@ static bool sharded_hear(int from, sharded_news *news) {
 }
 
 /* Ranks of one process have one number, which is killed more than once then. */
-static void sharded_kill(sharded_outcome *out) {
+static void sharded_kill(const sharded_leg *leg, sharded_outcome *out) {
     for (int i = 0; i < SHARDED_MOST_RANKS; i++)
-        if (out->ranks[i].process > 0) (void)kill((pid_t)out->ranks[i].process, SIGKILL);
+        if (out->ranks[i].process > 0 && (leg->victim < 0 || leg->victim == i))
+            (void)kill((pid_t)out->ranks[i].process, SIGKILL);
     out->killed = true;
 }
 
-/* Until all have ended; they are killed when rank 0 tells of the step. */
+/* Until all have ended; they, or one of them, are killed when rank 0 tells of the step. */
 static void sharded_listen(const sharded_job *job, int from, sharded_outcome *out) {
     progress line = progress_begin();
     sharded_news news;
@@ -62,7 +63,7 @@ static void sharded_listen(const sharded_job *job, int from, sharded_outcome *ou
         out->ranks[news.rank] = news;
         if (news.rank != 0) continue;
         if (news.bits_per_byte <= 0.0) sharded_show(&line, job, &news);
-        if (job->leg->kill_at > 0 && news.step == job->leg->kill_at) sharded_kill(out);
+        if (job->leg->kill_at > 0 && news.step == job->leg->kill_at) sharded_kill(job->leg, out);
     }
 }
 
@@ -78,7 +79,7 @@ static xd_result sharded_judge(xd_ctx *ctx, const sharded_leg *leg, int status, 
 }
 
 static xd_result sharded_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
-    if (job->arguments) return sharded_mpi_open_news(ctx, job, ends);
+    if (job->arguments) return sharded_job_open_news(ctx, job, ends);
     XD_REQUIRE(ctx, pipe(ends) == 0, XD_ERROR_IO, "no pipe: %s", strerror(errno));
     return XD_OK;
 }
@@ -92,7 +93,7 @@ xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out) {
     if (process == 0) {
         (void)close(ends[0]);
         job->news = ends[1];
-        const int code = job->arguments ? sharded_mpi_launch(job) : sharded_live(job);
+        const int code = job->arguments ? sharded_job_launch(job) : sharded_live(job);
         fflush(NULL);
         _exit(code);
     }

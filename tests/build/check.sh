@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
 }
 
 main() {
@@ -444,6 +444,12 @@ can_run() {
 step_examples() {
     ls examples/*.c >/dev/null 2>&1 || { echo "there is no examples/*.c"; exit 77; }
     make --no-print-directory examples
+}
+
+# The ranks of one machine, started and ended together.
+step_launch() {
+    need cc
+    make --no-print-directory build/xdrun && sh tests/launch/test_xdrun.sh
 }
 
 step_demo() {

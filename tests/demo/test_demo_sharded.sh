@@ -31,6 +31,7 @@ refused() {
 }
 
 small="-DDEMO_ROW=32 -DDEMO_BATCH=8"
+make --no-print-directory build/xdrun && cp build/xdrun "$work/xdrun" &&
 demo_sources "$include" && ${CC:-cc} $small $sharded_sources -o "$work/small" && ${CC:-cc} $small $sources -o "$work/demo"
 verdict $? 'it builds'
 
@@ -44,6 +45,17 @@ verdict $? '3 and 8 ranks have the bits of one rank' "$work/odd.log"
 equal tp --wrap fsdp --mesh dp=2,tp=2 && equal split --wrap sharded --mesh tp=4 &&
 cmp -s "$work/tp/student/model.safetensors" "$work/split/student/model.safetensors"
 verdict $? 'ranks that split the weights, by two and by four, have the bits of one rank' "$work/tp.log"
+
+for wrap in fsdp hsdp; do
+    equal launch --launch --wrap $wrap --overwrite && [ ! -e "$work/launch/news" ] &&
+    grep -q '^xdrun: rank \([0-3]\) (process [0-9]*) was ended by signal 9 (Killed); stopping the other 3$' "$work/launch.log" &&
+    grep -q "^4 ranks, $wrap: rank [0-3] killed by SIGKILL after step [45]\$" "$work/launch.log" &&
+    cmp "$work/$wrap/student/model.safetensors" "$work/launch/student/model.safetensors" >>"$work/launch.log"
+    verdict $? "processes, $wrap, one of which is killed, then 3 have the bits of one rank and the student of threads" "$work/launch.log"
+done
+mkdir "$work/alone" && cp "$work/small" "$work/alone" && ! "$work/alone/small" --launch --steps 6 --out "$work/alone/out" >"$work/alone.log" 2>&1 &&
+grep -q 'alone/xdrun: No such file or directory$' "$work/alone.log"
+verdict $? 'an xdrun that is not there is named' "$work/alone.log"
 
 grep -q '^4 ranks, fsdp: killed by SIGKILL after step [45]$' "$work/fsdp.log" &&
 grep -q '^3 ranks, ddp: went on after step 3$' "$work/fsdp.log" &&
@@ -71,13 +83,13 @@ verdict $? 'a finished student is replaced with --overwrite only, and an older r
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
     '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--mpi:--mpi needs build/demo-sharded-mpi' '--epochs 3:no option --epochs' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/small" --help >"$work/help.log"
-for option in wrap mesh steps seed data out overwrite heldout-bytes mpi help; do
+for option in wrap mesh steps seed data out overwrite heldout-bytes mpi launch help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ] && grep -q 'build/demo-sharded --wrap' "$work/help.log"

@@ -1,4 +1,4 @@
-/* sharded_mpi.c - a leg whose ranks are the processes of an MPI job, on this machine. Without -DSHARDED_MPI there are none. */
+/* sharded_job.c - a leg whose ranks are processes of this machine, started by xdrun, or by mpirun with -DSHARDED_MPI. */
 #define _POSIX_C_SOURCE 200809L /* mkfifo, execvp */
 #include "xdistill.h"
 #if defined(SHARDED_MPI)
@@ -17,7 +17,7 @@
 enum { SHARDED_WORDS = 64 };
 
 /* The writing end goes to the launcher, so the pipe ends when that does. */
-xd_result sharded_mpi_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
+xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
     (void)remove(job->news_path); /* of an older run */
     XD_REQUIRE(ctx, mkfifo(job->news_path, 0600) == 0, XD_ERROR_IO, "%s: no pipe: %s", job->news_path,
                strerror(errno));
@@ -30,12 +30,12 @@ xd_result sharded_mpi_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: %s", job->news_path, strerror(cause));
 }
 
-int sharded_mpi_launch(const sharded_job *job) {
+int sharded_job_launch(const sharded_job *job) {
     char ranks[16], leg[16];
-    const char *words[SHARDED_WORDS] = { "mpirun", "-n", ranks };
+    const char *words[SHARDED_WORDS] = { job->xdrun ? job->xdrun : "mpirun", "-n", ranks };
     int count = 3;
     if (job->argument_count > SHARDED_WORDS - 6) {
-        fprintf(stderr, "demo-sharded: %d words on the command line; --mpi takes %d\n", job->argument_count,
+        fprintf(stderr, "demo-sharded: %d words on the command line; jobs take %d\n", job->argument_count,
                 SHARDED_WORDS - 6);
         return 2;
     }
@@ -49,13 +49,23 @@ int sharded_mpi_launch(const sharded_job *job) {
     return 127;
 }
 
+/* The world of this process, whoever started it. */
+static xd_result sharded_join(xd_ctx *ctx, const sharded_job *job, xd_comm **world) {
+    xd_launch_info place;
 #if defined(SHARDED_MPI)
+    const xd_mpi_desc mpi = { .mpi = MPI_COMM_WORLD };
+    if (!job->xdrun) return xd_comm_mpi(ctx, &mpi, world);
+#endif
+    (void)job;
+    XD_TRY(xd_launch_discover(ctx, &place));
+    const xd_node_desc node = { .name = place.job, .rank = place.rank, .size = place.world_size };
+    return xd_comm_node(ctx, &node, world);
+}
 
-int sharded_mpi_live(xd_ctx *ctx, sharded_job *job) {
-    const xd_mpi_desc desc = { .mpi = MPI_COMM_WORLD };
+int sharded_job_live(xd_ctx *ctx, sharded_job *job) {
     xd_comm *world = NULL;
     job->news = open(job->news_path, O_WRONLY);
-    xd_result result = xd_comm_mpi(ctx, &desc, &world);
+    xd_result result = sharded_join(ctx, job, &world);
     if (result == XD_OK)
         result = job->news < 0 ? XD_FAIL(ctx, XD_ERROR_IO, "%s: %s", job->news_path, strerror(errno)) : XD_OK;
     if (result == XD_OK) result = sharded_run_rank(world, job);
@@ -66,13 +76,3 @@ int sharded_mpi_live(xd_ctx *ctx, sharded_job *job) {
     if (job->news >= 0) (void)close(job->news);
     return result != XD_OK;
 }
-
-#else
-
-int sharded_mpi_live(xd_ctx *ctx, sharded_job *job) {
-    (void)ctx;
-    (void)job;
-    return 2; /* sharded_parse has refused it */
-}
-
-#endif

@@ -5029,6 +5029,21 @@ XD_API void xd_built_destroy(xd_built *built);
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
+/* The lists of a whole model whose stages are on several ranks, the same on each of them, as checkpoints, optimizers and averages take
+ * them: an entry for every weight of `whole` that xd_parallel_params lists, in its order. What a stage of this rank has is as
+ * xd_parallel_params and xd_parallel_parts say; the rest has a count of 0. A weight with the traits shared and shared_embedding, the
+ * last stage's copy, counts in no norm, but is a part of its own that files hold.
+ *
+ *   whole           sealed, needs no storage, and its names must live as long as the lists; with the names, shapes and types that stages have
+ *   params, parts   [capacity]; NULL with capacity 0 to count
+ *
+ * Local. Errors: ARGUMENT (capacity below the count, with both), STATE (`whole` is not sealed; a stage without a wrapper), MISMATCH (a weight
+ * of a stage that `whole` does not have, or with another shape or type; one that two stages of this rank have). */
+XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                 xd_param *params, int64_t *count);
+XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                xd_tensor_part *parts, int64_t *count);
+
 /* >>model/pipeline */
 
 /* Pipelines: ranks that hold the layers of a model one after another, and micro-batches that go through them.
@@ -11351,6 +11366,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
 #    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
 #    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
+#    define xd_built_params (XDISTILL_NO_MODELS_leaves_out_xd_built_params)
+#    define xd_built_parts (XDISTILL_NO_MODELS_leaves_out_xd_built_parts)
 #    define xd_pipeline_table (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_table)
 #    define xd_pipeline_measure (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_measure)
 #    define xd_pipeline_create (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_create)
@@ -36054,6 +36071,9 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
 
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+
+/* parallel.c: whether another rank of the wrapper, or of the cut by tensor parallelism, speaks for what is here of a weight. */
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 
@@ -38817,10 +38837,14 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
     return XD_OK;
 }
 
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w) {
+    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+}
+
 /* Whether another data rank, or one of the caller's cut, counts what is here. */
 static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
-    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
-    return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+    return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
 }
 
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
@@ -39747,6 +39771,135 @@ XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_
     for (int i = list->count; i > 0 && prepend; i--) list->hooks[i] = list->hooks[i - 1];
     list->hooks[prepend ? 0 : list->count] = hook;
     list->count++;
+    return XD_OK;
+}
+
+/* >>model/build_list.c */
+
+/* Lists of a whole model, of which this rank has some stages. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* A weight of the whole model as this rank has it; all NULL where another one does. */
+typedef struct xdi_built_entry {
+    const xd_parallel *parallel;
+    const xd_weight *weight;
+} xdi_built_entry;
+
+static xdi_built_entry xdi_built_find(const xd_built *built, const char *name) {
+    xdi_built_entry entry;
+    memset(&entry, 0, sizeof entry);
+    for (int i = 0; i < xd_built_stage_count(built) && !entry.weight; i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        const xd_weight *w = xd_model_find_weight(stage.model, name);
+        if (!w || !xdi_parallel_lists(w)) continue;
+        entry.parallel = stage.parallel;
+        entry.weight = w;
+    }
+    return entry;
+}
+
+/* ---- what must fit ---- */
+
+static bool xdi_built_is_alike(const xd_weight *a, const xd_weight *b) {
+    const xd_weight_desc *x = &a->desc, *y = &b->desc;
+    return x->dtype == y->dtype && x->ndim == y->ndim &&
+           memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof *x->shape) == 0;
+}
+
+static xd_result xdi_built_check_stage(xd_ctx *ctx, const xd_built *built, const xd_model *whole, int index) {
+    const xd_stage stage = xd_built_stage(built, index);
+    XD_REQUIRE(ctx, stage.parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", index,
+               xd_built_stage_count(built));
+    for (int64_t i = 0; i < stage.model->weight_count; i++) {
+        const xd_weight *w = stage.model->weights[i];
+        if (!xdi_parallel_lists(w)) continue;
+        const xd_weight *of = xd_model_find_weight(whole, w->name);
+        XD_REQUIRE(ctx, of && xdi_parallel_lists(of), XD_ERROR_MISMATCH,
+                   "stage %d has weight \"%.80s\", and the whole model of %" PRId64 " weights does not",
+                   index, w->name, whole->weight_count);
+        XD_REQUIRE(ctx, xdi_built_is_alike(w, of), XD_ERROR_MISMATCH,
+                   "weight \"%.80s\" has another shape or type in stage %d than in the whole model", w->name,
+                   index);
+        XD_REQUIRE(ctx, xdi_built_find(built, w->name).weight == w, XD_ERROR_MISMATCH,
+                   "weight \"%.80s\" of stage %d is in one before it as well", w->name, index);
+    }
+    return XD_OK;
+}
+
+/* Also counts. */
+static xd_result xdi_built_check_list(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                      int64_t *count) {
+    xd_ctx *ctx = whole->ctx;
+    int64_t n = 0;
+    XD_REQUIRE(ctx, whole->sealed, XD_ERROR_STATE, "a whole model of %" PRId64 " weights that is not sealed",
+               whole->weight_count);
+    for (int i = 0; i < xd_built_stage_count(built); i++) XD_TRY(xdi_built_check_stage(ctx, built, whole, i));
+    for (int64_t i = 0; i < whole->weight_count; i++) n += xdi_parallel_lists(whole->weights[i]);
+    XD_REQUIRE(ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
+               "%" PRId64 " weights of a whole model, capacity is %" PRId64, n, capacity);
+    *count = n;
+    return XD_OK;
+}
+
+/* ---- entries ---- */
+
+/* Nothing of it is here. Its gradient is not NULL, so that steps count alike; nobody reads it. */
+static xd_param xdi_built_no_param(xd_weight *w) {
+    xd_param out = xdi_weight_param(w);
+    out.value = NULL;
+    out.gradient = w->desc.buffer ? NULL : w;
+    out.count = out.first = 0;
+    out.shape = NULL;
+    out.dims = 0;
+    return out;
+}
+
+static xd_tensor_part xdi_built_no_part(const xd_weight *w) {
+    xd_tensor_part out;
+    memset(&out, 0, sizeof out);
+    out.name = w->name;
+    out.dtype = w->desc.dtype;
+    out.ndim = w->desc.ndim;
+    memcpy(out.shape, w->desc.shape, sizeof out.shape);
+    return out;
+}
+
+/* Names are those of the whole model. */
+static xd_param xdi_built_param(const xd_built *built, xd_weight *of) {
+    const xdi_built_entry entry = xdi_built_find(built, of->name);
+    if (!entry.weight) return xdi_built_no_param(of);
+    xd_param out = xdi_parallel_param(entry.parallel, entry.weight);
+    out.name = of->name;
+    return out;
+}
+
+static xd_tensor_part xdi_built_part(const xd_built *built, const xd_weight *of) {
+    const xdi_built_entry entry = xdi_built_find(built, of->name);
+    if (!entry.weight) return xdi_built_no_part(of);
+    xd_tensor_part out = xdi_parallel_part(entry.parallel, entry.weight);
+    out.name = of->name;
+    if (entry.weight->desc.traits.shared_embedding) /* whoever has the other copy has it under another name */
+        out.replica = xdi_parallel_is_elsewhere(entry.parallel, entry.weight);
+    return out;
+}
+
+XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                 xd_param *params, int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_built_check_list(built, whole, capacity, count));
+    for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(whole->weights[i])) params[at++] = xdi_built_param(built, whole->weights[i]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                xd_tensor_part *parts, int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_built_check_list(built, whole, capacity, count));
+    for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(whole->weights[i])) parts[at++] = xdi_built_part(built, whole->weights[i]);
     return XD_OK;
 }
 
@@ -72953,4 +73106,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1807c83dce4beb35d9bf70b07ac297207d1d4e441df906c208a746fa7f0070d0 */
+/* xdistill sha256 59887274940c08d5c0c18a03899b5936cc96b67fc7e4c6662c0dc532fa85a705 */

@@ -379,6 +379,9 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
 
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+
+/* parallel.c: whether another rank of the wrapper, or of the cut by tensor parallelism, speaks for what is here of a weight. */
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 

@@ -5148,6 +5148,10 @@ typedef struct xd_pipeline_run_desc {
     bool gathers;
     xd_comm
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+    /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next call where it has a thread, a rank
+     * waits for them before the first call that reads one, and there is memory for one activation and one gradient more. Bits and the order of calls are
+     * the same. On all ranks or none. NULL -> a rank waits for its messages after every tick */
+    xd_queue *sends;
 } xd_pipeline_run_desc;
 
 /* A pipeline that can run: memory for its activations, and the order of this rank's work. */
@@ -5160,12 +5164,12 @@ typedef struct xd_pipeline xd_pipeline;
  *
  * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
  * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions; value_count negative; stages of `built` that are not
- * the schedule's, with both numbers; `gathers` without data), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
- * schedule or number of values, with both numbers), MEMORY. All ranks alike. */
+ * the schedule's, with both numbers; `gathers` without data; `sends` over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
+ * schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks alike. */
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
 
-/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, the order of work, the
- * values. Local; `built` and groups are not read. Errors: as above. */
+/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, one more of each with
+ * `sends`, the order of work, the values. Local; `built` and groups are not read, of `sends` whether there is one. Errors: as above. */
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out);
 
@@ -5206,7 +5210,7 @@ typedef struct xd_pipeline_calls {
  *
  * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
  * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than
- * timeout_seconds, which is to be more than one call takes. Allocates nothing. Bits do not depend on the schedule.
+ * timeout_seconds, which is to be more than one call takes. Allocates nothing but, once, what a queue's thread needs. Bits do not depend on the schedule.
  *
  * A call that fails ends the computing of all ranks: they go through the rest of the schedule without data and return that rank's
  * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may begin again. With `gathers` the data
@@ -26482,6 +26486,19 @@ XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const 
  * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
 XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* Messages that a queue exchanges, as xdi_comm_exchange_as. */
+typedef struct xdi_queue_messages {
+    xd_collective *records; /* [count] the caller's until the wait */
+    int count;
+    bool refuses;
+    double patience;
+} xdi_queue_messages;
+
+/* queue.c: as xd_queue_start, for at least one message; what broke the world, as far as the queue or its communicator knows. */
+XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket);
+XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
@@ -30075,10 +30092,11 @@ enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
-    xd_collective record; /* its arrays lie in `counts` */
-    int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
-    void *moved;          /* event: the queue's stream has done its part; NULL: no stream */
-    xd_error error;       /* of the record that has been run; result XD_OK without one */
+    xd_collective record;        /* its arrays lie in `counts` */
+    xdi_queue_messages messages; /* instead of a record; without any in it: a record */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
+    xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
 
 struct xd_queue {
@@ -30112,16 +30130,23 @@ static xd_launch xdi_queue_launch(const xd_queue *queue, void *stream) {
     return launch;
 }
 
+static xd_result xdi_queue_move(xd_queue *queue, xdi_queue_slot *slot) {
+    const xdi_queue_messages *m = &slot->messages;
+    if (m->count == 0) return xd_collective_run(queue->runner, &slot->record);
+    m->records[0].stream = slot->record.stream; /* of all */
+    return xdi_comm_exchange_as(queue->runner, m->records, m->count, m->refuses, m->patience);
+}
+
 /* Runs a record, on the queue's stream if it has one. Peers count on the record, whatever becomes of the events. */
 static xd_result xdi_queue_execute(xd_queue *queue, xdi_queue_slot *slot) {
-    if (!queue->stream) return xd_collective_run(queue->runner, &slot->record);
+    if (!queue->stream) return xdi_queue_move(queue, slot);
     const xd_device_ops *device = &xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory;
     const xd_launch from = xdi_queue_launch(queue, slot->record.stream),
                     own = xdi_queue_launch(queue, queue->stream);
     xd_result order = device->event_record(&from, queue->ready);
     if (order == XD_OK) order = device->event_wait(&own, queue->ready);
     slot->record.stream = queue->stream;
-    XD_TRY(xd_collective_run(queue->runner, &slot->record));
+    XD_TRY(xdi_queue_move(queue, slot));
     XD_TRY(order);
     return device->event_record(&own, slot->moved);
 }
@@ -30197,11 +30222,13 @@ static xd_result xdi_queue_check(const xd_queue *queue) {
 }
 
 /* A ticket's number tells its slot: it is (records before it + 1) * capacity + slot. */
-static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
+static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages) {
     int at = 0;
     while (queue->slots[at].number) at++;
     xdi_queue_slot *slot = &queue->slots[at];
     xdi_queue_copy(queue, slot, record);
+    slot->messages = *messages;
     slot->done = false;
     slot->number = (queue->started + 1) * (uint64_t)queue->capacity + (uint64_t)at;
     queue->line[queue->started++ % (uint64_t)queue->capacity] = at;
@@ -30209,11 +30236,12 @@ static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
     return slot->number;
 }
 
-XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages, xd_ticket *ticket) {
     pthread_mutex_lock(&queue->lock);
     const xd_result result = xdi_queue_check(queue);
     if (result == XD_OK) {
-        const uint64_t number = xdi_queue_append(queue, record);
+        const uint64_t number = xdi_queue_append(queue, record, messages);
         if (ticket) ticket->number = number;
         if (queue->ctx)
             pthread_cond_signal(&queue->wake);
@@ -30222,6 +30250,26 @@ XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd
     }
     pthread_mutex_unlock(&queue->lock);
     return result;
+}
+
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    xdi_queue_messages none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, record, &none, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_exchange(xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket) {
+    xd_collective none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, &none, messages, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_broken(xd_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    const xd_result broken = queue->broken;
+    pthread_mutex_unlock(&queue->lock);
+    return broken != XD_OK ? broken : xdi_comm_broken(queue->comm);
 }
 
 /* NULL when no open record has this ticket. */
@@ -35885,6 +35933,9 @@ typedef struct xdi_pipeline_step {
     bool meets
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
+    int buffer;    /* of two in turn, where what is sent is written */
+    int64_t
+        needs; /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -35894,7 +35945,7 @@ typedef struct xdi_pipeline_program {
     xdi_pipeline_step *steps; /* [counts.ticks] */
 } xdi_pipeline_program;
 
-/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice counts.forwards + inputs +
  * gradients numbers. */
 XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                                 xdi_pipeline_program *out);
@@ -40928,6 +40979,7 @@ XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_s
  * one will do. */
 typedef struct xdi_places {
     int64_t *owners; /* [count] */
+    int64_t *ticks;  /* [count] when it was taken */
     int64_t count;
 } xdi_places;
 
@@ -40937,10 +40989,16 @@ static int64_t xdi_places_find(const xdi_places *p, int64_t owner) {
     return -1;
 }
 
-static int64_t xdi_places_take(xdi_places *p, int64_t owner) {
+static int64_t xdi_places_take(xdi_places *p, int64_t owner, int64_t tick) {
     const int64_t place = xdi_places_find(p, -1);
-    if (place >= 0) p->owners[place] = owner;
+    if (place < 0) return place;
+    p->owners[place] = owner;
+    p->ticks[place] = tick;
     return place;
+}
+
+static int64_t xdi_places_tick(const xdi_places *p, int64_t place) {
+    return place < 0 ? -1 : p->ticks[place];
 }
 
 static void xdi_places_free(xdi_places *p, int64_t place) {
@@ -40949,17 +41007,27 @@ static void xdi_places_free(xdi_places *p, int64_t place) {
 
 typedef struct xdi_pipeline_places {
     xdi_places forwards, inputs, gradients;
+    int64_t
+        sent[2]
+            [2]; /* the ticks of the last two activations, and gradients, that were sent, in turn; -1: none */
+    int sends[2];
 } xdi_pipeline_places;
 
 static xdi_pipeline_places xdi_pipeline_all_places(const xd_pipeline_counts *counts, int64_t *owners) {
+    const int64_t all = counts->forwards + counts->inputs + counts->gradients;
     xdi_pipeline_places p;
+    memset(&p, 0, sizeof p);
     p.forwards.owners = owners;
     p.forwards.count = counts->forwards;
     p.inputs.owners = owners + counts->forwards;
     p.inputs.count = counts->inputs;
     p.gradients.owners = p.inputs.owners + counts->inputs;
     p.gradients.count = counts->gradients;
-    for (int64_t i = 0; i < counts->forwards + counts->inputs + counts->gradients; i++) owners[i] = -1;
+    p.forwards.ticks = p.forwards.owners + all;
+    p.inputs.ticks = p.inputs.owners + all;
+    p.gradients.ticks = p.gradients.owners + all;
+    for (int64_t i = 0; i < all; i++) owners[i] = -1;
+    for (int i = 0; i < 4; i++) p.sent[i / 2][i % 2] = -1;
     return p;
 }
 
@@ -40971,7 +41039,7 @@ static int64_t xdi_pipeline_owner(const xd_pipeline_schedule *d, const xd_pipeli
 static int64_t xdi_pipeline_receive(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind,
                                     xdi_places *places) {
     const xd_pipeline_work work = xdi_schedule_arrival(s, rank, kind);
-    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work)) : -1;
+    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work), s->ticks - 1) : -1;
 }
 
 /* Whether a rank or the next one is idle. */
@@ -40979,18 +41047,35 @@ static bool xdi_pipeline_meets(const xdi_schedule *s, int rank) {
     return s->row[rank].kind == XD_PIPELINE_IDLE || s->row[rank + 1].kind == XD_PIPELINE_IDLE;
 }
 
+static void xdi_pipeline_await(xdi_pipeline_step *step, int64_t tick) {
+    if (tick > step->needs) step->needs = tick;
+}
+
+/* What must be over before the work. */
+static void xdi_pipeline_order(const xdi_schedule *s, xdi_pipeline_step *step, xdi_pipeline_places *p) {
+    const int kind = step->work.kind == XD_PIPELINE_FORWARD ? 0 : 1;
+    xdi_pipeline_await(step, xdi_places_tick(&p->inputs, step->input));
+    xdi_pipeline_await(step, xdi_places_tick(&p->gradients, step->gradient));
+    if (step->to < 0) return;
+    step->buffer = p->sends[kind]++ % 2;
+    xdi_pipeline_await(step, p->sent[kind][step->buffer]);
+    p->sent[kind][step->buffer] = s->ticks - 1;
+}
+
 static xdi_pipeline_step xdi_pipeline_step_of(const xdi_schedule *s, int rank, xdi_pipeline_places *p) {
     xdi_pipeline_step step;
     memset(&step, 0, sizeof step);
     step.work = s->row[rank];
     step.to = xdi_schedule_sends_to(&s->desc, rank, &step.work);
-    step.slot = step.input = step.gradient = -1;
+    step.slot = step.input = step.gradient = step.needs = -1;
     const bool forward = step.work.kind == XD_PIPELINE_FORWARD;
     const int64_t owner = xdi_pipeline_owner(&s->desc, &step.work);
     if (step.work.kind != XD_PIPELINE_IDLE) {
-        step.slot = forward ? xdi_places_take(&p->forwards, owner) : xdi_places_find(&p->forwards, owner);
+        step.slot = forward ? xdi_places_take(&p->forwards, owner, s->ticks - 1)
+                            : xdi_places_find(&p->forwards, owner);
         step.input = xdi_places_find(&p->inputs, owner);
         step.gradient = forward ? -1 : xdi_places_find(&p->gradients, owner);
+        xdi_pipeline_order(s, &step, p);
         if (!forward || s->desc.forward_only) {
             xdi_places_free(&p->forwards, step.slot);
             xdi_places_free(&p->inputs, step.input);
@@ -41030,7 +41115,10 @@ XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program
  * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its neighbours hear in
  * the same tick and none waits. At the end all agree, and the rank that failed tells the others its message. Where calls are collective over
  * the data ranks, these agree after every call, so that one of them that waits inside of its call hears too. All that ranks wait for is
- * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other. */
+ * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other.
+ *
+ * On a queue the messages of two ticks at most are under way beside the calls. A rank waits for those of a tick before the first call that
+ * reads what arrives, or writes where what was sent is, and hears of a failure then: later, but still in the order of ticks. */
 
 #include <inttypes.h>
 #include <string.h>
@@ -41039,14 +41127,24 @@ enum {
     XDI_PIPELINE_PROGRAMS = 2,
     XDI_PIPELINE_TRAINS = 0,
     XDI_PIPELINE_INFERS = 1,
-    XDI_PIPELINE_MESSAGES = 7
+    XDI_PIPELINE_MESSAGES = 7,
+    XDI_PIPELINE_FLIGHTS = 2 /* ticks whose messages are under way on a queue */
 };
+
+/* The messages of a tick, on a queue. */
+typedef struct xdi_pipeline_flight {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    xd_ticket ticket;
+    int64_t tick;
+    bool open;
+} xdi_pipeline_flight;
 
 /* Sizes of everything, before there is any memory. */
 typedef struct xdi_pipeline_sizes {
     xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
     int64_t count;                                        /* elements of an activation */
     size_t activation, gradient;                          /* bytes from one to the next */
+    int buffers;                                          /* for one to be sent, of each kind */
     int64_t inputs, gradients;                            /* places for those that arrive */
     int64_t owners, values;                               /* numbers */
     size_t host, device;                                  /* bytes: descriptions; activations */
@@ -41069,6 +41167,8 @@ struct xd_pipeline {
     bool own;       /* a call here */
     bool told;      /* the data ranks know */
     xd_error error; /* why */
+    xdi_pipeline_flight flights[XDI_PIPELINE_FLIGHTS];
+    uint64_t flown; /* flights so far: the next is number flown % XDI_PIPELINE_FLIGHTS */
 };
 
 /* ---- settings ---- */
@@ -41114,7 +41214,7 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++) {
         const xd_pipeline_counts *c = &s->programs[i].counts;
-        const int64_t owners = c->forwards + c->inputs + c->gradients;
+        const int64_t owners = 2 * (c->forwards + c->inputs + c->gradients);
         if (c->inputs > s->inputs) s->inputs = c->inputs;
         if (c->gradients > s->gradients) s->gradients = c->gradients;
         if (owners > s->owners) s->owners = owners;
@@ -41125,8 +41225,8 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     if (s->programs[XDI_PIPELINE_INFERS].schedule.ranks == 1) return true;
     if (!xdi_pipeline_align(s->count, d->dtype, &s->activation)) return false;
     if (!d->schedule.forward_only && !xdi_pipeline_align(s->count, gradient, &s->gradient)) return false;
-    if (!xdi_size_multiply((size_t)s->inputs + 1, s->activation, &inputs)) return false;
-    if (!xdi_size_multiply((size_t)s->gradients + 1, s->gradient, &gradients)) return false;
+    if (!xdi_size_multiply((size_t)(s->inputs + s->buffers), s->activation, &inputs)) return false;
+    if (!xdi_size_multiply((size_t)(s->gradients + s->buffers), s->gradient, &gradients)) return false;
     s->device = inputs + gradients;
     return inputs < SIZE_MAX / 2 && gradients < SIZE_MAX / 2;
 }
@@ -41135,6 +41235,7 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
                                       xdi_pipeline_sizes *out) {
     xd_pipeline_schedule schedule = d->schedule;
     memset(out, 0, sizeof *out);
+    out->buffers = d->sends ? 2 : 1;
     XD_TRY(xdi_pipeline_check(ctx, d));
     XD_TRY(xdi_pipeline_check_types(ctx, d));
     if (!schedule.forward_only)
@@ -41180,6 +41281,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "virtual stages", s->virtual_stages ? s->virtual_stages : 1));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "micro-batches of a group", s->group));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "forward_only", s->forward_only ? 1 : 0));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "queues of sends", d->sends ? 1 : 0));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of an activation", count));
     for (int i = 0; i < XD_DIMS_MAX; i++)
         XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of a dimension", i < d->ndim ? d->shape[i] : 0));
@@ -41206,6 +41308,20 @@ static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_des
     return XD_OK;
 }
 
+static xd_result xdi_pipeline_check_queue(xd_comm *comm, xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    if (!queue) return XD_OK;
+    const xd_comm *over = xdi_queue_comm(queue);
+    const int capacity = xd_queue_info(queue).capacity;
+    XD_REQUIRE(ctx, xd_comm_size(over) == xd_comm_size(comm) && xd_comm_rank(over) == xd_comm_rank(comm),
+               XD_ERROR_ARGUMENT, "a queue of sends on rank %d of %d for rank %d of %d of a pipeline",
+               xd_comm_rank(over), xd_comm_size(over), xd_comm_rank(comm), xd_comm_size(comm));
+    XD_REQUIRE(ctx, capacity >= XDI_PIPELINE_FLIGHTS, XD_ERROR_ARGUMENT,
+               "a queue of sends has room for %d records, and %d are under way at once", capacity,
+               (int)XDI_PIPELINE_FLIGHTS);
+    return XD_OK;
+}
+
 static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_pipeline_sizes *sizes) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
@@ -41213,6 +41329,7 @@ static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_p
                "a schedule of %d ranks over a group of %d", d->schedule.ranks, size);
     d->schedule.ranks = size;
     XD_TRY(xdi_pipeline_measure(ctx, d, xd_comm_rank(comm), sizes));
+    XD_TRY(xdi_pipeline_check_queue(comm, d->sends));
     return xdi_pipeline_check_built(ctx, d, xd_comm_rank(comm));
 }
 
@@ -41229,7 +41346,7 @@ static xd_result xdi_pipeline_divide(xd_pipeline *p) {
     p->inputs = p->memory;
     if (p->memory) {
         p->output = p->inputs + (size_t)s->inputs * s->activation;
-        p->gradients = p->output + s->activation;
+        p->gradients = p->output + (size_t)s->buffers * s->activation;
         p->input_gradient = p->gradients + (size_t)s->gradients * s->gradient;
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++)
@@ -41331,6 +41448,14 @@ static xd_result xdi_pipeline_settle(xd_pipeline *p) {
 
 /* ---- ticks ---- */
 
+/* Where what is sent to a neighbour is written. */
+static unsigned char *xdi_pipeline_sent(const xd_pipeline *p, const xdi_pipeline_step *step) {
+    const xdi_pipeline_sizes *s = &p->sizes;
+    const size_t buffer = (size_t)(step->buffer % s->buffers);
+    return step->work.kind == XD_PIPELINE_FORWARD ? p->output + buffer * s->activation
+                                                  : p->input_gradient + buffer * s->gradient;
+}
+
 static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step *step, xd_pass_kind pass,
                                   xd_pipeline_call *call) {
     const xd_pipeline_work *w = &step->work;
@@ -41350,8 +41475,8 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     call->slot = step->slot;
     if (step->input >= 0) call->input = p->inputs + (size_t)step->input * s->activation;
     if (step->gradient >= 0) call->output_gradient = p->gradients + (size_t)step->gradient * s->gradient;
-    if (step->to >= 0 && forward) call->output = p->output;
-    if (step->to >= 0 && !forward) call->input_gradient = p->input_gradient;
+    if (step->to >= 0 && forward) call->output = xdi_pipeline_sent(p, step);
+    if (step->to >= 0 && !forward) call->input_gradient = xdi_pipeline_sent(p, step);
     if (call->stage.place.last && p->desc.value_count > 0)
         call->values = p->values + w->micro_batch * p->desc.value_count;
 }
@@ -41408,16 +41533,14 @@ static double xdi_pipeline_patience(const xdi_pipeline_step *step) {
     return 0.1 * (double)(step->waits < 10 ? step->waits : 10);
 }
 
-/* What travels at the end of a tick. Errors: those that break the group. */
-static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step) {
+/* What travels at the end of a tick. */
+static int xdi_pipeline_list(const xd_pipeline *p, const xdi_pipeline_step *step, xd_collective *records) {
     const xdi_pipeline_sizes *s = &p->sizes;
     const int before = (p->rank + p->ranks - 1) % p->ranks, behind = (p->rank + 1) % p->ranks;
-    const bool gradient = step->work.kind == XD_PIPELINE_BACKWARD;
-    xd_collective records[XDI_PIPELINE_MESSAGES];
     int count = 0;
     if (step->to >= 0)
-        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, gradient, step->to,
-                            gradient ? p->input_gradient : p->output, &records[count++]);
+        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, step->work.kind == XD_PIPELINE_BACKWARD, step->to,
+                            xdi_pipeline_sent(p, step), &records[count++]);
     if (step->arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, false, before,
                             p->inputs + (size_t)step->arrives * s->activation, &records[count++]);
@@ -41426,23 +41549,72 @@ static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *
                             p->gradients + (size_t)step->gradient_arrives * s->gradient, &records[count++]);
     if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
     if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
-    if (count == 0) return XD_OK;
-    const xd_result result =
-        xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step));
-    if (result == XD_OK || xdi_comm_broken(p->comm) != XD_OK) return result;
+    return count;
+}
+
+/* What came of messages. Errors: those that break the group; after any other this rank has heard of a failure. */
+static xd_result xdi_pipeline_hear(xd_pipeline *p, xd_result result) {
+    xd_queue *queue = p->desc.sends;
+    const xd_result broken = queue ? xdi_queue_broken(queue) : xdi_comm_broken(p->comm);
+    if (result == XD_OK || broken != XD_OK) return result;
     if (!p->stopped) p->error = *xd_last_error(p->ctx);
     p->stopped = true; /* the rank that has refused says why at the end */
     return XD_OK;
 }
 
+/* Waits for messages on the queue, those of ticks up to one. */
+static xd_result xdi_pipeline_land(xd_pipeline *p, int64_t tick) {
+    xd_result result = XD_OK;
+    for (int i = 0; i < XDI_PIPELINE_FLIGHTS; i++) { /* the oldest first */
+        xdi_pipeline_flight *f = &p->flights[(p->flown + (uint64_t)i) % XDI_PIPELINE_FLIGHTS];
+        if (!f->open || f->tick > tick) continue;
+        f->open = false;
+        const xd_result landed = xdi_pipeline_hear(p, xd_queue_wait(p->desc.sends, f->ticket));
+        if (result == XD_OK) result = landed;
+    }
+    return result;
+}
+
+static xd_result xdi_pipeline_fly(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xdi_pipeline_flight *f = &p->flights[p->flown % XDI_PIPELINE_FLIGHTS];
+    xdi_queue_messages messages;
+    if (f->open) XD_TRY(xdi_pipeline_land(p, f->tick));
+    messages.records = f->records;
+    messages.count = xdi_pipeline_list(p, step, f->records);
+    messages.refuses = p->stopped;
+    messages.patience = xdi_pipeline_patience(step);
+    if (messages.count == 0) return XD_OK;
+    XD_TRY(xdi_queue_exchange(p->desc.sends, &messages, &f->ticket));
+    f->open = true;
+    f->tick = tick;
+    p->flown++;
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    if (p->desc.sends) return xdi_pipeline_fly(p, step, tick);
+    const int count = xdi_pipeline_list(p, step, records);
+    if (count == 0) return XD_OK;
+    return xdi_pipeline_hear(
+        p, xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step)));
+}
+
+static xd_result xdi_pipeline_tick(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    XD_TRY(xdi_pipeline_land(p, step->needs));
+    xdi_pipeline_work(p, step);
+    return xdi_pipeline_exchange(p, step, tick);
+}
+
 static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
     const xdi_pipeline_program *program =
         &p->sizes.programs[p->calls->backward ? XDI_PIPELINE_TRAINS : XDI_PIPELINE_INFERS];
-    for (int64_t i = 0; i < program->counts.ticks; i++) {
-        xdi_pipeline_work(p, &program->steps[i]);
-        const xd_result result = xdi_pipeline_exchange(p, &program->steps[i]);
-        if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
-    }
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < program->counts.ticks && result == XD_OK; i++)
+        result = xdi_pipeline_tick(p, &program->steps[i], i);
+    const xd_result landed = xdi_pipeline_land(p, program->counts.ticks);
+    if (result == XD_OK) result = landed;
+    if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
     return xdi_pipeline_settle(p);
 }
 
@@ -73106,4 +73278,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 59887274940c08d5c0c18a03899b5936cc96b67fc7e4c6662c0dc532fa85a705 */
+/* xdistill sha256 b6151c038e7aea18550fb6eb9474e4fec8559262ab081a2953b545c9d9ee3fe2 */

@@ -193,6 +193,9 @@ typedef struct xdi_pipeline_step {
     bool meets
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
+    int buffer;    /* of two in turn, where what is sent is written */
+    int64_t
+        needs; /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -202,7 +205,7 @@ typedef struct xdi_pipeline_program {
     xdi_pipeline_step *steps; /* [counts.ticks] */
 } xdi_pipeline_program;
 
-/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice counts.forwards + inputs +
  * gradients numbers. */
 XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                                 xdi_pipeline_program *out);

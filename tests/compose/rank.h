@@ -32,7 +32,7 @@ typedef struct rank {
     xd_pipeline *pipeline;
     int64_t slots;
     int step;
-    xd_queue *gathers, *reductions;
+    xd_queue *gathers, *reductions, *sends;
     int64_t own, most;
     toy_kept *kept;          /* [most], or [slots] */
     float *logits, *teacher; /* [most, rows, vocab]; logits [slots, rows, vocab] */

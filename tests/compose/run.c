@@ -34,6 +34,7 @@ static xd_result make_queues(rank *r) {
     const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
                               .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
+    if (is_staged(r)) XD_TRY(xd_queue_create(xd_grid_groups(r->grid)->pp, &d, &r->sends));
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
 }
@@ -376,6 +377,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_optimizer_destroy(r->optimizer);
     xd_parallel_destroy(r->parallel);
     stages_close(r);
+    xd_queue_destroy(r->sends);
     xd_queue_destroy(r->gathers);
     xd_queue_destroy(r->reductions);
     xd_model_destroy(r->toy.model);

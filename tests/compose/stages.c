@@ -72,7 +72,8 @@ static xd_result make_pipeline(rank *r) {
                                      .built = r->built,
                                      .data = r->data,
                                      .gathers = is_fsdp(l),
-                                     .world = r->world };
+                                     .world = r->world,
+                                     .sends = r->sends };
     XD_TRY(xd_pipeline_measure(r->ctx, &d.schedule, xd_comm_rank(pp), &counts));
     r->slots = counts.forwards;
     return xd_pipeline_create(pp, &d, &r->pipeline);

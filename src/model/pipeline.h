@@ -207,7 +207,7 @@ typedef struct xd_pipeline_finish_desc {
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
  * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH (stages or ranks that differ in
  * the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the two copies that are not equal, with both
- * numbers; a wrapper with xd_fsdp_desc.host), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+ * numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
 
 #endif

@@ -145,7 +145,7 @@ static void settle_stages(int *f, int begin, int pp) {
     while (stages[PP] * at[RANKS] > MOST_RANKS) --stages[PP];
     if (stages[PP] == 1) stages[STAGES] = 1;
     if (stages[PP] * stages[STAGES] == 1) stages[UNEVEN] = 0;
-    if (stages[PP] > 1 || f[COPIES]) at[OWN] = at[OFFLOAD] = f[TOGETHER] = 0;
+    if (stages[PP] > 1 || f[COPIES]) at[OWN] = f[TOGETHER] = 0;
     if (stages[PP] > 1 || f[COPIES]) f[TIED] = 0;
 }
 

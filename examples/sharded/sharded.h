@@ -50,7 +50,12 @@ const char *sharded_wrap_name(sharded_wrap wrap);
 
 /* ---- one leg of the way ---- */
 
-enum { SHARDED_MOST_RANKS = DEMO_BATCH, SHARDED_MOST_STAGES = 4, SHARDED_MOST_CHUNKS = 4 * DEMO_BATCH };
+enum {
+    SHARDED_GROUPS = 2, /* of HSDP */
+    SHARDED_MOST_RANKS = DEMO_BATCH,
+    SHARDED_MOST_STAGES = 4,
+    SHARDED_MOST_CHUNKS = 4 * DEMO_BATCH
+};
 
 /* Ranks of a process that train from the start, or from a checkpoint, to the end, or until they are killed. */
 typedef struct sharded_leg {
@@ -155,7 +160,8 @@ typedef struct sharded_stages {
     int64_t described; /* bytes of descriptions */
     xd_built *built;
     xd_pipeline *pipeline;
-    int64_t slots; /* forwards in flight */
+    xd_queue *sends; /* of activations and their gradients */
+    int64_t slots;   /* forwards in flight */
     int64_t workspace_floats, logit_floats;
     float *workspace, *logits; /* [slots] */
 } sharded_stages;

@@ -92,8 +92,6 @@ static bool sharded_check(sharded_options *o) {
     else if (o->vpp > 1 && o->pp == 1)
         snprintf(o->problem, sizeof o->problem, "--vpp %d without --pp: a pipeline of one rank has one stage",
                  o->vpp);
-    else if (o->wrap == SHARDED_HSDP && o->pp > 1)
-        snprintf(o->problem, sizeof o->problem, "--wrap hsdp with --pp %d is not there yet", o->pp);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];

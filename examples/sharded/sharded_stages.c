@@ -39,6 +39,10 @@ static xd_result stages_describe(void *user, xd_ctx *ctx, const xd_stage_place *
     return XD_OK;
 }
 
+static bool stages_gather(const sharded_leg *leg) {
+    return leg->wrap == SHARDED_FSDP || leg->wrap == SHARDED_HSDP;
+}
+
 static xd_result stages_build(sharded_student *s, const sharded_leg *leg) {
     static const char *const units[] = { NN_LAYER_TYPE };
     sharded_stages *t = &s->stages;
@@ -55,6 +59,7 @@ static xd_result stages_build(sharded_student *s, const sharded_leg *leg) {
     ddp.sharded_optimizer = leg->wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
+    fsdp.replicas = s->replicas;
     d.groups = t->groups;
     d.provider.describe = stages_describe;
     d.provider.user = s;
@@ -62,8 +67,8 @@ static xd_result stages_build(sharded_student *s, const sharded_leg *leg) {
     d.pipeline.layer_count = s->rank->model.config.layers;
     d.pipeline.virtual_stages = leg->vpp;
     d.pipeline.chunk_layers = layers;
-    d.wrap.kind = leg->wrap == SHARDED_FSDP ? XD_WRAP_FSDP : XD_WRAP_DDP;
-    if (leg->wrap == SHARDED_FSDP)
+    d.wrap.kind = stages_gather(leg) ? XD_WRAP_FSDP : XD_WRAP_DDP;
+    if (stages_gather(leg))
         d.wrap.fsdp = &fsdp;
     else
         d.wrap.ddp = &ddp;
@@ -83,10 +88,10 @@ static xd_result stages_list(sharded_student *s) {
 
 /* ---- the pipeline ---- */
 
+/* Its queue has a thread between processes that may have more than one. */
 static xd_result stages_make_pipeline(sharded_student *s, const sharded_leg *leg) {
     sharded_stages *t = &s->stages;
     const int rank = xd_comm_rank(t->groups->pp);
-    const int64_t before = sharded_counted();
     xd_pipeline_run_desc d;
     xd_pipeline_counts counts;
     xd_memory_bytes bytes;
@@ -101,8 +106,11 @@ static xd_result stages_make_pipeline(sharded_student *s, const sharded_leg *leg
     d.value_count = STAGES_VALUES;
     d.built = t->built;
     d.data = s->data;
-    d.gathers = leg->wrap == SHARDED_FSDP;
+    d.gathers = stages_gather(leg);
     d.world = s->world;
+    XD_TRY(xd_queue_create(t->groups->pp, NULL, &t->sends));
+    const int64_t before = sharded_counted();
+    d.sends = t->sends;
     XD_TRY(xd_pipeline_measure(s->rank->ctx, &d.schedule, rank, &counts));
     XD_TRY(xd_pipeline_bytes(s->rank->ctx, &d, rank, &bytes));
     XD_TRY(xd_pipeline_create(t->groups->pp, &d, &t->pipeline));
@@ -136,6 +144,7 @@ xd_result sharded_stages_join(sharded_stages *t, xd_comm *world, const sharded_l
     memset(&sizes, 0, sizeof sizes);
     sizes.tp = leg->axes.tp;
     sizes.pp = leg->pp;
+    if (leg->wrap == SHARDED_HSDP) sizes.optimizer_instances = SHARDED_GROUPS;
     XD_TRY(xd_grid_create(world, &sizes, &t->grid));
     t->groups = xd_grid_groups(t->grid);
     return XD_OK;
@@ -145,7 +154,8 @@ xd_result sharded_stages_open(sharded_student *s, const sharded_leg *leg, uint64
     sharded_stages *t = &s->stages;
     const int64_t before = sharded_counted();
     t->seed = seed;
-    s->data = t->groups->dp_cp;
+    s->data = leg->wrap == SHARDED_HSDP ? t->groups->intra_dp_cp : t->groups->dp_cp;
+    s->replicas = leg->wrap == SHARDED_HSDP ? t->groups->inter_instances : NULL;
     s->rank->staged = true;
     s->rank->asks_nobody = xd_comm_rank(t->groups->pp) < leg->pp - 1;
     XD_TRY(stages_build(s, leg));
@@ -162,6 +172,7 @@ void sharded_stages_close(sharded_student *s) {
     xd_release(s->rank->ctx, t->workspace);
     xd_release(s->rank->ctx, t->logits);
     xd_pipeline_destroy(t->pipeline);
+    xd_queue_destroy(t->sends);
     xd_built_destroy(t->built);
     for (int i = 0; i < t->count; i++) {
         t->stage[i].description.model = NULL; /* the build's */

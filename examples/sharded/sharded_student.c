@@ -7,8 +7,6 @@
 
 /* ---- the wrapper ---- */
 
-enum { SHARDED_GROUPS = 2 }; /* of HSDP */
-
 /* HSDP: ranks side by side are a group. */
 static xd_result sharded_split(sharded_student *s, xd_comm *all) {
     const int rank = xd_comm_rank(all), each = xd_comm_size(all) / SHARDED_GROUPS;
@@ -197,7 +195,7 @@ void sharded_student_close(sharded_student *s) {
     sharded_stages_close(s);
     nn_description_free(&s->description);
     if (s->owns_groups) xd_comm_destroy(s->data);
-    xd_comm_destroy(s->replicas);
+    if (s->owns_groups) xd_comm_destroy(s->replicas);
     demo_flat_close(s->rank);
 }
 

@@ -13,6 +13,13 @@ typedef struct sharded_rank {
     demo_report *report; /* of rank 0 */
 } sharded_rank;
 
+/* On a queue with a thread, which no group counts. */
+static uint64_t sharded_sent_beside(const sharded_rank *r) {
+    xd_queue *queue = r->student.stages.sends;
+    if (!queue || xd_queue_info(queue).form != XD_QUEUE_WORKER) return 0;
+    return xd_queue_info(queue).traffic.bytes_sent;
+}
+
 /* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */
 static uint64_t sharded_sent(const sharded_rank *r) {
     const xd_groups *stages = r->student.stages.groups;
@@ -23,7 +30,7 @@ static uint64_t sharded_sent(const sharded_rank *r) {
                                       r->student.data,
                                       r->student.replicas,
                                       stages ? stages->pp : NULL };
-    uint64_t bytes = 0;
+    uint64_t bytes = sharded_sent_beside(r);
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
         bool again = false;
         for (size_t j = 0; j < i; j++) again = again || groups[j] == groups[i];

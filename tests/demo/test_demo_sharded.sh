@@ -46,6 +46,7 @@ cmp -s "$work/tp/student/model.safetensors" "$work/split/student/model.safetenso
 verdict $? 'ranks that split the weights, by two and by four, have the bits of one rank' "$work/tp.log"
 
 equal pp --pp 2 && equal ppddp --pp 2 --wrap ddp && equal vpp --pp 2 --vpp 2 --wrap sharded && equal pptp --pp 2 --mesh tp=2 &&
+equal pphsdp --pp 2 --wrap hsdp --mesh dp=4 &&
 cmp -s "$work/pp/student/model.safetensors" "$work/vpp/student/model.safetensors" &&
 grep -q '^4 ranks (pp=2,dp=2,tp=1), fsdp: killed by SIGKILL after step [45]$' "$work/pp.log"
 verdict $? 'pipelines of two ranks, beside data ranks and beside ranks that split the weights, have the bits of one rank' "$work/pp.log"
@@ -80,8 +81,7 @@ verdict $? 'a finished student is replaced with --overwrite only, and an older r
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
     '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' \
-    '--pp 2 --wrap hsdp:--wrap hsdp with --pp 2 is not there yet' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--mpi:--mpi needs build/demo-sharded-mpi' '--epochs 3:no option --epochs' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--mpi:--mpi needs build/demo-sharded-mpi' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"

@@ -5117,6 +5117,21 @@ XD_API void xd_built_destroy(xd_built *built);
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
+/* The lists of a whole model whose stages are on several ranks, the same on each of them, as checkpoints, optimizers and averages take
+ * them: an entry for every weight of `whole` that xd_parallel_params lists, in its order. What a stage of this rank has is as
+ * xd_parallel_params and xd_parallel_parts say; the rest has a count of 0. A weight with the traits shared and shared_embedding, the
+ * last stage's copy, counts in no norm, but is a part of its own that files hold.
+ *
+ *   whole           sealed, needs no storage, and its names must live as long as the lists; with the names, shapes and types that stages have
+ *   params, parts   [capacity]; NULL with capacity 0 to count
+ *
+ * Local. Errors: ARGUMENT (capacity below the count, with both), STATE (`whole` is not sealed; a stage without a wrapper), MISMATCH (a weight
+ * of a stage that `whole` does not have, or with another shape or type; one that two stages of this rank have). */
+XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                 xd_param *params, int64_t *count);
+XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                xd_tensor_part *parts, int64_t *count);
+
 /* >>model/pipeline */
 
 /* Pipelines: ranks that hold the layers of a model one after another, and micro-batches that go through them.
@@ -5221,6 +5236,10 @@ typedef struct xd_pipeline_run_desc {
     bool gathers;
     xd_comm
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+    /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next call where it has a thread, a rank
+     * waits for them before the first call that reads one, and there is memory for one activation and one gradient more. Bits and the order of calls are
+     * the same. On all ranks or none. NULL -> a rank waits for its messages after every tick */
+    xd_queue *sends;
 } xd_pipeline_run_desc;
 
 /* A pipeline that can run: memory for its activations, and the order of this rank's work. */
@@ -5233,12 +5252,12 @@ typedef struct xd_pipeline xd_pipeline;
  *
  * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
  * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions; value_count negative; stages of `built` that are not
- * the schedule's, with both numbers; `gathers` without data), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
- * schedule or number of values, with both numbers), MEMORY. All ranks alike. */
+ * the schedule's, with both numbers; `gathers` without data; `sends` over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
+ * schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks alike. */
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
 
-/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, the order of work, the
- * values. Local; `built` and groups are not read. Errors: as above. */
+/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, one more of each with
+ * `sends`, the order of work, the values. Local; `built` and groups are not read, of `sends` whether there is one. Errors: as above. */
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out);
 
@@ -5279,7 +5298,7 @@ typedef struct xd_pipeline_calls {
  *
  * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
  * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than
- * timeout_seconds, which is to be more than one call takes. Allocates nothing. Bits do not depend on the schedule.
+ * timeout_seconds, which is to be more than one call takes. Allocates nothing but, once, what a queue's thread needs. Bits do not depend on the schedule.
  *
  * A call that fails ends the computing of all ranks: they go through the rest of the schedule without data and return that rank's
  * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may begin again. With `gathers` the data
@@ -5319,7 +5338,7 @@ typedef struct xd_pipeline_finish_desc {
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
  * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH (stages or ranks that differ in
  * the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the two copies that are not equal, with both
- * numbers; a wrapper with xd_fsdp_desc.host), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+ * numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
 
 /* >>model/plan */
@@ -11440,6 +11459,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_built_destroy (XDISTILL_NO_MODELS_leaves_out_xd_built_destroy)
 #    define xd_built_stage_count (XDISTILL_NO_MODELS_leaves_out_xd_built_stage_count)
 #    define xd_built_stage (XDISTILL_NO_MODELS_leaves_out_xd_built_stage)
+#    define xd_built_params (XDISTILL_NO_MODELS_leaves_out_xd_built_params)
+#    define xd_built_parts (XDISTILL_NO_MODELS_leaves_out_xd_built_parts)
 #    define xd_pipeline_table (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_table)
 #    define xd_pipeline_measure (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_measure)
 #    define xd_pipeline_create (XDISTILL_NO_MODELS_leaves_out_xd_pipeline_create)
@@ -26564,6 +26585,19 @@ XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const 
  * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
 XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* Messages that a queue exchanges, as xdi_comm_exchange_as. */
+typedef struct xdi_queue_messages {
+    xd_collective *records; /* [count] the caller's until the wait */
+    int count;
+    bool refuses;
+    double patience;
+} xdi_queue_messages;
+
+/* queue.c: as xd_queue_start, for at least one message; what broke the world, as far as the queue or its communicator knows. */
+XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket);
+XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
@@ -31791,10 +31825,11 @@ enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
-    xd_collective record; /* its arrays lie in `counts` */
-    int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
-    void *moved;          /* event: the queue's stream has done its part; NULL: no stream */
-    xd_error error;       /* of the record that has been run; result XD_OK without one */
+    xd_collective record;        /* its arrays lie in `counts` */
+    xdi_queue_messages messages; /* instead of a record; without any in it: a record */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
+    xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
 
 struct xd_queue {
@@ -31828,16 +31863,23 @@ static xd_launch xdi_queue_launch(const xd_queue *queue, void *stream) {
     return launch;
 }
 
+static xd_result xdi_queue_move(xd_queue *queue, xdi_queue_slot *slot) {
+    const xdi_queue_messages *m = &slot->messages;
+    if (m->count == 0) return xd_collective_run(queue->runner, &slot->record);
+    m->records[0].stream = slot->record.stream; /* of all */
+    return xdi_comm_exchange_as(queue->runner, m->records, m->count, m->refuses, m->patience);
+}
+
 /* Runs a record, on the queue's stream if it has one. Peers count on the record, whatever becomes of the events. */
 static xd_result xdi_queue_execute(xd_queue *queue, xdi_queue_slot *slot) {
-    if (!queue->stream) return xd_collective_run(queue->runner, &slot->record);
+    if (!queue->stream) return xdi_queue_move(queue, slot);
     const xd_device_ops *device = &xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory;
     const xd_launch from = xdi_queue_launch(queue, slot->record.stream),
                     own = xdi_queue_launch(queue, queue->stream);
     xd_result order = device->event_record(&from, queue->ready);
     if (order == XD_OK) order = device->event_wait(&own, queue->ready);
     slot->record.stream = queue->stream;
-    XD_TRY(xd_collective_run(queue->runner, &slot->record));
+    XD_TRY(xdi_queue_move(queue, slot));
     XD_TRY(order);
     return device->event_record(&own, slot->moved);
 }
@@ -31913,11 +31955,13 @@ static xd_result xdi_queue_check(const xd_queue *queue) {
 }
 
 /* A ticket's number tells its slot: it is (records before it + 1) * capacity + slot. */
-static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
+static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages) {
     int at = 0;
     while (queue->slots[at].number) at++;
     xdi_queue_slot *slot = &queue->slots[at];
     xdi_queue_copy(queue, slot, record);
+    slot->messages = *messages;
     slot->done = false;
     slot->number = (queue->started + 1) * (uint64_t)queue->capacity + (uint64_t)at;
     queue->line[queue->started++ % (uint64_t)queue->capacity] = at;
@@ -31925,11 +31969,12 @@ static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
     return slot->number;
 }
 
-XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages, xd_ticket *ticket) {
     pthread_mutex_lock(&queue->lock);
     const xd_result result = xdi_queue_check(queue);
     if (result == XD_OK) {
-        const uint64_t number = xdi_queue_append(queue, record);
+        const uint64_t number = xdi_queue_append(queue, record, messages);
         if (ticket) ticket->number = number;
         if (queue->ctx)
             pthread_cond_signal(&queue->wake);
@@ -31938,6 +31983,26 @@ XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd
     }
     pthread_mutex_unlock(&queue->lock);
     return result;
+}
+
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    xdi_queue_messages none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, record, &none, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_exchange(xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket) {
+    xd_collective none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, &none, messages, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_broken(xd_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    const xd_result broken = queue->broken;
+    pthread_mutex_unlock(&queue->lock);
+    return broken != XD_OK ? broken : xdi_comm_broken(queue->comm);
 }
 
 /* NULL when no open record has this ticket. */
@@ -37806,6 +37871,9 @@ typedef struct xdi_pipeline_step {
     bool meets
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
+    int buffer;    /* of two in turn, where what is sent is written */
+    int64_t
+        needs; /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -37815,7 +37883,7 @@ typedef struct xdi_pipeline_program {
     xdi_pipeline_step *steps; /* [counts.ticks] */
 } xdi_pipeline_program;
 
-/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice counts.forwards + inputs +
  * gradients numbers. */
 XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                                 xdi_pipeline_program *out);
@@ -37992,6 +38060,9 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
 
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+
+/* parallel.c: whether another rank of the wrapper, or of the cut by tensor parallelism, speaks for what is here of a weight. */
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 
@@ -39590,6 +39661,17 @@ static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat)
     return p->dealt || (xdi_flat_shards(p, flat) == 1 && one && !p->offloaded);
 }
 
+/* Whether xd_pipeline_finish may sum gradients of a buffer over other ranks. */
+static bool xdi_flat_is_finished(const xdi_flat *flat) {
+    bool some = false;
+    for (int64_t i = 0; i < flat->count; i++) {
+        const xd_weight_traits *t = &flat->weights[i]->desc.traits;
+        some = some || t->pipeline_parallel || t->shared_embedding || t->sequence_parallel ||
+               t->averaged_over_tensor_parallel;
+    }
+    return some;
+}
+
 static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
     const bool in_place = xdi_bucket_sums_in_place(p, flat);
     size_t *bytes = &p->bytes.gradients;
@@ -39602,7 +39684,7 @@ static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucke
                         : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
     b->sum =
         in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
-    if (p->offloaded && (p->replica_count > 1 || !p->dealt))
+    if (p->offloaded && (p->replica_count > 1 || !p->dealt || xdi_flat_is_finished(flat)))
         b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
     return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
 }
@@ -40755,10 +40837,14 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
     return XD_OK;
 }
 
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w) {
+    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+}
+
 /* Whether another data rank, or one of the caller's cut, counts what is here. */
 static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
-    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
-    return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+    return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
 }
 
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
@@ -41685,6 +41771,135 @@ XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_
     for (int i = list->count; i > 0 && prepend; i--) list->hooks[i] = list->hooks[i - 1];
     list->hooks[prepend ? 0 : list->count] = hook;
     list->count++;
+    return XD_OK;
+}
+
+/* >>model/build_list.c */
+
+/* Lists of a whole model, of which this rank has some stages. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* A weight of the whole model as this rank has it; all NULL where another one does. */
+typedef struct xdi_built_entry {
+    const xd_parallel *parallel;
+    const xd_weight *weight;
+} xdi_built_entry;
+
+static xdi_built_entry xdi_built_find(const xd_built *built, const char *name) {
+    xdi_built_entry entry;
+    memset(&entry, 0, sizeof entry);
+    for (int i = 0; i < xd_built_stage_count(built) && !entry.weight; i++) {
+        const xd_stage stage = xd_built_stage(built, i);
+        const xd_weight *w = xd_model_find_weight(stage.model, name);
+        if (!w || !xdi_parallel_lists(w)) continue;
+        entry.parallel = stage.parallel;
+        entry.weight = w;
+    }
+    return entry;
+}
+
+/* ---- what must fit ---- */
+
+static bool xdi_built_is_alike(const xd_weight *a, const xd_weight *b) {
+    const xd_weight_desc *x = &a->desc, *y = &b->desc;
+    return x->dtype == y->dtype && x->ndim == y->ndim &&
+           memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof *x->shape) == 0;
+}
+
+static xd_result xdi_built_check_stage(xd_ctx *ctx, const xd_built *built, const xd_model *whole, int index) {
+    const xd_stage stage = xd_built_stage(built, index);
+    XD_REQUIRE(ctx, stage.parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", index,
+               xd_built_stage_count(built));
+    for (int64_t i = 0; i < stage.model->weight_count; i++) {
+        const xd_weight *w = stage.model->weights[i];
+        if (!xdi_parallel_lists(w)) continue;
+        const xd_weight *of = xd_model_find_weight(whole, w->name);
+        XD_REQUIRE(ctx, of && xdi_parallel_lists(of), XD_ERROR_MISMATCH,
+                   "stage %d has weight \"%.80s\", and the whole model of %" PRId64 " weights does not",
+                   index, w->name, whole->weight_count);
+        XD_REQUIRE(ctx, xdi_built_is_alike(w, of), XD_ERROR_MISMATCH,
+                   "weight \"%.80s\" has another shape or type in stage %d than in the whole model", w->name,
+                   index);
+        XD_REQUIRE(ctx, xdi_built_find(built, w->name).weight == w, XD_ERROR_MISMATCH,
+                   "weight \"%.80s\" of stage %d is in one before it as well", w->name, index);
+    }
+    return XD_OK;
+}
+
+/* Also counts. */
+static xd_result xdi_built_check_list(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                      int64_t *count) {
+    xd_ctx *ctx = whole->ctx;
+    int64_t n = 0;
+    XD_REQUIRE(ctx, whole->sealed, XD_ERROR_STATE, "a whole model of %" PRId64 " weights that is not sealed",
+               whole->weight_count);
+    for (int i = 0; i < xd_built_stage_count(built); i++) XD_TRY(xdi_built_check_stage(ctx, built, whole, i));
+    for (int64_t i = 0; i < whole->weight_count; i++) n += xdi_parallel_lists(whole->weights[i]);
+    XD_REQUIRE(ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
+               "%" PRId64 " weights of a whole model, capacity is %" PRId64, n, capacity);
+    *count = n;
+    return XD_OK;
+}
+
+/* ---- entries ---- */
+
+/* Nothing of it is here. Its gradient is not NULL, so that steps count alike; nobody reads it. */
+static xd_param xdi_built_no_param(xd_weight *w) {
+    xd_param out = xdi_weight_param(w);
+    out.value = NULL;
+    out.gradient = w->desc.buffer ? NULL : w;
+    out.count = out.first = 0;
+    out.shape = NULL;
+    out.dims = 0;
+    return out;
+}
+
+static xd_tensor_part xdi_built_no_part(const xd_weight *w) {
+    xd_tensor_part out;
+    memset(&out, 0, sizeof out);
+    out.name = w->name;
+    out.dtype = w->desc.dtype;
+    out.ndim = w->desc.ndim;
+    memcpy(out.shape, w->desc.shape, sizeof out.shape);
+    return out;
+}
+
+/* Names are those of the whole model. */
+static xd_param xdi_built_param(const xd_built *built, xd_weight *of) {
+    const xdi_built_entry entry = xdi_built_find(built, of->name);
+    if (!entry.weight) return xdi_built_no_param(of);
+    xd_param out = xdi_parallel_param(entry.parallel, entry.weight);
+    out.name = of->name;
+    return out;
+}
+
+static xd_tensor_part xdi_built_part(const xd_built *built, const xd_weight *of) {
+    const xdi_built_entry entry = xdi_built_find(built, of->name);
+    if (!entry.weight) return xdi_built_no_part(of);
+    xd_tensor_part out = xdi_parallel_part(entry.parallel, entry.weight);
+    out.name = of->name;
+    if (entry.weight->desc.traits.shared_embedding) /* whoever has the other copy has it under another name */
+        out.replica = xdi_parallel_is_elsewhere(entry.parallel, entry.weight);
+    return out;
+}
+
+XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                 xd_param *params, int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_built_check_list(built, whole, capacity, count));
+    for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(whole->weights[i])) params[at++] = xdi_built_param(built, whole->weights[i]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,
+                                xd_tensor_part *parts, int64_t *count) {
+    int64_t at = 0;
+    XD_TRY(xdi_built_check_list(built, whole, capacity, count));
+    for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
+        if (xdi_parallel_lists(whole->weights[i])) parts[at++] = xdi_built_part(built, whole->weights[i]);
     return XD_OK;
 }
 
@@ -42713,6 +42928,7 @@ XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_s
  * one will do. */
 typedef struct xdi_places {
     int64_t *owners; /* [count] */
+    int64_t *ticks;  /* [count] when it was taken */
     int64_t count;
 } xdi_places;
 
@@ -42722,10 +42938,16 @@ static int64_t xdi_places_find(const xdi_places *p, int64_t owner) {
     return -1;
 }
 
-static int64_t xdi_places_take(xdi_places *p, int64_t owner) {
+static int64_t xdi_places_take(xdi_places *p, int64_t owner, int64_t tick) {
     const int64_t place = xdi_places_find(p, -1);
-    if (place >= 0) p->owners[place] = owner;
+    if (place < 0) return place;
+    p->owners[place] = owner;
+    p->ticks[place] = tick;
     return place;
+}
+
+static int64_t xdi_places_tick(const xdi_places *p, int64_t place) {
+    return place < 0 ? -1 : p->ticks[place];
 }
 
 static void xdi_places_free(xdi_places *p, int64_t place) {
@@ -42734,17 +42956,27 @@ static void xdi_places_free(xdi_places *p, int64_t place) {
 
 typedef struct xdi_pipeline_places {
     xdi_places forwards, inputs, gradients;
+    int64_t
+        sent[2]
+            [2]; /* the ticks of the last two activations, and gradients, that were sent, in turn; -1: none */
+    int sends[2];
 } xdi_pipeline_places;
 
 static xdi_pipeline_places xdi_pipeline_all_places(const xd_pipeline_counts *counts, int64_t *owners) {
+    const int64_t all = counts->forwards + counts->inputs + counts->gradients;
     xdi_pipeline_places p;
+    memset(&p, 0, sizeof p);
     p.forwards.owners = owners;
     p.forwards.count = counts->forwards;
     p.inputs.owners = owners + counts->forwards;
     p.inputs.count = counts->inputs;
     p.gradients.owners = p.inputs.owners + counts->inputs;
     p.gradients.count = counts->gradients;
-    for (int64_t i = 0; i < counts->forwards + counts->inputs + counts->gradients; i++) owners[i] = -1;
+    p.forwards.ticks = p.forwards.owners + all;
+    p.inputs.ticks = p.inputs.owners + all;
+    p.gradients.ticks = p.gradients.owners + all;
+    for (int64_t i = 0; i < all; i++) owners[i] = -1;
+    for (int i = 0; i < 4; i++) p.sent[i / 2][i % 2] = -1;
     return p;
 }
 
@@ -42756,7 +42988,7 @@ static int64_t xdi_pipeline_owner(const xd_pipeline_schedule *d, const xd_pipeli
 static int64_t xdi_pipeline_receive(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind,
                                     xdi_places *places) {
     const xd_pipeline_work work = xdi_schedule_arrival(s, rank, kind);
-    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work)) : -1;
+    return work.kind ? xdi_places_take(places, xdi_pipeline_owner(&s->desc, &work), s->ticks - 1) : -1;
 }
 
 /* Whether a rank or the next one is idle. */
@@ -42764,18 +42996,35 @@ static bool xdi_pipeline_meets(const xdi_schedule *s, int rank) {
     return s->row[rank].kind == XD_PIPELINE_IDLE || s->row[rank + 1].kind == XD_PIPELINE_IDLE;
 }
 
+static void xdi_pipeline_await(xdi_pipeline_step *step, int64_t tick) {
+    if (tick > step->needs) step->needs = tick;
+}
+
+/* What must be over before the work. */
+static void xdi_pipeline_order(const xdi_schedule *s, xdi_pipeline_step *step, xdi_pipeline_places *p) {
+    const int kind = step->work.kind == XD_PIPELINE_FORWARD ? 0 : 1;
+    xdi_pipeline_await(step, xdi_places_tick(&p->inputs, step->input));
+    xdi_pipeline_await(step, xdi_places_tick(&p->gradients, step->gradient));
+    if (step->to < 0) return;
+    step->buffer = p->sends[kind]++ % 2;
+    xdi_pipeline_await(step, p->sent[kind][step->buffer]);
+    p->sent[kind][step->buffer] = s->ticks - 1;
+}
+
 static xdi_pipeline_step xdi_pipeline_step_of(const xdi_schedule *s, int rank, xdi_pipeline_places *p) {
     xdi_pipeline_step step;
     memset(&step, 0, sizeof step);
     step.work = s->row[rank];
     step.to = xdi_schedule_sends_to(&s->desc, rank, &step.work);
-    step.slot = step.input = step.gradient = -1;
+    step.slot = step.input = step.gradient = step.needs = -1;
     const bool forward = step.work.kind == XD_PIPELINE_FORWARD;
     const int64_t owner = xdi_pipeline_owner(&s->desc, &step.work);
     if (step.work.kind != XD_PIPELINE_IDLE) {
-        step.slot = forward ? xdi_places_take(&p->forwards, owner) : xdi_places_find(&p->forwards, owner);
+        step.slot = forward ? xdi_places_take(&p->forwards, owner, s->ticks - 1)
+                            : xdi_places_find(&p->forwards, owner);
         step.input = xdi_places_find(&p->inputs, owner);
         step.gradient = forward ? -1 : xdi_places_find(&p->gradients, owner);
+        xdi_pipeline_order(s, &step, p);
         if (!forward || s->desc.forward_only) {
             xdi_places_free(&p->forwards, step.slot);
             xdi_places_free(&p->inputs, step.input);
@@ -42815,7 +43064,10 @@ XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program
  * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its neighbours hear in
  * the same tick and none waits. At the end all agree, and the rank that failed tells the others its message. Where calls are collective over
  * the data ranks, these agree after every call, so that one of them that waits inside of its call hears too. All that ranks wait for is
- * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other. */
+ * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other.
+ *
+ * On a queue the messages of two ticks at most are under way beside the calls. A rank waits for those of a tick before the first call that
+ * reads what arrives, or writes where what was sent is, and hears of a failure then: later, but still in the order of ticks. */
 
 #include <inttypes.h>
 #include <string.h>
@@ -42824,14 +43076,24 @@ enum {
     XDI_PIPELINE_PROGRAMS = 2,
     XDI_PIPELINE_TRAINS = 0,
     XDI_PIPELINE_INFERS = 1,
-    XDI_PIPELINE_MESSAGES = 7
+    XDI_PIPELINE_MESSAGES = 7,
+    XDI_PIPELINE_FLIGHTS = 2 /* ticks whose messages are under way on a queue */
 };
+
+/* The messages of a tick, on a queue. */
+typedef struct xdi_pipeline_flight {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    xd_ticket ticket;
+    int64_t tick;
+    bool open;
+} xdi_pipeline_flight;
 
 /* Sizes of everything, before there is any memory. */
 typedef struct xdi_pipeline_sizes {
     xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
     int64_t count;                                        /* elements of an activation */
     size_t activation, gradient;                          /* bytes from one to the next */
+    int buffers;                                          /* for one to be sent, of each kind */
     int64_t inputs, gradients;                            /* places for those that arrive */
     int64_t owners, values;                               /* numbers */
     size_t host, device;                                  /* bytes: descriptions; activations */
@@ -42854,6 +43116,8 @@ struct xd_pipeline {
     bool own;       /* a call here */
     bool told;      /* the data ranks know */
     xd_error error; /* why */
+    xdi_pipeline_flight flights[XDI_PIPELINE_FLIGHTS];
+    uint64_t flown; /* flights so far: the next is number flown % XDI_PIPELINE_FLIGHTS */
 };
 
 /* ---- settings ---- */
@@ -42899,7 +43163,7 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++) {
         const xd_pipeline_counts *c = &s->programs[i].counts;
-        const int64_t owners = c->forwards + c->inputs + c->gradients;
+        const int64_t owners = 2 * (c->forwards + c->inputs + c->gradients);
         if (c->inputs > s->inputs) s->inputs = c->inputs;
         if (c->gradients > s->gradients) s->gradients = c->gradients;
         if (owners > s->owners) s->owners = owners;
@@ -42910,8 +43174,8 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     if (s->programs[XDI_PIPELINE_INFERS].schedule.ranks == 1) return true;
     if (!xdi_pipeline_align(s->count, d->dtype, &s->activation)) return false;
     if (!d->schedule.forward_only && !xdi_pipeline_align(s->count, gradient, &s->gradient)) return false;
-    if (!xdi_size_multiply((size_t)s->inputs + 1, s->activation, &inputs)) return false;
-    if (!xdi_size_multiply((size_t)s->gradients + 1, s->gradient, &gradients)) return false;
+    if (!xdi_size_multiply((size_t)(s->inputs + s->buffers), s->activation, &inputs)) return false;
+    if (!xdi_size_multiply((size_t)(s->gradients + s->buffers), s->gradient, &gradients)) return false;
     s->device = inputs + gradients;
     return inputs < SIZE_MAX / 2 && gradients < SIZE_MAX / 2;
 }
@@ -42920,6 +43184,7 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
                                       xdi_pipeline_sizes *out) {
     xd_pipeline_schedule schedule = d->schedule;
     memset(out, 0, sizeof *out);
+    out->buffers = d->sends ? 2 : 1;
     XD_TRY(xdi_pipeline_check(ctx, d));
     XD_TRY(xdi_pipeline_check_types(ctx, d));
     if (!schedule.forward_only)
@@ -42965,6 +43230,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "virtual stages", s->virtual_stages ? s->virtual_stages : 1));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "micro-batches of a group", s->group));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "forward_only", s->forward_only ? 1 : 0));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "queues of sends", d->sends ? 1 : 0));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of an activation", count));
     for (int i = 0; i < XD_DIMS_MAX; i++)
         XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of a dimension", i < d->ndim ? d->shape[i] : 0));
@@ -42991,6 +43257,20 @@ static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_des
     return XD_OK;
 }
 
+static xd_result xdi_pipeline_check_queue(xd_comm *comm, xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    if (!queue) return XD_OK;
+    const xd_comm *over = xdi_queue_comm(queue);
+    const int capacity = xd_queue_info(queue).capacity;
+    XD_REQUIRE(ctx, xd_comm_size(over) == xd_comm_size(comm) && xd_comm_rank(over) == xd_comm_rank(comm),
+               XD_ERROR_ARGUMENT, "a queue of sends on rank %d of %d for rank %d of %d of a pipeline",
+               xd_comm_rank(over), xd_comm_size(over), xd_comm_rank(comm), xd_comm_size(comm));
+    XD_REQUIRE(ctx, capacity >= XDI_PIPELINE_FLIGHTS, XD_ERROR_ARGUMENT,
+               "a queue of sends has room for %d records, and %d are under way at once", capacity,
+               (int)XDI_PIPELINE_FLIGHTS);
+    return XD_OK;
+}
+
 static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_pipeline_sizes *sizes) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
@@ -42998,6 +43278,7 @@ static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_p
                "a schedule of %d ranks over a group of %d", d->schedule.ranks, size);
     d->schedule.ranks = size;
     XD_TRY(xdi_pipeline_measure(ctx, d, xd_comm_rank(comm), sizes));
+    XD_TRY(xdi_pipeline_check_queue(comm, d->sends));
     return xdi_pipeline_check_built(ctx, d, xd_comm_rank(comm));
 }
 
@@ -43014,7 +43295,7 @@ static xd_result xdi_pipeline_divide(xd_pipeline *p) {
     p->inputs = p->memory;
     if (p->memory) {
         p->output = p->inputs + (size_t)s->inputs * s->activation;
-        p->gradients = p->output + s->activation;
+        p->gradients = p->output + (size_t)s->buffers * s->activation;
         p->input_gradient = p->gradients + (size_t)s->gradients * s->gradient;
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++)
@@ -43116,6 +43397,14 @@ static xd_result xdi_pipeline_settle(xd_pipeline *p) {
 
 /* ---- ticks ---- */
 
+/* Where what is sent to a neighbour is written. */
+static unsigned char *xdi_pipeline_sent(const xd_pipeline *p, const xdi_pipeline_step *step) {
+    const xdi_pipeline_sizes *s = &p->sizes;
+    const size_t buffer = (size_t)(step->buffer % s->buffers);
+    return step->work.kind == XD_PIPELINE_FORWARD ? p->output + buffer * s->activation
+                                                  : p->input_gradient + buffer * s->gradient;
+}
+
 static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step *step, xd_pass_kind pass,
                                   xd_pipeline_call *call) {
     const xd_pipeline_work *w = &step->work;
@@ -43135,8 +43424,8 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     call->slot = step->slot;
     if (step->input >= 0) call->input = p->inputs + (size_t)step->input * s->activation;
     if (step->gradient >= 0) call->output_gradient = p->gradients + (size_t)step->gradient * s->gradient;
-    if (step->to >= 0 && forward) call->output = p->output;
-    if (step->to >= 0 && !forward) call->input_gradient = p->input_gradient;
+    if (step->to >= 0 && forward) call->output = xdi_pipeline_sent(p, step);
+    if (step->to >= 0 && !forward) call->input_gradient = xdi_pipeline_sent(p, step);
     if (call->stage.place.last && p->desc.value_count > 0)
         call->values = p->values + w->micro_batch * p->desc.value_count;
 }
@@ -43193,16 +43482,14 @@ static double xdi_pipeline_patience(const xdi_pipeline_step *step) {
     return 0.1 * (double)(step->waits < 10 ? step->waits : 10);
 }
 
-/* What travels at the end of a tick. Errors: those that break the group. */
-static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step) {
+/* What travels at the end of a tick. */
+static int xdi_pipeline_list(const xd_pipeline *p, const xdi_pipeline_step *step, xd_collective *records) {
     const xdi_pipeline_sizes *s = &p->sizes;
     const int before = (p->rank + p->ranks - 1) % p->ranks, behind = (p->rank + 1) % p->ranks;
-    const bool gradient = step->work.kind == XD_PIPELINE_BACKWARD;
-    xd_collective records[XDI_PIPELINE_MESSAGES];
     int count = 0;
     if (step->to >= 0)
-        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, gradient, step->to,
-                            gradient ? p->input_gradient : p->output, &records[count++]);
+        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, step->work.kind == XD_PIPELINE_BACKWARD, step->to,
+                            xdi_pipeline_sent(p, step), &records[count++]);
     if (step->arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, false, before,
                             p->inputs + (size_t)step->arrives * s->activation, &records[count++]);
@@ -43211,23 +43498,72 @@ static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *
                             p->gradients + (size_t)step->gradient_arrives * s->gradient, &records[count++]);
     if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
     if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
-    if (count == 0) return XD_OK;
-    const xd_result result =
-        xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step));
-    if (result == XD_OK || xdi_comm_broken(p->comm) != XD_OK) return result;
+    return count;
+}
+
+/* What came of messages. Errors: those that break the group; after any other this rank has heard of a failure. */
+static xd_result xdi_pipeline_hear(xd_pipeline *p, xd_result result) {
+    xd_queue *queue = p->desc.sends;
+    const xd_result broken = queue ? xdi_queue_broken(queue) : xdi_comm_broken(p->comm);
+    if (result == XD_OK || broken != XD_OK) return result;
     if (!p->stopped) p->error = *xd_last_error(p->ctx);
     p->stopped = true; /* the rank that has refused says why at the end */
     return XD_OK;
 }
 
+/* Waits for messages on the queue, those of ticks up to one. */
+static xd_result xdi_pipeline_land(xd_pipeline *p, int64_t tick) {
+    xd_result result = XD_OK;
+    for (int i = 0; i < XDI_PIPELINE_FLIGHTS; i++) { /* the oldest first */
+        xdi_pipeline_flight *f = &p->flights[(p->flown + (uint64_t)i) % XDI_PIPELINE_FLIGHTS];
+        if (!f->open || f->tick > tick) continue;
+        f->open = false;
+        const xd_result landed = xdi_pipeline_hear(p, xd_queue_wait(p->desc.sends, f->ticket));
+        if (result == XD_OK) result = landed;
+    }
+    return result;
+}
+
+static xd_result xdi_pipeline_fly(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xdi_pipeline_flight *f = &p->flights[p->flown % XDI_PIPELINE_FLIGHTS];
+    xdi_queue_messages messages;
+    if (f->open) XD_TRY(xdi_pipeline_land(p, f->tick));
+    messages.records = f->records;
+    messages.count = xdi_pipeline_list(p, step, f->records);
+    messages.refuses = p->stopped;
+    messages.patience = xdi_pipeline_patience(step);
+    if (messages.count == 0) return XD_OK;
+    XD_TRY(xdi_queue_exchange(p->desc.sends, &messages, &f->ticket));
+    f->open = true;
+    f->tick = tick;
+    p->flown++;
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    if (p->desc.sends) return xdi_pipeline_fly(p, step, tick);
+    const int count = xdi_pipeline_list(p, step, records);
+    if (count == 0) return XD_OK;
+    return xdi_pipeline_hear(
+        p, xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step)));
+}
+
+static xd_result xdi_pipeline_tick(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    XD_TRY(xdi_pipeline_land(p, step->needs));
+    xdi_pipeline_work(p, step);
+    return xdi_pipeline_exchange(p, step, tick);
+}
+
 static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
     const xdi_pipeline_program *program =
         &p->sizes.programs[p->calls->backward ? XDI_PIPELINE_TRAINS : XDI_PIPELINE_INFERS];
-    for (int64_t i = 0; i < program->counts.ticks; i++) {
-        xdi_pipeline_work(p, &program->steps[i]);
-        const xd_result result = xdi_pipeline_exchange(p, &program->steps[i]);
-        if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
-    }
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < program->counts.ticks && result == XD_OK; i++)
+        result = xdi_pipeline_tick(p, &program->steps[i], i);
+    const xd_result landed = xdi_pipeline_land(p, program->counts.ticks);
+    if (result == XD_OK) result = landed;
+    if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
     return xdi_pipeline_settle(p);
 }
 
@@ -43313,13 +43649,33 @@ static const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind k
     return found;
 }
 
-/* This rank's part of the gradient of one of them; a count of 0 and no gradient for none. */
-static xd_param xdi_finish_part(const xd_stage *stage, xdi_finish_kind kind, int64_t number) {
+/* This rank's part of a gradient; all zero for none. */
+typedef struct xdi_finish_part {
+    const xd_parallel *parallel;
+    float *gradient; /* [count] where the wrapper keeps it */
+    float *passage; /* [count] in memory of the device, where it passes to other ranks; NULL -> it is there */
+    int64_t count, first;
+} xdi_finish_part;
+
+static xdi_finish_part xdi_finish_part_of(const xd_parallel *parallel, const xd_weight *w) {
+    const xd_param param = xdi_parallel_param(parallel, w);
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    xdi_finish_part part;
+    memset(&part, 0, sizeof part);
+    part.parallel = parallel;
+    part.gradient = (float *)param.gradient;
+    part.count = param.count;
+    part.first = param.first;
+    if (parallel->offloaded && b && b->landed) part.passage = b->landed + (part.gradient - b->sum);
+    return part;
+}
+
+static xdi_finish_part xdi_finish_take(const xd_stage *stage, xdi_finish_kind kind, int64_t number) {
     int64_t count, elements;
-    xd_param none;
+    xdi_finish_part none;
     const xd_weight *w = xdi_finish_find(stage, kind, number, &count, &elements);
     memset(&none, 0, sizeof none);
-    return w ? xdi_parallel_param(stage->parallel, w) : none;
+    return w ? xdi_finish_part_of(stage->parallel, w) : none;
 }
 
 /* ---- what must fit ---- */
@@ -43332,9 +43688,10 @@ static xd_result xdi_finish_check(xd_ctx *ctx, const xd_pipeline_finish_desc *d)
         const xd_parallel *parallel = xd_built_stage(d->built, i).parallel;
         XD_REQUIRE(ctx, parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", i,
                    xd_built_stage_count(d->built));
-        XD_REQUIRE(ctx, !parallel->offloaded, XD_ERROR_UNSUPPORTED,
-                   "the gradients of stage %d of %d are on the host: they are summed where the model is", i,
-                   xd_built_stage_count(d->built));
+        XD_REQUIRE(ctx, parallel->offloaded == xd_built_stage(d->built, 0).parallel->offloaded,
+                   XD_ERROR_UNSUPPORTED,
+                   "the gradients of %s of stages 0 and %d are on the host: all or none",
+                   parallel->offloaded ? "the second" : "the first", i);
     }
     return XD_OK;
 }
@@ -43373,7 +43730,7 @@ static xd_result xdi_finish_compare(xd_comm *comm, const xd_built *built, xdi_fi
 /* The copies that this rank has of the embedding: of the first stage, and of the last. */
 typedef struct xdi_finish_copies {
     int64_t count; /* all over the rank's stages */
-    xd_param first, last;
+    xdi_finish_part first, last;
 } xdi_finish_copies;
 
 static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
@@ -43384,8 +43741,8 @@ static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
         int64_t n, e;
         (void)xdi_finish_find(&stage, XDI_FINISH_EMBEDDING, -1, &n, &e);
         c.count += n;
-        if (stage.place.first && n > 0) c.first = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, 0);
-        if (stage.place.last && n > 0) c.last = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, n - 1);
+        if (stage.place.first && n > 0) c.first = xdi_finish_take(&stage, XDI_FINISH_EMBEDDING, 0);
+        if (stage.place.last && n > 0) c.last = xdi_finish_take(&stage, XDI_FINISH_EMBEDDING, n - 1);
     }
     return c;
 }
@@ -43394,7 +43751,7 @@ static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
 static xd_result xdi_finish_compare_copies(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
     const xdi_finish_copies c = xdi_finish_find_copies(built);
     const bool apart = embedding && xd_comm_size(embedding) > 1;
-    const xd_param *mine = c.first.gradient ? &c.first : &c.last;
+    const xdi_finish_part *mine = c.first.gradient ? &c.first : &c.last;
     xd_result result = XD_OK;
     if (c.count > 0 && c.count != (apart ? 1 : 2))
         result =
@@ -43430,13 +43787,12 @@ static xd_result xdi_finish_compare_all(xd_comm *world, const xd_pipeline_finish
 /* ---- sums ---- */
 
 /* data = the sum over the ranks, in their order, in every mode. */
-static xd_result xdi_finish_sum(xd_comm *comm, const xd_param *part) {
+static xd_result xdi_finish_all_reduce(xd_comm *comm, float *data, int64_t count) {
     xd_collective c;
-    if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
     memset(&c, 0, sizeof c);
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
-    c.send = c.recv = part->gradient;
-    c.count = part->count;
+    c.send = c.recv = data;
+    c.count = count;
     c.dtype = XD_DTYPE_F32;
     c.leaves.first = xd_comm_rank(comm);
     c.leaves.count = 1;
@@ -43444,61 +43800,72 @@ static xd_result xdi_finish_sum(xd_comm *comm, const xd_param *part) {
     return xd_collective_run(comm, &c);
 }
 
-/* a = a + b */
-static xd_result xdi_finish_add(xd_ctx *ctx, const xd_param *a, const xd_param *b) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_sum(xd_comm *comm, const xdi_finish_part *part) {
+    const size_t bytes = (size_t)part->count * sizeof(float);
+    if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
+    if (!part->passage) return xdi_finish_all_reduce(comm, part->gradient, part->count);
+    XD_TRY(xdi_parallel_take_out(part->parallel, part->passage, part->gradient, bytes));
+    XD_TRY(xdi_finish_all_reduce(comm, part->passage, part->count));
+    return xdi_parallel_bring_home(part->parallel, part->gradient, part->passage, bytes);
+}
+
+/* a = a + b, both where the wrappers keep them. */
+static xd_result xdi_finish_add(const xdi_finish_part *a, const xdi_finish_part *b) {
+    if (a->count == 0) return XD_OK;
+    xd_ctx *home = a->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
     const void *pair[2];
     pair[0] = a->gradient;
     pair[1] = b->gradient;
-    if (a->count == 0) return XD_OK;
-    return xd_ctx_kernels(ctx)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
+    return xd_ctx_kernels(home)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
 }
 
-static xd_result xdi_finish_copy(xd_ctx *ctx, const xd_param *from, const xd_param *to) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_copy(const xdi_finish_part *from, const xdi_finish_part *to) {
     if (from->count == 0) return XD_OK;
-    return xd_ctx_kernels(ctx)->memory.copy(&launch, to->gradient, from->gradient,
-                                            (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
+    xd_ctx *home = to->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
+    return xd_ctx_kernels(home)->memory.copy(&launch, to->gradient, from->gradient,
+                                             (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
 }
 
-static xd_result xdi_finish_scale(xd_ctx *ctx, const xd_param *part, float factor) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_scale(const xdi_finish_part *part, float factor) {
     xd_scale_args args;
     if (part->count == 0 || factor == 1.0f) return XD_OK;
+    xd_ctx *home = part->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
     memset(&args, 0, sizeof args);
     args.data = part->gradient;
     args.count = part->count;
     args.dtype = XD_DTYPE_F32;
     args.factor = factor;
-    return xd_ctx_kernels(ctx)->optimizer.scale(&launch, &args);
+    return xd_ctx_kernels(home)->optimizer.scale(&launch, &args);
 }
 
 /* Over this rank's stages, over the ranks, and back. */
-static xd_result xdi_finish_over_stages(xd_ctx *ctx, xd_comm *pp, const xd_built *built) {
+static xd_result xdi_finish_over_stages(xd_comm *pp, const xd_built *built) {
     const int stages = xd_built_stage_count(built);
     const xd_stage first = xd_built_stage(built, 0);
     int64_t count, elements;
     (void)xdi_finish_find(&first, XDI_FINISH_OVER_STAGES, -1, &count, &elements);
     for (int64_t k = 0; k < count; k++) {
-        const xd_param sum = xdi_finish_part(&first, XDI_FINISH_OVER_STAGES, k);
+        const xdi_finish_part sum = xdi_finish_take(&first, XDI_FINISH_OVER_STAGES, k);
         for (int i = 1; i < stages; i++) {
             const xd_stage stage = xd_built_stage(built, i);
-            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
-            XD_TRY(xdi_finish_add(ctx, &sum, &part));
+            const xdi_finish_part part = xdi_finish_take(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_add(&sum, &part));
         }
         XD_TRY(xdi_finish_sum(pp, &sum));
         for (int i = 1; i < stages; i++) {
             const xd_stage stage = xd_built_stage(built, i);
-            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
-            XD_TRY(xdi_finish_copy(ctx, &sum, &part));
+            const xdi_finish_part part = xdi_finish_take(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_copy(&sum, &part));
         }
     }
     return XD_OK;
 }
 
 /* Every weight of a kind, in all stages. */
-static xd_result xdi_finish_each(xd_ctx *ctx, xd_comm *tp, const xd_built *built, xdi_finish_kind kind,
-                                 float factor) {
+static xd_result xdi_finish_each(xd_comm *tp, const xd_built *built, xdi_finish_kind kind, float factor) {
     for (int i = 0; i < xd_built_stage_count(built); i++) {
         const xd_stage stage = xd_built_stage(built, i);
         for (int64_t k = 0; k < stage.model->weight_count; k++) {
@@ -43506,20 +43873,20 @@ static xd_result xdi_finish_each(xd_ctx *ctx, xd_comm *tp, const xd_built *built
             const bool averages =
                 kind == XDI_FINISH_OVER_TENSORS && w->desc.traits.averaged_over_tensor_parallel;
             if (!xdi_finish_has(w, kind)) continue;
-            const xd_param part = xdi_parallel_param(stage.parallel, w);
+            const xdi_finish_part part = xdi_finish_part_of(stage.parallel, w);
             XD_TRY(xdi_finish_sum(tp, &part));
-            XD_TRY(xdi_finish_scale(ctx, &part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
+            XD_TRY(xdi_finish_scale(&part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
         }
     }
     return XD_OK;
 }
 
-static xd_result xdi_finish_embedding(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
+static xd_result xdi_finish_embedding(xd_comm *embedding, const xd_built *built) {
     const xdi_finish_copies c = xdi_finish_find_copies(built);
     if (c.count == 0) return XD_OK;
     if (c.count == 1) return xdi_finish_sum(embedding, c.first.gradient ? &c.first : &c.last);
-    XD_TRY(xdi_finish_add(ctx, &c.first, &c.last));
-    return xdi_finish_copy(ctx, &c.first, &c.last);
+    XD_TRY(xdi_finish_add(&c.first, &c.last));
+    return xdi_finish_copy(&c.first, &c.last);
 }
 
 /* The tokens of all last stages. */
@@ -43532,15 +43899,14 @@ static xd_result xdi_finish_tokens(const xd_pipeline_finish_desc *d, int64_t *to
     return XD_OK;
 }
 
-static xd_result xdi_finish_gradients(xd_ctx *ctx, const xd_pipeline_finish_desc *d) {
+static xd_result xdi_finish_gradients(const xd_pipeline_finish_desc *d) {
     int64_t tokens = 0;
-    XD_TRY(xdi_finish_over_stages(ctx, d->groups->pp, d->built));
-    XD_TRY(xdi_finish_each(ctx, d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, 1.0f));
-    XD_TRY(xdi_finish_embedding(ctx, d->groups->embedding, d->built));
+    XD_TRY(xdi_finish_over_stages(d->groups->pp, d->built));
+    XD_TRY(xdi_finish_each(d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, 1.0f));
+    XD_TRY(xdi_finish_embedding(d->groups->embedding, d->built));
     if (!d->per_token) return XD_OK;
     XD_TRY(xdi_finish_tokens(d, &tokens));
-    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL,
-                           (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
+    return xdi_finish_each(NULL, d->built, XDI_FINISH_ALL, (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
@@ -43551,7 +43917,7 @@ XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_des
         result = xd_parallel_reduce(xd_built_stage(desc->built, i).parallel); /* alike on all data ranks */
     result = xd_agree(world, result);
     if (result == XD_OK) result = xdi_finish_compare_all(world, desc);
-    if (result == XD_OK) result = xd_agree(world, xdi_finish_gradients(ctx, desc));
+    if (result == XD_OK) result = xd_agree(world, xdi_finish_gradients(desc));
     if (result != XD_OK) xdi_pipeline_drop(desc->built);
     return result;
 }
@@ -74891,4 +75257,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 64cc24852c229be6c7382281f25da82c92d780ba34ff6265274a5b10333193a9 */
+/* xdistill sha256 8438cfae75536dee939307f3513de958d09a7f937de49703692954102c283565 */

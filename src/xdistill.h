@@ -362,6 +362,7 @@
 #include "model/recompute.c"
 #include "model/groups.c"
 #include "model/build_place.c"
+#include "model/build_list.c"
 #include "model/build_settings.c"
 #include "model/build_precision.c"
 #include "model/build_values.c"

@@ -69,6 +69,22 @@ XD_TEST(uneven_layers_groups_and_leaves_have_the_bits_of_one_stage) {
     free(one);
 }
 
+XD_TEST(messages_on_queues_have_the_bits_of_messages_between_calls) {
+    static const int64_t layers[6] = { 1, 0, 3, 0, 1, 2 };
+    scene_run *one = one_stage(SCENE_LEAVES);
+    for (int form = XD_QUEUE_INLINE; form <= XD_QUEUE_WORKER; form++)
+        for (int wrap = SCENE_DDP; wrap <= SCENE_FSDP; wrap++)
+            for (int v = 0; v <= 2; v += 2)
+                for (int p = 1 + (v > 0); p <= 3; p++) {
+                    scene_run *run = scene_new((scene_wrap)wrap, p, v, wrap == SCENE_DDP ? 1 : 2);
+                    run->sends = (xd_queue_form)form;
+                    run->queues = wrap == SCENE_SHARDED;
+                    if (p * v == 6) run->chunk_layers = layers;
+                    compare(run, one);
+                }
+    free(one);
+}
+
 XD_TEST(without_invariant_sums_another_number_of_data_ranks_is_only_close) {
     scene_run *one = scene_new(SCENE_DDP, 1, 0, 1), *other = scene_new(SCENE_DDP, 2, 0, 4);
     one->reduction = other->reduction = XD_REDUCTION_DETERMINISTIC;
@@ -159,6 +175,25 @@ static void plain_check(xd_comm *world, xd_pipeline *p, const xd_pipeline_run_de
         CHECK(values[i] == (double)i * 1000.0 + stages - 1);
 }
 
+/* With a queue there is one activation more, of 8 bytes, and one gradient, each in lines of XD_ARENA_ALIGNMENT. */
+static void plain_queue(xd_comm *world, const xd_pipeline_run_desc *planned) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_queue_desc queue = { .form = XD_QUEUE_INLINE };
+    const size_t more = planned->schedule.ranks > 1 ? 2 * XD_ARENA_ALIGNMENT : 0;
+    xd_pipeline_run_desc d = *planned;
+    xd_memory_bytes without, with;
+    xd_pipeline *p = NULL;
+    CHECK(xd_queue_create(world, &queue, &d.sends) == XD_OK);
+    CHECK(xd_pipeline_bytes(ctx, planned, xd_comm_rank(world), &without) == XD_OK);
+    CHECK(xd_pipeline_bytes(ctx, &d, xd_comm_rank(world), &with) == XD_OK);
+    CHECK_EQ_INT(with.host - without.host, more);
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    plain_check(world, p, &d, true);
+    plain_check(world, p, &d, false);
+    xd_pipeline_destroy(p);
+    xd_queue_destroy(d.sends);
+}
+
 static xd_result plain_rank(xd_comm *world, void *argument) {
     const int v = *(const int *)argument;
     xd_ctx *ctx = xd_comm_ctx(world);
@@ -191,6 +226,7 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
         xd_pipeline_destroy(p);
         CHECK(xd_barrier(world) == XD_OK);
     }
+    plain_queue(world, &planned);
     return XD_OK;
 }
 
@@ -223,7 +259,7 @@ static void fail_once(scene_run *run, const scene_run *one) {
     free(run);
 }
 
-static void fail_everywhere(scene_wrap wrap, int pp, int virtual_stages, int dp) {
+static void fail_everywhere_on(xd_queue_form sends, scene_wrap wrap, int pp, int virtual_stages, int dp) {
     scene_run *one = one_stage(SCENE_LEAVES);
     for (int rank = 0; rank < pp * dp; rank++)
         for (int at = 0; at < SCENE_LEAVES / dp; at++)
@@ -232,9 +268,14 @@ static void fail_everywhere(scene_wrap wrap, int pp, int virtual_stages, int dp)
                 run->fails = rank;
                 run->fails_at = at;
                 run->fails_backward = backward != 0;
+                run->sends = sends;
                 fail_once(run, one);
             }
     free(one);
+}
+
+static void fail_everywhere(scene_wrap wrap, int pp, int virtual_stages, int dp) {
+    fail_everywhere_on(XD_QUEUE_AUTO, wrap, pp, virtual_stages, dp);
 }
 
 XD_TEST(a_call_that_fails_on_any_rank_in_any_micro_batch_is_named_on_all) {
@@ -248,6 +289,13 @@ XD_TEST(so_it_is_beside_data_ranks_that_gather_in_their_calls_and_that_do_not) {
     fail_everywhere(SCENE_FSDP, 2, 0, 2);
     fail_everywhere(SCENE_FSDP, 2, 2, 2);
     fail_everywhere(SCENE_FSDP, 3, 0, 2);
+}
+
+XD_TEST(so_it_is_when_messages_are_on_queues) {
+    fail_everywhere_on(XD_QUEUE_INLINE, SCENE_DDP, 3, 0, 1);
+    fail_everywhere_on(XD_QUEUE_WORKER, SCENE_DDP, 3, 0, 1);
+    fail_everywhere_on(XD_QUEUE_WORKER, SCENE_DDP, 2, 2, 1);
+    fail_everywhere_on(XD_QUEUE_WORKER, SCENE_FSDP, 2, 2, 2);
 }
 
 /* ---- a rank that does not come ---- */
@@ -273,6 +321,71 @@ static xd_result missing_rank(xd_comm *world, void *argument) {
     }
     xd_pipeline_destroy(p);
     return XD_OK;
+}
+
+/* The last rank's first call goes on when the first rank has begun its third, whose message before is on its way then. */
+static uint32_t begun;
+
+static xd_result beside_forward(void *user, const xd_pipeline_call *call) {
+    const bool first = call->stage.place.first;
+    (void)user;
+    if (first && call->micro_batch == 2) __atomic_store_n(&begun, 1u, __ATOMIC_RELEASE);
+    while (!first && call->micro_batch == 0 && !__atomic_load_n(&begun, __ATOMIC_ACQUIRE)) sched_yield();
+    if (first) *(double *)call->output = (double)call->micro_batch;
+    if (!first) call->values[0] = *(const double *)call->input;
+    return XD_OK;
+}
+
+static xd_result beside_rank(xd_comm *world, void *argument) {
+    const xd_queue_desc queue = { .form = XD_QUEUE_WORKER, .capacity = 2 };
+    xd_pipeline_run_desc d = plain_desc(1, 5);
+    xd_pipeline *p = NULL;
+    double values[5];
+    (void)argument;
+    CHECK(xd_queue_create(world, &queue, &d.sends) == XD_OK);
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    CHECK_EQ_INT(xd_pipeline_run(p, &(xd_pipeline_calls){ beside_forward, NULL, NULL }, values), XD_OK);
+    for (int i = 0; i < 5; i++) CHECK(values[i] == (double)i);
+    CHECK_EQ_INT(xd_queue_info(d.sends).open, 0);
+    xd_pipeline_destroy(p);
+    xd_queue_destroy(d.sends);
+    return XD_OK;
+}
+
+XD_TEST(a_call_runs_beside_the_messages_of_the_one_before) {
+    const xd_ctx_desc d = { .timeout_seconds = 5 };
+    begun = 0;
+    CHECK_EQ_INT(xd_run_threads(2, &d, beside_rank, NULL, NULL), XD_OK);
+}
+
+static xd_result late_rank(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world), missing = *(const int *)argument, ranks = xd_comm_size(world);
+    const xd_queue_desc queue = { .form = XD_QUEUE_WORKER };
+    const xd_pipeline_calls calls = { plain_forward, plain_backward, &finished };
+    xd_pipeline_run_desc d = plain_desc(1, 4);
+    xd_pipeline *p = NULL;
+    CHECK(xd_queue_create(world, &queue, &d.sends) == XD_OK);
+    CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
+    CHECK(xd_pipeline_run(p, &calls, NULL) == XD_OK);
+    if (me == missing) {
+        while (__atomic_load_n(&finished, __ATOMIC_ACQUIRE) < (uint32_t)ranks - 1) sched_yield();
+    } else {
+        const xd_result got = xd_pipeline_run(p, &calls, NULL);
+        CHECK(got == XD_ERROR_TIMEOUT || got == XD_ERROR_PEER);
+        CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, missing);
+        __atomic_add_fetch(&finished, 1, __ATOMIC_ACQ_REL);
+    }
+    xd_pipeline_destroy(p);
+    xd_queue_destroy(d.sends);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_that_does_not_come_is_named_with_queues_as_well) {
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    for (int missing = 0; missing < 3; missing++) {
+        finished = 0;
+        CHECK_EQ_INT(xd_run_threads(3, &d, late_rank, &missing, NULL), XD_OK);
+    }
 }
 
 XD_TEST(a_rank_that_does_not_come_is_named_at_the_deadline) {

@@ -66,6 +66,34 @@ static xd_result refuse_rank(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
+/* Queues that do not fit. */
+static xd_result queue_rank(xd_comm *world, void *argument) {
+    const xd_queue_desc one = { .capacity = 1 }, two = { .capacity = 2 };
+    xd_comm *turned = NULL;
+    xd_queue *queue = NULL;
+    xd_pipeline_run_desc d = good_desc();
+    (void)argument;
+    CHECK(xd_queue_create(world, &one, &d.sends) == XD_OK);
+    refuse(world, d, XD_ERROR_ARGUMENT, false,
+           "a queue of sends has room for 1 records, and 2 are under way at once");
+    CHECK(xd_queue_create(world, &two, &queue) == XD_OK);
+    xd_queue_destroy(d.sends);
+    d.sends = queue;
+    refuse(world, d, XD_ERROR_MISMATCH, true, "rank 1 passed queues of sends 1, rank 0 passed 0");
+    xd_queue_destroy(queue);
+    CHECK(xd_comm_split(world, 0, (xd_comm_rank(world) + 1) % 3, &turned) == XD_OK);
+    CHECK(xd_queue_create(turned, &two, &d.sends) == XD_OK);
+    refuse(world, d, XD_ERROR_ARGUMENT, false, "a queue of sends on rank ");
+    xd_queue_destroy(d.sends);
+    xd_comm_destroy(turned);
+    return XD_OK;
+}
+
+XD_TEST(queues_that_do_not_fit_are_refused_on_all_ranks) {
+    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(3, &d, queue_rank, NULL, NULL), XD_OK);
+}
+
 XD_TEST(what_is_no_pipeline_is_refused_on_all_ranks) {
     const xd_ctx_desc d = { .timeout_seconds = 20 };
     CHECK_EQ_INT(xd_run_threads(3, &d, refuse_rank, NULL, NULL), XD_OK);

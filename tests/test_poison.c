@@ -23,7 +23,7 @@
  *   xd_optimizer_bytes, xd_ema_bytes: read sizes; their numbers are checked as by the calls that create
  *   xd_weight_add: numbers of an init that are not finite are refused, tested in test_model.c
  *   xd_tensor_part_fill: the same, tested in test_fill.c
- *   xd_model_params, xd_parallel_params: make structs of a list
+ *   xd_model_params, xd_parallel_params, xd_built_params: make structs of a list
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_comm_node: a timeout below 0 or NaN is refused, tested in test_node_join.c

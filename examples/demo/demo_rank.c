@@ -139,6 +139,7 @@ static xd_result demo_make_batch(demo_rank *r) {
 
 static xd_result demo_make_student_buffers(demo_rank *r) {
     bool failed = false;
+    if (r->staged) return XD_OK;
     r->part_workspace = nn_workspace_floats(&r->model, &r->part, true);
     r->workspace = demo_floats(r, r->passes * r->part_workspace, &failed);
     r->logits.own = demo_floats(r, demo_rank_rows(r) * r->model.share.vocab_count, &failed);
@@ -150,7 +151,7 @@ static xd_result demo_make_teacher_buffers(demo_rank *r) {
     const demo_job *job = r->job;
     const int64_t rows = demo_rank_rows(r);
     bool failed = false;
-    if (!job->teacher) return XD_OK;
+    if (!job->teacher || r->asks_nobody) return XD_OK;
     for (int i = 0; i < job->arm_count; i++)
         if (job->arms[i].signal != DEMO_TEXT_ALONE && job->arms[i].signal != DEMO_RECORDED)
             r->asks_teacher = true;

@@ -51,6 +51,8 @@ typedef struct demo_rank {
     void *loss_workspace;
     size_t loss_workspace_bytes;
     bool asks_teacher; /* some arm learns from its logits */
+    bool staged;       /* a stage of a pipeline: room for passes is not made here */
+    bool asks_nobody;  /* one that has no loss */
     double teacher_seconds;
     double seconds; /* of the run that was trained last */
 } demo_rank;
@@ -124,6 +126,21 @@ void demo_read_batch(demo_rank *r, double share, uint64_t seed, int step);
 
 /* Whole rows of the teacher's logits, where a rank has some of their columns only. Collective over tp. */
 xd_result demo_complete_teacher(demo_rank *r);
+
+/* What one sequence came to. */
+typedef struct demo_leaf_loss {
+    double loss, hard, soft; /* as in demo_step */
+} demo_leaf_loss;
+
+/* Chunks that count in the whole batch, by which the teacher's term of a sequence is divided. Collective over "dp,cp". */
+xd_result demo_count_chunks(demo_rank *r, const demo_arm *arm, double *chunks);
+
+/* The same for this rank's sequence k alone, whose logits are given. Collective over tp. */
+xd_result demo_leaf_learn(demo_rank *r, const demo_arm *arm, int k, double chunks, float *logits,
+                          demo_leaf_loss *out);
+
+/* The sum of all sequences of the batch, in their order, from this rank's [batch.sequences]. Collective over "dp,cp". */
+xd_result demo_sum_leaves(demo_rank *r, const demo_leaf_loss *own, demo_step *out);
 
 /* Student's logits -> loss, and the gradient in their place. Collective over the mesh. */
 xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out);

@@ -3,6 +3,7 @@
  *
  *   make demo-sharded
  *   build/demo-sharded --wrap hsdp --mesh dp=8 --steps 40
+ *   build/demo-sharded --pp 2 --steps 40
  *   build/demo-sharded --help          all options
  *
  * The student of build/demo that learns by P-KL is described with the library's model object (nn_describe.h), so a wrapper can
@@ -12,6 +13,10 @@
  *
  * Every sequence of a batch is a leaf: it goes through the model alone, on whichever rank, and the leaves' gradients are summed
  * along one tree.
+ *
+ * With --pp the ranks before the interruption are a pipeline, beside others when there are more (sharded_stages.c): each has some
+ * layers, wrapped by themselves, and rows go through all of them one after another, by 1F1B or, with --vpp, interleaved. They save
+ * the whole student together, and those that go on have no pipeline.
  *
  * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed: the others
  * end with it. Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
@@ -55,12 +60,16 @@ static int sharded_draw_step(const sharded_options *o) {
 
 static void sharded_name_leg(sharded_world *w, int i) {
     sharded_leg *leg = &w->run.legs[i];
-    char split[32] = "";
+    char split[64] = "", stages[32] = "";
     leg->axes.cp = 1;
     leg->victim = -1;
     if (leg->axes.tp == 0) leg->axes.tp = 1;
     if (leg->axes.tp > 1) snprintf(split, sizeof split, " (dp=%d,tp=%d)", leg->axes.dp, leg->axes.tp);
-    leg->ranks = leg->axes.dp * leg->axes.tp;
+    if (leg->pp == 0) leg->pp = leg->vpp = 1;
+    leg->ranks = leg->axes.dp * leg->axes.tp * leg->pp;
+    if (leg->vpp > 1) snprintf(stages, sizeof stages, ",vpp=%d", leg->vpp);
+    if (leg->pp > 1)
+        snprintf(split, sizeof split, " (pp=%d%s,dp=%d,tp=%d)", leg->pp, stages, leg->axes.dp, leg->axes.tp);
     snprintf(w->titles[i], sizeof w->titles[i], "%d rank%s%s, %s", leg->ranks, leg->ranks > 1 ? "s" : "",
              split, sharded_wrap_name(leg->wrap));
     leg->title = w->titles[i];
@@ -74,6 +83,8 @@ static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
     legs[0].axes.dp = 1;
     legs[1].wrap = o->wrap;
     legs[1].axes = o->axes;
+    legs[1].pp = o->pp;
+    legs[1].vpp = o->vpp;
     legs[1].save_at = o->steps / 2;
     legs[1].kill_at = sharded_draw_step(o);
     legs[2].wrap = SHARDED_DDP;
@@ -90,6 +101,7 @@ static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o)
     XD_TRY(demo_data_find(w->ctx, o->data, true, &w->lesson.data));
     XD_TRY(demo_lesson_load(w->ctx, o->heldout_bytes, &w->lesson));
     w->config = demo_config(xd_tokenizer_describe(w->lesson.student.tokenizer).size, false);
+    if (o->pp > 1) w->config.tied = false; /* embedding and head are in different stages */
     demo_lesson_tell(&w->lesson, &w->job.demo);
     return demo_fill_arms(w->ctx, &arms, false, &w->job.demo);
 }
@@ -100,6 +112,7 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     job->config = &w->config;
     job->reduction = XD_REDUCTION_INVARIANT;
     job->fixed_sums = o->axes.tp > 1;
+    job->by_leaf = o->pp > 1;
     job->ranks_are = o->mpi || o->launch ? "processes" : "threads";
     w->job.news_path = w->news;
     job->steps = o->steps;

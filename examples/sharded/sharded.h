@@ -5,6 +5,7 @@
 #include "../demo/demo_data.h"
 #include "../demo/demo_rank.h"
 #include "../nn/nn_blocks.h"
+#include "../nn/nn_describe.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,6 +29,7 @@ enum { SHARDED_LEGS = 3 };
 typedef struct sharded_options {
     demo_axes axes; /* of the ranks before the interruption */
     sharded_wrap wrap;
+    int pp, vpp; /* ranks of a pipeline, before the interruption, and stages of each; 1 -> the whole model */
     int steps;
     uint64_t seed;
     size_t heldout_bytes; /* measure on no more than these; 0 -> all */
@@ -49,7 +51,12 @@ const char *sharded_wrap_name(sharded_wrap wrap);
 
 /* ---- one leg of the way ---- */
 
-enum { SHARDED_MOST_RANKS = DEMO_BATCH };
+enum {
+    SHARDED_GROUPS = 2, /* of HSDP */
+    SHARDED_MOST_RANKS = DEMO_BATCH,
+    SHARDED_MOST_STAGES = 4,
+    SHARDED_MOST_CHUNKS = 4 * DEMO_BATCH
+};
 
 /* Ranks of a process that train from the start, or from a checkpoint, to the end, or until they are killed. */
 typedef struct sharded_leg {
@@ -57,6 +64,7 @@ typedef struct sharded_leg {
     const char *directory; /* of checkpoints and metrics.jsonl */
     sharded_wrap wrap;
     demo_axes axes;
+    int pp, vpp; /* as in sharded_options */
     int ranks;   /* all together */
     int save_at; /* steps after which they save, the end apart; 0 -> never */
     int kill_at; /* steps after which the process is killed; 0 -> never */
@@ -73,8 +81,9 @@ typedef struct sharded_news {
     int steps;                       /* done in this leg, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
     uint64_t bytes_sent;
-    uint64_t planned, counted; /* bytes of weights, gradients, optimizer and average */
-    double bits_per_byte;      /* at the end; 0 before */
+    uint64_t planned,
+        counted; /* bytes of weights, gradients, optimizer and average, and of a pipeline's activations */
+    double bits_per_byte; /* at the end; 0 before */
 } sharded_news;
 
 /* What all ranks of a leg share. */
@@ -127,8 +136,42 @@ int64_t sharded_counted(void);
 
 /* ---- the student ---- */
 
+struct sharded_student;
+
+/* Blocks whose opening and closing is timed. */
+typedef struct sharded_blocks {
+    nn_blocks blocks;
+    struct sharded_student *student;
+} sharded_blocks;
+nn_source sharded_blocks_source(sharded_blocks *blocks);
+
+/* One stage of a pipeline. */
+typedef struct sharded_stage {
+    nn_model model; /* the rank's, cut; its table is the rank's */
+    nn_description description;
+    sharded_blocks blocks;
+    nn_source source;
+} sharded_stage;
+
+/* Those of a rank; all zero without a pipeline. */
+typedef struct sharded_stages {
+    xd_grid *grid;
+    const xd_groups *groups;
+    uint64_t seed; /* of first values */
+    sharded_stage stage[SHARDED_MOST_STAGES];
+    int count;
+    int64_t described; /* bytes of descriptions */
+    xd_built *built;
+    xd_pipeline *pipeline;
+    xd_queue *sends; /* of activations and their gradients */
+    int64_t slots;   /* forwards in flight */
+    int64_t workspace_floats, logit_floats;
+    float *workspace, *logits; /* [slots] */
+} sharded_stages;
+
 /* A rank's part of the student, its optimizer and its average. */
 typedef struct sharded_student {
+    xd_comm *world; /* all ranks; rank->world are those of the same stage */
     demo_rank *rank;
     nn_description description;
     xd_model *model;       /* of the description */
@@ -138,8 +181,9 @@ typedef struct sharded_student {
     bool owns_groups;
     float *weights; /* without a wrapper: all of them, laid out as rank->model */
 
+    sharded_stages stages;
     nn_flat flat;
-    nn_blocks blocks;
+    sharded_blocks blocks;
     nn_source source; /* of its blocks, whichever of both */
     double wrapper_seconds;
 
@@ -151,7 +195,8 @@ typedef struct sharded_student {
     uint64_t planned, counted; /* bytes of all this */
 } sharded_student;
 
-/* Describes the model, wraps it as the leg says, and gives the rank its sequences. sharded_student_close in any case. Collective. */
+/* Describes the model, wraps it as the leg says, and gives the rank its sequences. s->world and, of a pipeline, s->stages are there
+ * already, and the rest is zero. sharded_student_close in any case. Collective. */
 xd_result sharded_student_open(sharded_student *s, demo_rank *rank, const sharded_leg *leg, uint64_t seed);
 void sharded_student_close(sharded_student *s);
 
@@ -162,8 +207,26 @@ xd_result sharded_student_update(sharded_student *s, demo_step *out);
 /* Weights that were loaded are what blocks show. Collective. */
 xd_result sharded_student_publish(sharded_student *s);
 
-/* All weights, laid out as rank->model. Collective. */
+/* All weights, laid out as rank->model. Collective. Not of a pipeline. */
 xd_result sharded_student_gather(sharded_student *s, float *weights);
+
+/* Room for as many entries as the model has weights; and the sequences that a wrapper gives the rank. Local. */
+xd_result sharded_make_lists(sharded_student *s);
+void sharded_take_leaves(sharded_student *s, const xd_parallel *parallel);
+
+/* ---- the student in stages: sharded_stages.c ---- */
+
+/* The groups of a pipeline's ranks. Collective over world. */
+xd_result sharded_stages_join(sharded_stages *stages, xd_comm *world, const sharded_leg *leg);
+
+/* What sharded_student_open and _close do of it. */
+xd_result sharded_stages_open(sharded_student *s, const sharded_leg *leg, uint64_t seed);
+void sharded_stages_close(sharded_student *s);
+
+/* Forwards, losses and backwards of a batch that was read; the gradients are complete then. Collective. */
+xd_result sharded_stages_learn(sharded_student *s, const demo_arm *arm, demo_step *out);
+
+xd_result sharded_stages_publish(sharded_student *s);
 
 /* ---- checkpoints ---- */
 

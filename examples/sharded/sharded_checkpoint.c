@@ -27,7 +27,7 @@ xd_result sharded_save(const sharded_student *s, const char *directory, int step
     desc.networks = &network;
     desc.network_count = 1;
     desc.overwrite = true;
-    return xd_checkpoint_save(s->rank->world, &desc);
+    return xd_checkpoint_save(s->world, &desc);
 }
 
 xd_result sharded_load(const sharded_student *s, const char *directory, int *step) {
@@ -40,7 +40,7 @@ xd_result sharded_load(const sharded_student *s, const char *directory, int *ste
     desc.step = XD_CHECKPOINT_NEWEST;
     desc.networks = &network;
     desc.network_count = 1;
-    XD_TRY(xd_checkpoint_load(s->rank->world, &desc, &report, NULL));
+    XD_TRY(xd_checkpoint_load(s->world, &desc, &report, NULL));
     *step = (int)report.step;
     return XD_OK;
 }

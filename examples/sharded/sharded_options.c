@@ -32,8 +32,13 @@ static const option sharded_table[] = {
       "how ranks hold the student before the interruption: ddp, sharded, fsdp, hsdp (fsdp)",
       "ddp, sharded (ddp with a sharded optimizer), fsdp or hsdp", sharded_parse_wrap },
     { "--mesh", "dp=N,tp=N", OPTION_PARSED, 0, 1, NN_MOST_RANKS,
-      "what ranks split before the interruption: rows of a batch, weights (dp=4)",
+      "what ranks of a stage split before the interruption: rows of a batch, weights (dp=4)",
       "dp=N, cp=N, tp=N with commas between them, once each, N", sharded_parse_mesh },
+    { "--pp", "N", OPTION_INT, FIELD(pp), 1, SHARDED_MOST_RANKS,
+      "ranks of a pipeline, each with some layers, before the interruption; dp=4 is divided by it (1)", NULL,
+      NULL },
+    { "--vpp", "N", OPTION_INT, FIELD(vpp), 1, SHARDED_MOST_STAGES,
+      "stages of each of them, whose passes are interleaved (1)", NULL, NULL },
     { "--steps", "N", OPTION_INT, FIELD(steps), 4, 1000000, "of training (120)", NULL, NULL },
     { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000,
       "of the weights, of the rows and of the step of the interruption (1)", NULL, NULL },
@@ -61,6 +66,9 @@ void sharded_print_help(void) {
         "demo-sharded: trains a student on one rank, and again sharded over several, killed and resumed on "
         "others, and\ncompares the bits.\n\n");
     options_print(sharded_table, SHARDED_OPTIONS);
+    printf("\nWith --pp the head is a weight of its own, not the embedding once more, and losses are sums of "
+           "those of single "
+           "rows,\non one rank too.\n");
     printf("\nWith tp above 1 sums inside the model are made of pieces that do not depend on it, on one rank "
            "too.\n"
            "\nFor example, ranks in two groups that hold the student once each, a minute:\n"
@@ -85,9 +93,12 @@ static bool sharded_check(sharded_options *o) {
     else if (a->cp > 1)
         snprintf(o->problem, sizeof o->problem, "--mesh cp=%d is not there yet: a leaf is a whole sequence",
                  a->cp);
-    else if (a->dp * a->tp > SHARDED_MOST_RANKS)
-        snprintf(o->problem, sizeof o->problem, "--mesh dp=%d,tp=%d has %d ranks, %d are the most", a->dp,
-                 a->tp, a->dp * a->tp, SHARDED_MOST_RANKS);
+    else if (a->dp * a->tp * o->pp > SHARDED_MOST_RANKS)
+        snprintf(o->problem, sizeof o->problem, "--mesh dp=%d,tp=%d%s has %d ranks, %d are the most", a->dp,
+                 a->tp, o->pp > 1 ? " in each stage" : "", a->dp * a->tp * o->pp, SHARDED_MOST_RANKS);
+    else if (o->vpp > 1 && o->pp == 1)
+        snprintf(o->problem, sizeof o->problem, "--vpp %d without --pp: a pipeline of one rank has one stage",
+                 o->vpp);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];
@@ -96,13 +107,16 @@ static bool sharded_check(sharded_options *o) {
 bool sharded_parse(int argc, char **argv, sharded_options *o) {
     memset(o, 0, sizeof *o);
     o->wrap = SHARDED_FSDP;
-    o->axes.dp = 4;
-    o->axes.cp = o->axes.tp = 1;
+    o->pp = o->vpp = 1;
     o->steps = 120;
     o->seed = 1;
     o->leg = -1;
     o->data = "data";
     o->out = "out/sharded";
     if (!options_parse(sharded_table, SHARDED_OPTIONS, argc, argv, o, o->problem)) return false;
+    if (o->axes.dp == 0) { /* no --mesh */
+        o->axes.dp = o->pp < 4 ? 4 / o->pp : 1;
+        o->axes.cp = o->axes.tp = 1;
+    }
     return o->help || sharded_check(o);
 }

@@ -19,6 +19,8 @@ static void sharded_json_rank(xd_json_writer *w, const sharded_news *n) {
 static void sharded_json_leg(xd_json_writer *w, const sharded_leg *leg, const sharded_outcome *outcome) {
     xd_json_write_object(w);
     json_field_string(w, "wrap", sharded_wrap_name(leg->wrap));
+    json_field_int(w, "pipeline_ranks", leg->pp);
+    json_field_int(w, "virtual_stages", leg->vpp);
     json_field_int(w, "steps", outcome->ranks[0].steps);
     json_field_int(w, "killed_after_step", outcome->killed ? outcome->ranks[0].step : 0);
     xd_json_write_key(w, "ranks");

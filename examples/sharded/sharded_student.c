@@ -7,8 +7,6 @@
 
 /* ---- the wrapper ---- */
 
-enum { SHARDED_GROUPS = 2 }; /* of HSDP */
-
 /* HSDP: ranks side by side are a group. */
 static xd_result sharded_split(sharded_student *s, xd_comm *all) {
     const int rank = xd_comm_rank(all), each = xd_comm_size(all) / SHARDED_GROUPS;
@@ -37,38 +35,44 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
 }
 
 /* Under FSDP every rank opens blocks as often as the one with most leaves. */
-static void sharded_take_leaves(sharded_student *s, sharded_wrap wrap) {
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(s->parallel);
+void sharded_take_leaves(sharded_student *s, const xd_parallel *parallel) {
+    const xd_parallel_leaf_count leaves = xd_parallel_leaves(parallel);
     demo_rank *r = s->rank;
     r->batch.sequences = r->passes = (int)leaves.own;
-    r->most_passes = wrap == SHARDED_FSDP || wrap == SHARDED_HSDP ? (int)leaves.most : r->passes;
-    for (int k = 0; k < r->passes; k++) r->sequences[k] = xd_parallel_leaf(s->parallel, k);
+    r->most_passes = (int)leaves.opened;
+    for (int k = 0; k < r->passes; k++) r->sequences[k] = xd_parallel_leaf(parallel, k);
 }
 
 /* ---- timed blocks ---- */
 
 static int sharded_begin(void *user, int block, nn_pass pass, nn_weights *out) {
-    sharded_student *s = (sharded_student *)user;
+    sharded_blocks *b = (sharded_blocks *)user;
+    sharded_student *s = b->student;
     const double start = xd_now(s->rank->ctx);
-    const nn_source source = nn_blocks_source(&s->blocks);
+    const nn_source source = nn_blocks_source(&b->blocks);
     const int code = source.begin(source.user, block, pass, out);
     s->wrapper_seconds += xd_now(s->rank->ctx) - start;
     return code;
 }
 
 static int sharded_end(void *user, int block) {
-    sharded_student *s = (sharded_student *)user;
+    sharded_blocks *b = (sharded_blocks *)user;
+    sharded_student *s = b->student;
     const double start = xd_now(s->rank->ctx);
-    const nn_source source = nn_blocks_source(&s->blocks);
+    const nn_source source = nn_blocks_source(&b->blocks);
     const int code = source.end(source.user, block);
     s->wrapper_seconds += xd_now(s->rank->ctx) - start;
     return code;
 }
 
+nn_source sharded_blocks_source(sharded_blocks *blocks) {
+    const nn_source source = { blocks, sharded_begin, sharded_end, NULL, NULL };
+    return source;
+}
+
 /* ---- lists ---- */
 
-/* Room for as many entries as the model has weights. */
-static xd_result sharded_make_lists(sharded_student *s) {
+xd_result sharded_make_lists(sharded_student *s) {
     bool failed = false;
     const int64_t most = s->rank->model.param_count;
     s->params = (xd_param *)demo_room(s->rank, most, sizeof *s->params, &failed);
@@ -83,11 +87,10 @@ static xd_result sharded_open_wrapped(sharded_student *s, sharded_wrap wrap) {
     s->counted += (uint64_t)(sharded_counted() - before);
     const xd_parallel_bytes bytes = xd_parallel_memory(s->parallel);
     s->planned += bytes.values + bytes.gradients + bytes.gathered + bytes.whole_gradients;
-    sharded_take_leaves(s, wrap);
-    s->blocks.model = s->model;
-    s->source.user = s;
-    s->source.begin = sharded_begin;
-    s->source.end = sharded_end;
+    sharded_take_leaves(s, s->parallel);
+    s->blocks.blocks.model = s->model;
+    s->blocks.student = s;
+    s->source = sharded_blocks_source(&s->blocks);
     XD_TRY(sharded_make_lists(s));
     XD_TRY(xd_parallel_params(s->parallel, s->rank->model.param_count, s->params, &s->count));
     return xd_parallel_parts(s->parallel, s->rank->model.param_count, s->parts, &s->count);
@@ -172,11 +175,12 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
 }
 
 xd_result sharded_student_open(sharded_student *s, demo_rank *rank, const sharded_leg *leg, uint64_t seed) {
-    memset(s, 0, sizeof *s);
     s->rank = rank;
     XD_TRY(nn_describe(rank->ctx, &rank->model, seed, XD_DTYPE_F32, &s->description));
     s->model = s->description.model;
-    XD_TRY(leg->wrap == SHARDED_PLAIN ? sharded_open_plain(s) : sharded_open_wrapped(s, leg->wrap));
+    XD_TRY(leg->pp > 1                  ? sharded_stages_open(s, leg, seed)
+           : leg->wrap == SHARDED_PLAIN ? sharded_open_plain(s)
+                                        : sharded_open_wrapped(s, leg->wrap));
     return sharded_make_optimizer(s);
 }
 
@@ -188,9 +192,10 @@ void sharded_student_close(sharded_student *s) {
     xd_release(s->rank->ctx, s->parts);
     xd_release(s->rank->ctx, s->weights);
     xd_parallel_destroy(s->parallel);
+    sharded_stages_close(s);
     nn_description_free(&s->description);
     if (s->owns_groups) xd_comm_destroy(s->data);
-    xd_comm_destroy(s->replicas);
+    if (s->owns_groups) xd_comm_destroy(s->replicas);
     demo_flat_close(s->rank);
 }
 
@@ -203,7 +208,7 @@ xd_result sharded_student_backward(sharded_student *s) {
         return demo_flat_sum(r);
     }
     for (int k = 0; k < r->most_passes; k++) {
-        s->blocks.leaf = k;
+        s->blocks.blocks.leaf = k;
         XD_TRY(demo_backward(r, &s->source, k));
     }
     const double start = xd_now(r->ctx);
@@ -215,12 +220,14 @@ xd_result sharded_student_backward(sharded_student *s) {
 xd_result sharded_student_publish(sharded_student *s) {
     const double start = xd_now(s->rank->ctx);
     if (s->parallel) XD_TRY(xd_parallel_publish(s->parallel));
+    XD_TRY(sharded_stages_publish(s));
     s->wrapper_seconds += xd_now(s->rank->ctx) - start;
     return XD_OK;
 }
 
 xd_result sharded_student_update(sharded_student *s, demo_step *out) {
-    XD_TRY(demo_update(s->rank->ctx, s->parallel ? s->rank->world : NULL, s->optimizer, s->average, out));
+    const bool alone = !s->parallel && !s->stages.built;
+    XD_TRY(demo_update(s->rank->ctx, alone ? NULL : s->world, s->optimizer, s->average, out));
     return sharded_student_publish(s);
 }
 

@@ -51,11 +51,13 @@ void sharded_print_tables(const sharded_run *run) {
     const double plain = sharded_mean_seconds(&legs[0], &outcomes[0]);
     sharded_print_runs(run);
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_print_leg(&legs[i], &outcomes[i]);
-    printf("\nBytes are those of weights, gradients, optimizer and average: as planned, and as the allocator "
-           "counted "
-           "them, with\ntables. Sent and seconds are of a step; \"in wrapper\" is the part in which weights "
-           "were "
-           "gathered and gradients\nsummed, with the wait for others.\n\n");
+    printf("\nBytes are those of weights, gradients, optimizer and average, and of what waits between the "
+           "stages "
+           "of a pipeline:\nas planned, and as the allocator counted them, with tables. Sent and seconds are "
+           "of a "
+           "step; \"in wrapper\" is the\npart in which weights were gathered and gradients summed, with the "
+           "wait for "
+           "others.\n\n");
     for (int i = 1; i < SHARDED_LEGS; i++)
         printf("%s: a step takes %.2f times that of one rank without a wrapper.\n", legs[i].title,
                sharded_mean_seconds(&legs[i], &outcomes[i]) / plain);

@@ -13,11 +13,24 @@ typedef struct sharded_rank {
     demo_report *report; /* of rank 0 */
 } sharded_rank;
 
+/* On a queue with a thread, which no group counts. */
+static uint64_t sharded_sent_beside(const sharded_rank *r) {
+    xd_queue *queue = r->student.stages.sends;
+    if (!queue || xd_queue_info(queue).form != XD_QUEUE_WORKER) return 0;
+    return xd_queue_info(queue).traffic.bytes_sent;
+}
+
 /* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */
 static uint64_t sharded_sent(const sharded_rank *r) {
-    const xd_comm *const groups[] = { r->rank.world, r->rank.rows, r->rank.tp, r->student.data,
-                                      r->student.replicas };
-    uint64_t bytes = 0;
+    const xd_groups *stages = r->student.stages.groups;
+    const xd_comm *const groups[] = { r->student.world,
+                                      r->rank.world,
+                                      r->rank.rows,
+                                      r->rank.tp,
+                                      r->student.data,
+                                      r->student.replicas,
+                                      stages ? stages->pp : NULL };
+    uint64_t bytes = sharded_sent_beside(r);
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
         bool again = false;
         for (size_t j = 0; j < i; j++) again = again || groups[j] == groups[i];
@@ -42,6 +55,10 @@ static xd_result sharded_learn(sharded_rank *r, int step, demo_step *out) {
     out->learning_rate = demo_learning_rate(arm->learning_rate, step, job->steps);
     demo_read_batch(rank, arm->share, job->seed, step);
     XD_TRY(demo_ask_teacher(rank));
+    if (r->student.stages.built) {
+        XD_TRY(sharded_stages_learn(&r->student, arm, out));
+        return sharded_student_update(&r->student, out);
+    }
     XD_TRY(demo_forward(rank, &rank->model, &r->student.source, rank->ids, true, rank->workspace,
                         rank->logits.own));
     XD_TRY(demo_arm_loss(rank, arm, out));
@@ -53,7 +70,7 @@ static xd_result sharded_record(sharded_rank *r, int step, const demo_step *out)
     const demo_moment at = { r->rank.job->seed, step, r->news.seconds };
     const xd_result result =
         r->report ? demo_report_step(r->rank.ctx, r->report, r->rank.job, &at, out) : XD_OK;
-    return xd_agree(r->rank.world, result);
+    return xd_agree(r->student.world, result);
 }
 
 static xd_result sharded_step(sharded_rank *r, int step) {
@@ -101,13 +118,13 @@ static xd_result sharded_open_report(sharded_rank *r, int done) {
     const sharded_leg *leg = r->job->leg;
     xd_result result = XD_OK;
     long bytes = 0;
-    if (xd_comm_rank(r->rank.world) == 0) {
+    if (xd_comm_rank(r->student.world) == 0) {
         result = demo_report_open(r->rank.ctx, leg->directory, leg->resume, &r->report);
         if (result == XD_OK && leg->resume)
             result = sharded_metrics_bytes(r->rank.ctx, leg->directory, done, &bytes);
         if (result == XD_OK && leg->resume) result = demo_report_go_to(r->rank.ctx, r->report, bytes);
     }
-    return xd_agree(r->rank.world, result);
+    return xd_agree(r->student.world, result);
 }
 
 static xd_result sharded_train(sharded_rank *r) {
@@ -118,17 +135,26 @@ static xd_result sharded_train(sharded_rank *r) {
     }
     XD_TRY(sharded_open_report(r, done));
     for (int step = done; step < r->rank.job->steps; step++) XD_TRY(sharded_step(r, step));
-    return sharded_finish(r);
+    return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages are killed before their end */
 }
 
 static xd_result sharded_work(sharded_rank *r) {
     XD_TRY(sharded_student_open(&r->student, &r->rank, r->job->leg, r->rank.job->seed));
-    XD_TRY(xd_agree(r->rank.world, demo_rank_make_buffers(&r->rank)));
-    r->news.rank = xd_comm_rank(r->rank.world);
+    XD_TRY(xd_agree(r->student.world, demo_rank_make_buffers(&r->rank)));
+    r->news.rank = xd_comm_rank(r->student.world);
     r->news.process = (long)getpid();
     r->news.planned = r->student.planned;
     r->news.counted = r->student.counted;
     return sharded_train(r);
+}
+
+/* A rank's place is one among those of its stage. */
+static xd_result sharded_join(sharded_rank *r, xd_comm *world) {
+    sharded_stages *stages = &r->student.stages;
+    r->student.world = world;
+    if (r->job->leg->pp == 1) return demo_rank_join(&r->rank, world, &r->job->demo);
+    XD_TRY(sharded_stages_join(stages, world, r->job->leg));
+    return demo_rank_join(&r->rank, stages->groups->tp_dp_cp, &r->job->demo);
 }
 
 xd_result sharded_run_rank(xd_comm *world, void *job) {
@@ -136,10 +162,11 @@ xd_result sharded_run_rank(xd_comm *world, void *job) {
     memset(&r, 0, sizeof r);
     r.job = (const sharded_job *)job;
     (void)sharded_counted(); /* from here on */
-    xd_result result = demo_rank_join(&r.rank, world, &r.job->demo);
+    xd_result result = sharded_join(&r, world);
     if (result == XD_OK) result = sharded_work(&r);
     const xd_result closed = demo_report_close(xd_comm_ctx(world), r.report);
     sharded_student_close(&r.student);
     demo_rank_close(&r.rank);
+    xd_grid_destroy(r.student.stages.grid);
     return result == XD_OK ? closed : result;
 }

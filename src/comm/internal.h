@@ -105,6 +105,19 @@ XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const 
  * where the transport does not offer it. Collective. Errors: MEMORY, those of the communicator. */
 XD_PRIVATE xd_result xdi_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* Messages that a queue exchanges, as xdi_comm_exchange_as. */
+typedef struct xdi_queue_messages {
+    xd_collective *records; /* [count] the caller's until the wait */
+    int count;
+    bool refuses;
+    double patience;
+} xdi_queue_messages;
+
+/* queue.c: as xd_queue_start, for at least one message; what broke the world, as far as the queue or its communicator knows. */
+XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket);
+XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 

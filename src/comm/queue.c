@@ -13,10 +13,11 @@ enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
-    xd_collective record; /* its arrays lie in `counts` */
-    int64_t *counts;      /* [XDI_QUEUE_ARRAYS][size] */
-    void *moved;          /* event: the queue's stream has done its part; NULL: no stream */
-    xd_error error;       /* of the record that has been run; result XD_OK without one */
+    xd_collective record;        /* its arrays lie in `counts` */
+    xdi_queue_messages messages; /* instead of a record; without any in it: a record */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
+    xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
 
 struct xd_queue {
@@ -50,16 +51,23 @@ static xd_launch xdi_queue_launch(const xd_queue *queue, void *stream) {
     return launch;
 }
 
+static xd_result xdi_queue_move(xd_queue *queue, xdi_queue_slot *slot) {
+    const xdi_queue_messages *m = &slot->messages;
+    if (m->count == 0) return xd_collective_run(queue->runner, &slot->record);
+    m->records[0].stream = slot->record.stream; /* of all */
+    return xdi_comm_exchange_as(queue->runner, m->records, m->count, m->refuses, m->patience);
+}
+
 /* Runs a record, on the queue's stream if it has one. Peers count on the record, whatever becomes of the events. */
 static xd_result xdi_queue_execute(xd_queue *queue, xdi_queue_slot *slot) {
-    if (!queue->stream) return xd_collective_run(queue->runner, &slot->record);
+    if (!queue->stream) return xdi_queue_move(queue, slot);
     const xd_device_ops *device = &xd_ctx_kernels(xd_comm_ctx(queue->comm))->memory;
     const xd_launch from = xdi_queue_launch(queue, slot->record.stream),
                     own = xdi_queue_launch(queue, queue->stream);
     xd_result order = device->event_record(&from, queue->ready);
     if (order == XD_OK) order = device->event_wait(&own, queue->ready);
     slot->record.stream = queue->stream;
-    XD_TRY(xd_collective_run(queue->runner, &slot->record));
+    XD_TRY(xdi_queue_move(queue, slot));
     XD_TRY(order);
     return device->event_record(&own, slot->moved);
 }
@@ -135,11 +143,13 @@ static xd_result xdi_queue_check(const xd_queue *queue) {
 }
 
 /* A ticket's number tells its slot: it is (records before it + 1) * capacity + slot. */
-static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
+static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages) {
     int at = 0;
     while (queue->slots[at].number) at++;
     xdi_queue_slot *slot = &queue->slots[at];
     xdi_queue_copy(queue, slot, record);
+    slot->messages = *messages;
     slot->done = false;
     slot->number = (queue->started + 1) * (uint64_t)queue->capacity + (uint64_t)at;
     queue->line[queue->started++ % (uint64_t)queue->capacity] = at;
@@ -147,11 +157,12 @@ static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record) {
     return slot->number;
 }
 
-XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
+                                 const xdi_queue_messages *messages, xd_ticket *ticket) {
     pthread_mutex_lock(&queue->lock);
     const xd_result result = xdi_queue_check(queue);
     if (result == XD_OK) {
-        const uint64_t number = xdi_queue_append(queue, record);
+        const uint64_t number = xdi_queue_append(queue, record, messages);
         if (ticket) ticket->number = number;
         if (queue->ctx)
             pthread_cond_signal(&queue->wake);
@@ -160,6 +171,26 @@ XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd
     }
     pthread_mutex_unlock(&queue->lock);
     return result;
+}
+
+XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    xdi_queue_messages none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, record, &none, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_exchange(xd_queue *queue, const xdi_queue_messages *messages,
+                                        xd_ticket *ticket) {
+    xd_collective none;
+    memset(&none, 0, sizeof none);
+    return xdi_queue_begin(queue, &none, messages, ticket);
+}
+
+XD_PRIVATE xd_result xdi_queue_broken(xd_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    const xd_result broken = queue->broken;
+    pthread_mutex_unlock(&queue->lock);
+    return broken != XD_OK ? broken : xdi_comm_broken(queue->comm);
 }
 
 /* NULL when no open record has this ticket. */

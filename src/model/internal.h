@@ -193,6 +193,9 @@ typedef struct xdi_pipeline_step {
     bool meets
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
+    int buffer;    /* of two in turn, where what is sent is written */
+    int64_t
+        needs; /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -202,7 +205,7 @@ typedef struct xdi_pipeline_program {
     xdi_pipeline_step *steps; /* [counts.ticks] */
 } xdi_pipeline_program;
 
-/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for counts.forwards + inputs +
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice counts.forwards + inputs +
  * gradients numbers. */
 XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                                 xdi_pipeline_program *out);
@@ -379,6 +382,9 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
 
 /* parallel.c: an entry of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w);
+
+/* parallel.c: whether another rank of the wrapper, or of the cut by tensor parallelism, speaks for what is here of a weight. */
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
 

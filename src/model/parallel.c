@@ -294,10 +294,14 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
     return XD_OK;
 }
 
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w) {
+    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+}
+
 /* Whether another data rank, or one of the caller's cut, counts what is here. */
 static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
-    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
-    return w->desc.traits.shared || p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+    return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
 }
 
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {

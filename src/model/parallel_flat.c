@@ -165,6 +165,17 @@ static bool xdi_bucket_sums_in_place(const xd_parallel *p, const xdi_flat *flat)
     return p->dealt || (xdi_flat_shards(p, flat) == 1 && one && !p->offloaded);
 }
 
+/* Whether xd_pipeline_finish may sum gradients of a buffer over other ranks. */
+static bool xdi_flat_is_finished(const xdi_flat *flat) {
+    bool some = false;
+    for (int64_t i = 0; i < flat->count; i++) {
+        const xd_weight_traits *t = &flat->weights[i]->desc.traits;
+        some = some || t->pipeline_parallel || t->shared_embedding || t->sequence_parallel ||
+               t->averaged_over_tensor_parallel;
+    }
+    return some;
+}
+
 static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
     const bool in_place = xdi_bucket_sums_in_place(p, flat);
     size_t *bytes = &p->bytes.gradients;
@@ -177,7 +188,7 @@ static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucke
                         : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
     b->sum =
         in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
-    if (p->offloaded && (p->replica_count > 1 || !p->dealt))
+    if (p->offloaded && (p->replica_count > 1 || !p->dealt || xdi_flat_is_finished(flat)))
         b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
     return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
 }

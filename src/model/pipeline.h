@@ -105,6 +105,10 @@ typedef struct xd_pipeline_run_desc {
     bool gathers;
     xd_comm
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+    /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next call where it has a thread, a rank
+     * waits for them before the first call that reads one, and there is memory for one activation and one gradient more. Bits and the order of calls are
+     * the same. On all ranks or none. NULL -> a rank waits for its messages after every tick */
+    xd_queue *sends;
 } xd_pipeline_run_desc;
 
 /* A pipeline that can run: memory for its activations, and the order of this rank's work. */
@@ -117,12 +121,12 @@ typedef struct xd_pipeline xd_pipeline;
  *
  * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
  * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions; value_count negative; stages of `built` that are not
- * the schedule's, with both numbers; `gathers` without data), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
- * schedule or number of values, with both numbers), MEMORY. All ranks alike. */
+ * the schedule's, with both numbers; `gathers` without data; `sends` over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
+ * schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks alike. */
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
 
-/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, the order of work, the
- * values. Local; `built` and groups are not read. Errors: as above. */
+/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, one more of each with
+ * `sends`, the order of work, the values. Local; `built` and groups are not read, of `sends` whether there is one. Errors: as above. */
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out);
 
@@ -163,7 +167,7 @@ typedef struct xd_pipeline_calls {
  *
  * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
  * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than
- * timeout_seconds, which is to be more than one call takes. Allocates nothing. Bits do not depend on the schedule.
+ * timeout_seconds, which is to be more than one call takes. Allocates nothing but, once, what a queue's thread needs. Bits do not depend on the schedule.
  *
  * A call that fails ends the computing of all ranks: they go through the rest of the schedule without data and return that rank's
  * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may begin again. With `gathers` the data
@@ -203,7 +207,7 @@ typedef struct xd_pipeline_finish_desc {
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
  * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH (stages or ranks that differ in
  * the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the two copies that are not equal, with both
- * numbers; a wrapper with xd_fsdp_desc.host), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+ * numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
 
 #endif

@@ -41,13 +41,33 @@ static const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind k
     return found;
 }
 
-/* This rank's part of the gradient of one of them; a count of 0 and no gradient for none. */
-static xd_param xdi_finish_part(const xd_stage *stage, xdi_finish_kind kind, int64_t number) {
+/* This rank's part of a gradient; all zero for none. */
+typedef struct xdi_finish_part {
+    const xd_parallel *parallel;
+    float *gradient; /* [count] where the wrapper keeps it */
+    float *passage; /* [count] in memory of the device, where it passes to other ranks; NULL -> it is there */
+    int64_t count, first;
+} xdi_finish_part;
+
+static xdi_finish_part xdi_finish_part_of(const xd_parallel *parallel, const xd_weight *w) {
+    const xd_param param = xdi_parallel_param(parallel, w);
+    const xdi_bucket *b = xdi_flat_bucket(w);
+    xdi_finish_part part;
+    memset(&part, 0, sizeof part);
+    part.parallel = parallel;
+    part.gradient = (float *)param.gradient;
+    part.count = param.count;
+    part.first = param.first;
+    if (parallel->offloaded && b && b->landed) part.passage = b->landed + (part.gradient - b->sum);
+    return part;
+}
+
+static xdi_finish_part xdi_finish_take(const xd_stage *stage, xdi_finish_kind kind, int64_t number) {
     int64_t count, elements;
-    xd_param none;
+    xdi_finish_part none;
     const xd_weight *w = xdi_finish_find(stage, kind, number, &count, &elements);
     memset(&none, 0, sizeof none);
-    return w ? xdi_parallel_param(stage->parallel, w) : none;
+    return w ? xdi_finish_part_of(stage->parallel, w) : none;
 }
 
 /* ---- what must fit ---- */
@@ -60,9 +80,10 @@ static xd_result xdi_finish_check(xd_ctx *ctx, const xd_pipeline_finish_desc *d)
         const xd_parallel *parallel = xd_built_stage(d->built, i).parallel;
         XD_REQUIRE(ctx, parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", i,
                    xd_built_stage_count(d->built));
-        XD_REQUIRE(ctx, !parallel->offloaded, XD_ERROR_UNSUPPORTED,
-                   "the gradients of stage %d of %d are on the host: they are summed where the model is", i,
-                   xd_built_stage_count(d->built));
+        XD_REQUIRE(ctx, parallel->offloaded == xd_built_stage(d->built, 0).parallel->offloaded,
+                   XD_ERROR_UNSUPPORTED,
+                   "the gradients of %s of stages 0 and %d are on the host: all or none",
+                   parallel->offloaded ? "the second" : "the first", i);
     }
     return XD_OK;
 }
@@ -101,7 +122,7 @@ static xd_result xdi_finish_compare(xd_comm *comm, const xd_built *built, xdi_fi
 /* The copies that this rank has of the embedding: of the first stage, and of the last. */
 typedef struct xdi_finish_copies {
     int64_t count; /* all over the rank's stages */
-    xd_param first, last;
+    xdi_finish_part first, last;
 } xdi_finish_copies;
 
 static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
@@ -112,8 +133,8 @@ static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
         int64_t n, e;
         (void)xdi_finish_find(&stage, XDI_FINISH_EMBEDDING, -1, &n, &e);
         c.count += n;
-        if (stage.place.first && n > 0) c.first = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, 0);
-        if (stage.place.last && n > 0) c.last = xdi_finish_part(&stage, XDI_FINISH_EMBEDDING, n - 1);
+        if (stage.place.first && n > 0) c.first = xdi_finish_take(&stage, XDI_FINISH_EMBEDDING, 0);
+        if (stage.place.last && n > 0) c.last = xdi_finish_take(&stage, XDI_FINISH_EMBEDDING, n - 1);
     }
     return c;
 }
@@ -122,7 +143,7 @@ static xdi_finish_copies xdi_finish_find_copies(const xd_built *built) {
 static xd_result xdi_finish_compare_copies(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
     const xdi_finish_copies c = xdi_finish_find_copies(built);
     const bool apart = embedding && xd_comm_size(embedding) > 1;
-    const xd_param *mine = c.first.gradient ? &c.first : &c.last;
+    const xdi_finish_part *mine = c.first.gradient ? &c.first : &c.last;
     xd_result result = XD_OK;
     if (c.count > 0 && c.count != (apart ? 1 : 2))
         result =
@@ -158,13 +179,12 @@ static xd_result xdi_finish_compare_all(xd_comm *world, const xd_pipeline_finish
 /* ---- sums ---- */
 
 /* data = the sum over the ranks, in their order, in every mode. */
-static xd_result xdi_finish_sum(xd_comm *comm, const xd_param *part) {
+static xd_result xdi_finish_all_reduce(xd_comm *comm, float *data, int64_t count) {
     xd_collective c;
-    if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
     memset(&c, 0, sizeof c);
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
-    c.send = c.recv = part->gradient;
-    c.count = part->count;
+    c.send = c.recv = data;
+    c.count = count;
     c.dtype = XD_DTYPE_F32;
     c.leaves.first = xd_comm_rank(comm);
     c.leaves.count = 1;
@@ -172,61 +192,72 @@ static xd_result xdi_finish_sum(xd_comm *comm, const xd_param *part) {
     return xd_collective_run(comm, &c);
 }
 
-/* a = a + b */
-static xd_result xdi_finish_add(xd_ctx *ctx, const xd_param *a, const xd_param *b) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_sum(xd_comm *comm, const xdi_finish_part *part) {
+    const size_t bytes = (size_t)part->count * sizeof(float);
+    if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
+    if (!part->passage) return xdi_finish_all_reduce(comm, part->gradient, part->count);
+    XD_TRY(xdi_parallel_take_out(part->parallel, part->passage, part->gradient, bytes));
+    XD_TRY(xdi_finish_all_reduce(comm, part->passage, part->count));
+    return xdi_parallel_bring_home(part->parallel, part->gradient, part->passage, bytes);
+}
+
+/* a = a + b, both where the wrappers keep them. */
+static xd_result xdi_finish_add(const xdi_finish_part *a, const xdi_finish_part *b) {
+    if (a->count == 0) return XD_OK;
+    xd_ctx *home = a->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
     const void *pair[2];
     pair[0] = a->gradient;
     pair[1] = b->gradient;
-    if (a->count == 0) return XD_OK;
-    return xd_ctx_kernels(ctx)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
+    return xd_ctx_kernels(home)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
 }
 
-static xd_result xdi_finish_copy(xd_ctx *ctx, const xd_param *from, const xd_param *to) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_copy(const xdi_finish_part *from, const xdi_finish_part *to) {
     if (from->count == 0) return XD_OK;
-    return xd_ctx_kernels(ctx)->memory.copy(&launch, to->gradient, from->gradient,
-                                            (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
+    xd_ctx *home = to->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
+    return xd_ctx_kernels(home)->memory.copy(&launch, to->gradient, from->gradient,
+                                             (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
 }
 
-static xd_result xdi_finish_scale(xd_ctx *ctx, const xd_param *part, float factor) {
-    const xd_launch launch = xd_ctx_launch(ctx);
+static xd_result xdi_finish_scale(const xdi_finish_part *part, float factor) {
     xd_scale_args args;
     if (part->count == 0 || factor == 1.0f) return XD_OK;
+    xd_ctx *home = part->parallel->home;
+    const xd_launch launch = xd_ctx_launch(home);
     memset(&args, 0, sizeof args);
     args.data = part->gradient;
     args.count = part->count;
     args.dtype = XD_DTYPE_F32;
     args.factor = factor;
-    return xd_ctx_kernels(ctx)->optimizer.scale(&launch, &args);
+    return xd_ctx_kernels(home)->optimizer.scale(&launch, &args);
 }
 
 /* Over this rank's stages, over the ranks, and back. */
-static xd_result xdi_finish_over_stages(xd_ctx *ctx, xd_comm *pp, const xd_built *built) {
+static xd_result xdi_finish_over_stages(xd_comm *pp, const xd_built *built) {
     const int stages = xd_built_stage_count(built);
     const xd_stage first = xd_built_stage(built, 0);
     int64_t count, elements;
     (void)xdi_finish_find(&first, XDI_FINISH_OVER_STAGES, -1, &count, &elements);
     for (int64_t k = 0; k < count; k++) {
-        const xd_param sum = xdi_finish_part(&first, XDI_FINISH_OVER_STAGES, k);
+        const xdi_finish_part sum = xdi_finish_take(&first, XDI_FINISH_OVER_STAGES, k);
         for (int i = 1; i < stages; i++) {
             const xd_stage stage = xd_built_stage(built, i);
-            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
-            XD_TRY(xdi_finish_add(ctx, &sum, &part));
+            const xdi_finish_part part = xdi_finish_take(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_add(&sum, &part));
         }
         XD_TRY(xdi_finish_sum(pp, &sum));
         for (int i = 1; i < stages; i++) {
             const xd_stage stage = xd_built_stage(built, i);
-            const xd_param part = xdi_finish_part(&stage, XDI_FINISH_OVER_STAGES, k);
-            XD_TRY(xdi_finish_copy(ctx, &sum, &part));
+            const xdi_finish_part part = xdi_finish_take(&stage, XDI_FINISH_OVER_STAGES, k);
+            XD_TRY(xdi_finish_copy(&sum, &part));
         }
     }
     return XD_OK;
 }
 
 /* Every weight of a kind, in all stages. */
-static xd_result xdi_finish_each(xd_ctx *ctx, xd_comm *tp, const xd_built *built, xdi_finish_kind kind,
-                                 float factor) {
+static xd_result xdi_finish_each(xd_comm *tp, const xd_built *built, xdi_finish_kind kind, float factor) {
     for (int i = 0; i < xd_built_stage_count(built); i++) {
         const xd_stage stage = xd_built_stage(built, i);
         for (int64_t k = 0; k < stage.model->weight_count; k++) {
@@ -234,20 +265,20 @@ static xd_result xdi_finish_each(xd_ctx *ctx, xd_comm *tp, const xd_built *built
             const bool averages =
                 kind == XDI_FINISH_OVER_TENSORS && w->desc.traits.averaged_over_tensor_parallel;
             if (!xdi_finish_has(w, kind)) continue;
-            const xd_param part = xdi_parallel_param(stage.parallel, w);
+            const xdi_finish_part part = xdi_finish_part_of(stage.parallel, w);
             XD_TRY(xdi_finish_sum(tp, &part));
-            XD_TRY(xdi_finish_scale(ctx, &part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
+            XD_TRY(xdi_finish_scale(&part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
         }
     }
     return XD_OK;
 }
 
-static xd_result xdi_finish_embedding(xd_ctx *ctx, xd_comm *embedding, const xd_built *built) {
+static xd_result xdi_finish_embedding(xd_comm *embedding, const xd_built *built) {
     const xdi_finish_copies c = xdi_finish_find_copies(built);
     if (c.count == 0) return XD_OK;
     if (c.count == 1) return xdi_finish_sum(embedding, c.first.gradient ? &c.first : &c.last);
-    XD_TRY(xdi_finish_add(ctx, &c.first, &c.last));
-    return xdi_finish_copy(ctx, &c.first, &c.last);
+    XD_TRY(xdi_finish_add(&c.first, &c.last));
+    return xdi_finish_copy(&c.first, &c.last);
 }
 
 /* The tokens of all last stages. */
@@ -260,15 +291,14 @@ static xd_result xdi_finish_tokens(const xd_pipeline_finish_desc *d, int64_t *to
     return XD_OK;
 }
 
-static xd_result xdi_finish_gradients(xd_ctx *ctx, const xd_pipeline_finish_desc *d) {
+static xd_result xdi_finish_gradients(const xd_pipeline_finish_desc *d) {
     int64_t tokens = 0;
-    XD_TRY(xdi_finish_over_stages(ctx, d->groups->pp, d->built));
-    XD_TRY(xdi_finish_each(ctx, d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, 1.0f));
-    XD_TRY(xdi_finish_embedding(ctx, d->groups->embedding, d->built));
+    XD_TRY(xdi_finish_over_stages(d->groups->pp, d->built));
+    XD_TRY(xdi_finish_each(d->groups->tp, d->built, XDI_FINISH_OVER_TENSORS, 1.0f));
+    XD_TRY(xdi_finish_embedding(d->groups->embedding, d->built));
     if (!d->per_token) return XD_OK;
     XD_TRY(xdi_finish_tokens(d, &tokens));
-    return xdi_finish_each(ctx, NULL, d->built, XDI_FINISH_ALL,
-                           (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
+    return xdi_finish_each(NULL, d->built, XDI_FINISH_ALL, (float)(1.0 / (double)(tokens > 1 ? tokens : 1)));
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
@@ -279,7 +309,7 @@ XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_des
         result = xd_parallel_reduce(xd_built_stage(desc->built, i).parallel); /* alike on all data ranks */
     result = xd_agree(world, result);
     if (result == XD_OK) result = xdi_finish_compare_all(world, desc);
-    if (result == XD_OK) result = xd_agree(world, xdi_finish_gradients(ctx, desc));
+    if (result == XD_OK) result = xd_agree(world, xdi_finish_gradients(desc));
     if (result != XD_OK) xdi_pipeline_drop(desc->built);
     return result;
 }

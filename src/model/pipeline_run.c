@@ -7,7 +7,10 @@
  * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its neighbours hear in
  * the same tick and none waits. At the end all agree, and the rank that failed tells the others its message. Where calls are collective over
  * the data ranks, these agree after every call, so that one of them that waits inside of its call hears too. All that ranks wait for is
- * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other. */
+ * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other.
+ *
+ * On a queue the messages of two ticks at most are under way beside the calls. A rank waits for those of a tick before the first call that
+ * reads what arrives, or writes where what was sent is, and hears of a failure then: later, but still in the order of ticks. */
 
 #include "base/internal.h"
 #include "comm/internal.h"
@@ -21,14 +24,24 @@ enum {
     XDI_PIPELINE_PROGRAMS = 2,
     XDI_PIPELINE_TRAINS = 0,
     XDI_PIPELINE_INFERS = 1,
-    XDI_PIPELINE_MESSAGES = 7
+    XDI_PIPELINE_MESSAGES = 7,
+    XDI_PIPELINE_FLIGHTS = 2 /* ticks whose messages are under way on a queue */
 };
+
+/* The messages of a tick, on a queue. */
+typedef struct xdi_pipeline_flight {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    xd_ticket ticket;
+    int64_t tick;
+    bool open;
+} xdi_pipeline_flight;
 
 /* Sizes of everything, before there is any memory. */
 typedef struct xdi_pipeline_sizes {
     xdi_pipeline_program programs[XDI_PIPELINE_PROGRAMS]; /* without backwards the first is empty */
     int64_t count;                                        /* elements of an activation */
     size_t activation, gradient;                          /* bytes from one to the next */
+    int buffers;                                          /* for one to be sent, of each kind */
     int64_t inputs, gradients;                            /* places for those that arrive */
     int64_t owners, values;                               /* numbers */
     size_t host, device;                                  /* bytes: descriptions; activations */
@@ -51,6 +64,8 @@ struct xd_pipeline {
     bool own;       /* a call here */
     bool told;      /* the data ranks know */
     xd_error error; /* why */
+    xdi_pipeline_flight flights[XDI_PIPELINE_FLIGHTS];
+    uint64_t flown; /* flights so far: the next is number flown % XDI_PIPELINE_FLIGHTS */
 };
 
 /* ---- settings ---- */
@@ -96,7 +111,7 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++) {
         const xd_pipeline_counts *c = &s->programs[i].counts;
-        const int64_t owners = c->forwards + c->inputs + c->gradients;
+        const int64_t owners = 2 * (c->forwards + c->inputs + c->gradients);
         if (c->inputs > s->inputs) s->inputs = c->inputs;
         if (c->gradients > s->gradients) s->gradients = c->gradients;
         if (owners > s->owners) s->owners = owners;
@@ -107,8 +122,8 @@ static bool xdi_pipeline_add(xdi_pipeline_sizes *s, const xd_pipeline_run_desc *
     if (s->programs[XDI_PIPELINE_INFERS].schedule.ranks == 1) return true;
     if (!xdi_pipeline_align(s->count, d->dtype, &s->activation)) return false;
     if (!d->schedule.forward_only && !xdi_pipeline_align(s->count, gradient, &s->gradient)) return false;
-    if (!xdi_size_multiply((size_t)s->inputs + 1, s->activation, &inputs)) return false;
-    if (!xdi_size_multiply((size_t)s->gradients + 1, s->gradient, &gradients)) return false;
+    if (!xdi_size_multiply((size_t)(s->inputs + s->buffers), s->activation, &inputs)) return false;
+    if (!xdi_size_multiply((size_t)(s->gradients + s->buffers), s->gradient, &gradients)) return false;
     s->device = inputs + gradients;
     return inputs < SIZE_MAX / 2 && gradients < SIZE_MAX / 2;
 }
@@ -117,6 +132,7 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
                                       xdi_pipeline_sizes *out) {
     xd_pipeline_schedule schedule = d->schedule;
     memset(out, 0, sizeof *out);
+    out->buffers = d->sends ? 2 : 1;
     XD_TRY(xdi_pipeline_check(ctx, d));
     XD_TRY(xdi_pipeline_check_types(ctx, d));
     if (!schedule.forward_only)
@@ -162,6 +178,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "virtual stages", s->virtual_stages ? s->virtual_stages : 1));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "micro-batches of a group", s->group));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "forward_only", s->forward_only ? 1 : 0));
+    XD_TRY(xdi_pipeline_same(comm, XD_OK, "queues of sends", d->sends ? 1 : 0));
     XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of an activation", count));
     for (int i = 0; i < XD_DIMS_MAX; i++)
         XD_TRY(xdi_pipeline_same(comm, XD_OK, "elements of a dimension", i < d->ndim ? d->shape[i] : 0));
@@ -188,6 +205,20 @@ static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_des
     return XD_OK;
 }
 
+static xd_result xdi_pipeline_check_queue(xd_comm *comm, xd_queue *queue) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    if (!queue) return XD_OK;
+    const xd_comm *over = xdi_queue_comm(queue);
+    const int capacity = xd_queue_info(queue).capacity;
+    XD_REQUIRE(ctx, xd_comm_size(over) == xd_comm_size(comm) && xd_comm_rank(over) == xd_comm_rank(comm),
+               XD_ERROR_ARGUMENT, "a queue of sends on rank %d of %d for rank %d of %d of a pipeline",
+               xd_comm_rank(over), xd_comm_size(over), xd_comm_rank(comm), xd_comm_size(comm));
+    XD_REQUIRE(ctx, capacity >= XDI_PIPELINE_FLIGHTS, XD_ERROR_ARGUMENT,
+               "a queue of sends has room for %d records, and %d are under way at once", capacity,
+               (int)XDI_PIPELINE_FLIGHTS);
+    return XD_OK;
+}
+
 static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_pipeline_sizes *sizes) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
@@ -195,6 +226,7 @@ static xd_result xdi_pipeline_plan(xd_comm *comm, xd_pipeline_run_desc *d, xdi_p
                "a schedule of %d ranks over a group of %d", d->schedule.ranks, size);
     d->schedule.ranks = size;
     XD_TRY(xdi_pipeline_measure(ctx, d, xd_comm_rank(comm), sizes));
+    XD_TRY(xdi_pipeline_check_queue(comm, d->sends));
     return xdi_pipeline_check_built(ctx, d, xd_comm_rank(comm));
 }
 
@@ -211,7 +243,7 @@ static xd_result xdi_pipeline_divide(xd_pipeline *p) {
     p->inputs = p->memory;
     if (p->memory) {
         p->output = p->inputs + (size_t)s->inputs * s->activation;
-        p->gradients = p->output + s->activation;
+        p->gradients = p->output + (size_t)s->buffers * s->activation;
         p->input_gradient = p->gradients + (size_t)s->gradients * s->gradient;
     }
     for (int i = 0; i < XDI_PIPELINE_PROGRAMS; i++)
@@ -313,6 +345,14 @@ static xd_result xdi_pipeline_settle(xd_pipeline *p) {
 
 /* ---- ticks ---- */
 
+/* Where what is sent to a neighbour is written. */
+static unsigned char *xdi_pipeline_sent(const xd_pipeline *p, const xdi_pipeline_step *step) {
+    const xdi_pipeline_sizes *s = &p->sizes;
+    const size_t buffer = (size_t)(step->buffer % s->buffers);
+    return step->work.kind == XD_PIPELINE_FORWARD ? p->output + buffer * s->activation
+                                                  : p->input_gradient + buffer * s->gradient;
+}
+
 static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step *step, xd_pass_kind pass,
                                   xd_pipeline_call *call) {
     const xd_pipeline_work *w = &step->work;
@@ -332,8 +372,8 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     call->slot = step->slot;
     if (step->input >= 0) call->input = p->inputs + (size_t)step->input * s->activation;
     if (step->gradient >= 0) call->output_gradient = p->gradients + (size_t)step->gradient * s->gradient;
-    if (step->to >= 0 && forward) call->output = p->output;
-    if (step->to >= 0 && !forward) call->input_gradient = p->input_gradient;
+    if (step->to >= 0 && forward) call->output = xdi_pipeline_sent(p, step);
+    if (step->to >= 0 && !forward) call->input_gradient = xdi_pipeline_sent(p, step);
     if (call->stage.place.last && p->desc.value_count > 0)
         call->values = p->values + w->micro_batch * p->desc.value_count;
 }
@@ -390,16 +430,14 @@ static double xdi_pipeline_patience(const xdi_pipeline_step *step) {
     return 0.1 * (double)(step->waits < 10 ? step->waits : 10);
 }
 
-/* What travels at the end of a tick. Errors: those that break the group. */
-static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step) {
+/* What travels at the end of a tick. */
+static int xdi_pipeline_list(const xd_pipeline *p, const xdi_pipeline_step *step, xd_collective *records) {
     const xdi_pipeline_sizes *s = &p->sizes;
     const int before = (p->rank + p->ranks - 1) % p->ranks, behind = (p->rank + 1) % p->ranks;
-    const bool gradient = step->work.kind == XD_PIPELINE_BACKWARD;
-    xd_collective records[XDI_PIPELINE_MESSAGES];
     int count = 0;
     if (step->to >= 0)
-        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, gradient, step->to,
-                            gradient ? p->input_gradient : p->output, &records[count++]);
+        xdi_pipeline_record(p, XD_COLLECTIVE_SEND, step->work.kind == XD_PIPELINE_BACKWARD, step->to,
+                            xdi_pipeline_sent(p, step), &records[count++]);
     if (step->arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, false, before,
                             p->inputs + (size_t)step->arrives * s->activation, &records[count++]);
@@ -408,23 +446,72 @@ static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *
                             p->gradients + (size_t)step->gradient_arrives * s->gradient, &records[count++]);
     if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
     if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
-    if (count == 0) return XD_OK;
-    const xd_result result =
-        xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step));
-    if (result == XD_OK || xdi_comm_broken(p->comm) != XD_OK) return result;
+    return count;
+}
+
+/* What came of messages. Errors: those that break the group; after any other this rank has heard of a failure. */
+static xd_result xdi_pipeline_hear(xd_pipeline *p, xd_result result) {
+    xd_queue *queue = p->desc.sends;
+    const xd_result broken = queue ? xdi_queue_broken(queue) : xdi_comm_broken(p->comm);
+    if (result == XD_OK || broken != XD_OK) return result;
     if (!p->stopped) p->error = *xd_last_error(p->ctx);
     p->stopped = true; /* the rank that has refused says why at the end */
     return XD_OK;
 }
 
+/* Waits for messages on the queue, those of ticks up to one. */
+static xd_result xdi_pipeline_land(xd_pipeline *p, int64_t tick) {
+    xd_result result = XD_OK;
+    for (int i = 0; i < XDI_PIPELINE_FLIGHTS; i++) { /* the oldest first */
+        xdi_pipeline_flight *f = &p->flights[(p->flown + (uint64_t)i) % XDI_PIPELINE_FLIGHTS];
+        if (!f->open || f->tick > tick) continue;
+        f->open = false;
+        const xd_result landed = xdi_pipeline_hear(p, xd_queue_wait(p->desc.sends, f->ticket));
+        if (result == XD_OK) result = landed;
+    }
+    return result;
+}
+
+static xd_result xdi_pipeline_fly(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xdi_pipeline_flight *f = &p->flights[p->flown % XDI_PIPELINE_FLIGHTS];
+    xdi_queue_messages messages;
+    if (f->open) XD_TRY(xdi_pipeline_land(p, f->tick));
+    messages.records = f->records;
+    messages.count = xdi_pipeline_list(p, step, f->records);
+    messages.refuses = p->stopped;
+    messages.patience = xdi_pipeline_patience(step);
+    if (messages.count == 0) return XD_OK;
+    XD_TRY(xdi_queue_exchange(p->desc.sends, &messages, &f->ticket));
+    f->open = true;
+    f->tick = tick;
+    p->flown++;
+    return XD_OK;
+}
+
+static xd_result xdi_pipeline_exchange(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    xd_collective records[XDI_PIPELINE_MESSAGES];
+    if (p->desc.sends) return xdi_pipeline_fly(p, step, tick);
+    const int count = xdi_pipeline_list(p, step, records);
+    if (count == 0) return XD_OK;
+    return xdi_pipeline_hear(
+        p, xdi_comm_exchange_as(p->comm, records, count, p->stopped, xdi_pipeline_patience(step)));
+}
+
+static xd_result xdi_pipeline_tick(xd_pipeline *p, const xdi_pipeline_step *step, int64_t tick) {
+    XD_TRY(xdi_pipeline_land(p, step->needs));
+    xdi_pipeline_work(p, step);
+    return xdi_pipeline_exchange(p, step, tick);
+}
+
 static xd_result xdi_pipeline_ticks(xd_pipeline *p) {
     const xdi_pipeline_program *program =
         &p->sizes.programs[p->calls->backward ? XDI_PIPELINE_TRAINS : XDI_PIPELINE_INFERS];
-    for (int64_t i = 0; i < program->counts.ticks; i++) {
-        xdi_pipeline_work(p, &program->steps[i]);
-        const xd_result result = xdi_pipeline_exchange(p, &program->steps[i]);
-        if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
-    }
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < program->counts.ticks && result == XD_OK; i++)
+        result = xdi_pipeline_tick(p, &program->steps[i], i);
+    const xd_result landed = xdi_pipeline_land(p, program->counts.ticks);
+    if (result == XD_OK) result = landed;
+    if (result != XD_OK) return p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : result;
     return xdi_pipeline_settle(p);
 }
 

@@ -62,6 +62,13 @@ enum {
     SKIPS,
     THAW,
     DIVIDE,
+    PP,
+    STAGES,
+    UNEVEN,
+    PP2,
+    STAGES2,
+    UNEVEN2,
+    COPIES,
     FEATURES
 };
 
@@ -104,7 +111,16 @@ static const feature features[FEATURES] = { { "ranks", 1, 8 },
                                             { "sent", 0, 1 },
                                             { "skips", 0, 1 },
                                             { "thaw", 0, COMPOSE_STEPS },
-                                            { "divide", 0, 2 } };
+                                            { "divide", 0, 2 },
+                                            { "pp", 1, 8 }, /* more than 4 are none */
+                                            { "stages", 1, 3 },
+                                            { "uneven", 0, 3 },
+                                            { "pp2", 1, 8 },
+                                            { "stages2", 1, 3 },
+                                            { "uneven2", 0, 3 },
+                                            { "copies", 0, 3 } };
+
+enum { MOST_RANKS = 8, MOST_STAGES = 4 }; /* all together; of a pipeline's ranks */
 
 /* Which rank counts and wrappers the leaves allow; others become the nearest that are. */
 static void settle_layout(int *f, int begin) {
@@ -122,27 +138,43 @@ static void settle_layout(int *f, int begin) {
     if (at[RANKS] / at[GROUPS] % 2 && at[RESHARD] == 2) at[RESHARD] = 1;
 }
 
+/* A pipeline of as many ranks as there are for it. */
+static void settle_stages(int *f, int begin, int pp) {
+    int *at = f + begin - RANKS, *stages = f + pp - PP;
+    if (stages[PP] > MOST_STAGES) stages[PP] = 1;
+    while (stages[PP] * at[RANKS] > MOST_RANKS) --stages[PP];
+    if (stages[PP] == 1) stages[STAGES] = 1;
+    if (stages[PP] * stages[STAGES] == 1) stages[UNEVEN] = 0;
+    if (stages[PP] > 1 || f[COPIES]) at[OWN] = f[TOGETHER] = 0;
+    if (stages[PP] > 1 || f[COPIES]) f[TIED] = 0;
+}
+
 static void settle(int *f) {
     if (f[STOP] >= f[STEPS]) f[STOP] = 0;
+    if (f[COPIES] > 1) f[COPIES] = 0; /* drawn seldom: nothing is tied then, nor in storage of the caller's */
     if (f[SOFT] == 1) f[SMOOTHING] = 0;
     settle_layout(f, RANKS);
     settle_layout(f, RANKS2);
     for (int i = RANKS2; i <= OFFLOAD2 && !f[STOP]; i++) f[i] = features[i].least;
+    for (int i = PP2; i <= UNEVEN2 && !f[STOP]; i++) f[i] = features[i].least;
+    settle_stages(f, RANKS, PP);
+    settle_stages(f, RANKS2, PP2);
     if (f[OWN] == 2 || f[OWN2] == 2)
         f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
     if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
 
-static compose_layout layout_of(const int *f, int ranks) {
+static compose_layout layout_of(const int *f, int ranks, int pp) {
     const int shift = ranks - RANKS;
-    const compose_layout l = { f[ranks],       f[GROUPS + shift],  f[WRAP + shift],   f[NESTED + shift],
-                               f[OWN + shift], f[RESHARD + shift], f[QUEUES + shift], f[OFFLOAD + shift] };
+    const compose_layout l = { f[ranks],       f[GROUPS + shift],   f[WRAP + shift],    f[NESTED + shift],
+                               f[OWN + shift], f[RESHARD + shift],  f[QUEUES + shift],  f[OFFLOAD + shift],
+                               f[pp],          f[pp + STAGES - PP], f[pp + UNEVEN - PP] };
     return l;
 }
 
 static compose_config config_of(const int *f) {
     const toy_sizes size = { f[HIDDEN], f[INNER],  f[LAYERS], f[VOCAB], f[ROWS],
-                             f[TIED],   f[FROZEN], f[HALF],   f[SKIPS] };
+                             f[TIED],   f[FROZEN], f[HALF],   f[SKIPS], f[COPIES] };
     compose_config c;
     memset(&c, 0, sizeof c);
     c.size = size;
@@ -160,9 +192,9 @@ static compose_config config_of(const int *f) {
     c.sent = f[SENT];
     c.thaw = f[THAW];
     c.divide = f[DIVIDE];
-    c.layout = layout_of(f, RANKS);
+    c.layout = layout_of(f, RANKS, PP);
     c.stop = f[STOP];
-    c.then = layout_of(f, RANKS2);
+    c.then = layout_of(f, RANKS2, PP2);
     return c;
 }
 
@@ -182,7 +214,7 @@ static const char *judge(const int *f) {
     static compose_result one, many;
     compose_config c = config_of(f), alone = c;
     memset(&alone.layout, 0, sizeof alone.layout);
-    alone.layout.ranks = alone.layout.groups = 1;
+    alone.layout.ranks = alone.layout.groups = alone.layout.pp = alone.layout.stages = 1;
     if (c.sent) alone.layout.wrap = WRAP_FSDP; /* which rounds on one rank too */
     alone.stop = 0;
     if (!compose_run(&alone, directory, &one)) return one.message;

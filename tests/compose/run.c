@@ -1,44 +1,9 @@
 /* run.c - trains the toy: what the ranks do in a step, and the way from one layout to the next. */
-#include "run.h"
+#include "rank.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { PARTS = 32 };
-
-/* One rank of one part of a run: the steps [begin, end) under a layout. */
-typedef struct rank_run {
-    const compose_config *config;
-    const compose_layout *layout;
-    compose_result *out;
-    const char *directory;
-    int begin, end;
-    bool last;
-} job;
-
-typedef struct rank {
-    const job *job;
-    xd_ctx *ctx;
-    xd_comm *world, *data, *replicas;
-    xd_ctx *home; /* of this rank's parts, and the world for it */
-    xd_comm *over;
-    toy toy;
-    float *storage, *gradients; /* the caller's */
-    xd_parallel *parallel;
-    xd_queue *gathers, *reductions;
-    int64_t own, most;
-    toy_kept *kept;          /* [most] */
-    float *logits, *teacher; /* [most, rows, vocab] */
-    int64_t labels[TOY_LEAVES * TOY_ROWS];
-    xd_vocab *vocab;
-    xd_param params[PARTS];
-    xd_tensor_part parts[PARTS];
-    int64_t count;
-    xd_optimizer *optimizer;
-    xd_ema *averages[COMPOSE_AVERAGES];
-    double loss;
-} rank;
 
 /* ---- set-up ---- */
 
@@ -47,6 +12,7 @@ static xd_result make_groups(rank *r) {
     const int groups = wrap == WRAP_HSDP || wrap == WRAP_SHARDED ? r->job->layout->groups : 1;
     const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
     r->data = r->world;
+    if (is_staged(r)) return stages_make_groups(r);
     if (groups == 1) return XD_OK;
     XD_TRY(xd_comm_split(r->world, me / each, me, &r->data));
     return xd_comm_split(r->world, me % each, me, &r->replicas);
@@ -68,11 +34,16 @@ static xd_result make_queues(rank *r) {
     const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
                               .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
+    if (is_staged(r)) XD_TRY(xd_queue_create(xd_grid_groups(r->grid)->pp, &d, &r->sends));
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
 }
 
-static xd_result make_wrapper(rank *r) {
+bool is_fsdp(const compose_layout *layout) {
+    return layout->wrap > WRAP_SHARDED;
+}
+
+wrap_settings settings_of(const rank *r) {
     static const char *const types[] = { "layer", "mlp" };
     static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 },
                                                      { true, 0.0, 0.0 },
@@ -80,33 +51,38 @@ static xd_result make_wrapper(rank *r) {
     const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
-    if (l->wrap <= WRAP_SHARDED) {
-        const xd_ddp_desc d = { .leaves = leaves,
-                                .sharded_optimizer = l->wrap == WRAP_SHARDED,
+    const xd_ddp_desc ddp = { .leaves = leaves,
+                              .sharded_optimizer = l->wrap == WRAP_SHARDED,
+                              .view_dtype = XD_DTYPE_F32,
+                              .gathers = r->gathers,
+                              .reductions = r->reductions,
+                              .bucket_size = 40,
+                              .divide = divisors[r->job->config->divide],
+                              .reserve_frozen = thaws,
+                              .replicas = r->replicas };
+    const xd_fsdp_desc fsdp = { .leaves = leaves,
+                                .unit_types = types,
+                                .unit_type_count = l->nested ? 2 : 1,
+                                .replicas = r->replicas,
+                                .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
+                                .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
                                 .view_dtype = XD_DTYPE_F32,
+                                .reshard_ranks = l->reshard,
                                 .gathers = r->gathers,
                                 .reductions = r->reductions,
-                                .bucket_size = 40,
+                                .prefetch = l->queues,
                                 .divide = divisors[r->job->config->divide],
                                 .reserve_frozen = thaws,
-                                .replicas = r->replicas };
-        return xd_ddp_create(r->toy.model, r->data, &d, &r->parallel);
-    }
-    const xd_fsdp_desc d = { .leaves = leaves,
-                             .unit_types = types,
-                             .unit_type_count = l->nested ? 2 : 1,
-                             .replicas = r->replicas,
-                             .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
-                             .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
-                             .view_dtype = XD_DTYPE_F32,
-                             .reshard_ranks = l->reshard,
-                             .gathers = r->gathers,
-                             .reductions = r->reductions,
-                             .prefetch = l->queues,
-                             .divide = divisors[r->job->config->divide],
-                             .reserve_frozen = thaws,
-                             .host = l->offload ? r->home : NULL };
-    return xd_fsdp_create(r->toy.model, r->data, &d, &r->parallel);
+                                .host = l->offload ? r->home : NULL };
+    const wrap_settings s = { ddp, fsdp };
+    return s;
+}
+
+static xd_result make_wrapper(rank *r) {
+    const wrap_settings s = settings_of(r);
+    if (is_staged(r)) return stages_make(r);
+    return is_fsdp(r->job->layout) ? xd_fsdp_create(r->toy.model, r->data, &s.fsdp, &r->parallel)
+                                   : xd_ddp_create(r->toy.model, r->data, &s.ddp, &r->parallel);
 }
 
 static float *floats(int64_t count) {
@@ -137,14 +113,23 @@ static xd_result make_model(rank *r) {
     return XD_OK;
 }
 
+static const xd_parallel *lead_of(const rank *r) {
+    return is_staged(r) ? stages_lead(r) : r->parallel;
+}
+
 static xd_result make_buffers(rank *r) {
     const toy_sizes *z = &r->job->config->size;
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(r->parallel);
+    const xd_parallel_leaf_count leaves = xd_parallel_leaves(lead_of(r));
     r->own = leaves.own;
-    r->most = r->job->layout->wrap <= WRAP_SHARDED ? leaves.own : leaves.most;
-    r->kept = (toy_kept *)calloc((size_t)r->most, sizeof *r->kept);
-    r->logits = floats(r->most * z->rows * z->vocab);
+    r->most = leaves.opened;
+    const int64_t slots = is_staged(r) ? r->slots : r->most;
+    r->kept = (toy_kept *)calloc((size_t)slots, sizeof *r->kept);
+    r->logits = floats(slots * z->rows * z->vocab);
     r->teacher = floats(r->most * z->rows * z->vocab);
+    if (is_staged(r)) {
+        XD_TRY(stages_list(r));
+        return xd_vocab_create_even(r->ctx, NULL, z->vocab, &r->vocab);
+    }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
     return xd_vocab_create_even(r->ctx, NULL, z->vocab, &r->vocab);
@@ -177,7 +162,9 @@ static bool is_thawed(const char *name) {
 static xd_result thaw(rank *r) {
     for (int64_t i = 0; i < r->count; i++) {
         if (!r->params[i].frozen || !is_thawed(r->params[i].name)) continue;
-        XD_TRY(xd_parallel_thaw(r->parallel, xd_model_find_weight(r->toy.model, r->params[i].name)));
+        XD_TRY(is_staged(r)
+                   ? stages_thaw(r, r->params[i].name)
+                   : xd_parallel_thaw(r->parallel, xd_model_find_weight(r->toy.model, r->params[i].name)));
         r->params[i].frozen = false;
         XD_TRY(xd_optimizer_thaw(r->optimizer, i));
     }
@@ -191,7 +178,7 @@ static void read_batch(rank *r, int step) {
     const toy_sizes *z = &c->size;
     for (int64_t k = 0; k < r->own; k++)
         for (int row = 0; row < z->rows; row++) {
-            const int64_t leaf = xd_parallel_leaf(r->parallel, k), at = k * z->rows + row;
+            const int64_t leaf = xd_parallel_leaf(lead_of(r), k), at = k * z->rows + row;
             const bool ignored = c->ignored && (leaf + row + step) % 3 == 0;
             r->labels[at] = ignored ? XD_IGNORE_INDEX : toy_label(z, step, leaf, row);
             for (int v = 0; v < z->vocab; v++)
@@ -199,15 +186,14 @@ static void read_batch(rank *r, int step) {
         }
 }
 
-/* The loss of leaves [k, k + n) and its gradient, over the logits. */
-static xd_result take_loss(rank *r, int64_t k, int64_t n, xd_comm *comm) {
+xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, xd_comm *comm) {
     const compose_config *c = r->job->config;
     const toy_sizes *z = &c->size;
     const int64_t row = k * z->rows;
     xd_loss_values values;
     xd_loss_desc d;
     memset(&d, 0, sizeof d);
-    d.student = xd_rows_of(r->logits + row * z->vocab, XD_DTYPE_F32, n * z->rows, z->vocab);
+    d.student = xd_rows_of(logits, XD_DTYPE_F32, n * z->rows, z->vocab);
     d.vocab = r->vocab;
     d.common.labels = xd_ids_of(r->labels + row, XD_DTYPE_I64);
     d.common.gradient = d.student;
@@ -219,6 +205,7 @@ static xd_result take_loss(rank *r, int64_t k, int64_t n, xd_comm *comm) {
     if (c->soft) d.teacher = xd_rows_of(r->teacher + row * z->vocab, XD_DTYPE_F32, n * z->rows, z->vocab);
     XD_TRY(xd_loss(r->ctx, &d, &values));
     r->loss = values.loss;
+    if (n == 1 && !comm) r->job->out->leaf_losses[r->step][xd_parallel_leaf(lead_of(r), k)] = r->loss;
     return XD_OK;
 }
 
@@ -249,11 +236,11 @@ static xd_result train_leaves(rank *r, int step) {
     for (int64_t k = 0; k < r->most; k++) {
         XD_TRY(forward(r, step, k));
         if (together) continue;
-        if (k < r->own) XD_TRY(take_loss(r, k, 1, NULL));
+        if (k < r->own) XD_TRY(take_loss(r, k, 1, logits_of(r, k), NULL));
         XD_TRY(leaf_backward(r, step, k));
     }
     if (!together) return XD_OK;
-    XD_TRY(take_loss(r, 0, r->own, r->world));
+    XD_TRY(take_loss(r, 0, r->own, r->logits, r->world));
     for (int64_t k = 0; k < r->most; k++) XD_TRY(leaf_backward(r, step, k));
     return XD_OK;
 }
@@ -280,7 +267,14 @@ static xd_result update(rank *r, int step) {
 
 static xd_result train_step(rank *r, int step) {
     if (step + 1 == r->job->config->thaw) XD_TRY(thaw(r));
+    r->step = step;
     read_batch(r, step);
+    if (is_staged(r)) {
+        XD_TRY(stages_step(r, step));
+        XD_TRY(update(r, step));
+        XD_TRY(stages_publish(r));
+        return r->job->config->inference ? stages_infer(r, step) : XD_OK;
+    }
     XD_TRY(train_leaves(r, step));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(update(r, step));
@@ -330,7 +324,7 @@ static xd_result load(rank *r) {
     d.networks = &n;
     d.network_count = 1;
     XD_TRY(xd_checkpoint_load(r->over, &d, NULL, NULL));
-    return xd_parallel_publish(r->parallel);
+    return is_staged(r) ? stages_publish(r) : xd_parallel_publish(r->parallel);
 }
 
 /* What this rank counts, at its place in the whole. */
@@ -382,12 +376,15 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     for (int i = 0; i < COMPOSE_AVERAGES; i++) xd_ema_destroy(r->averages[i]);
     xd_optimizer_destroy(r->optimizer);
     xd_parallel_destroy(r->parallel);
+    stages_close(r);
+    xd_queue_destroy(r->sends);
     xd_queue_destroy(r->gathers);
     xd_queue_destroy(r->reductions);
     xd_model_destroy(r->toy.model);
     xd_vocab_destroy(r->vocab);
-    if (r->replicas) xd_comm_destroy(r->replicas);
-    if (r->data != world) xd_comm_destroy(r->data);
+    if (r->replicas && !r->grid) xd_comm_destroy(r->replicas);
+    if (r->data != world && !r->grid) xd_comm_destroy(r->data);
+    xd_grid_destroy(r->grid);
     if (r->over != world) xd_comm_destroy(r->over);
     if (r->home != r->ctx) xd_ctx_destroy(r->home);
     free(r->storage);
@@ -405,7 +402,8 @@ static bool run_part(const job *j) {
     memset(&d, 0, sizeof d);
     d.reduction = XD_REDUCTION_INVARIANT;
     d.timeout_seconds = 20;
-    if (xd_run_threads(j->layout->ranks, &d, run_rank, (void *)j, &error) == XD_OK) return true;
+    if (xd_run_threads(j->layout->ranks * j->layout->pp, &d, run_rank, (void *)j, &error) == XD_OK)
+        return true;
     snprintf(j->out->message, sizeof j->out->message, "%s", error.message);
     return false;
 }
@@ -424,6 +422,7 @@ bool compose_run(const compose_config *config, const char *directory, compose_re
 const char *compose_compare(const compose_config *config, const compose_result *a, const compose_result *b) {
     if (a->count != b->count) return "the number of weights";
     if (memcmp(a->losses, b->losses, sizeof a->losses)) return "losses";
+    if (memcmp(a->leaf_losses, b->leaf_losses, sizeof a->leaf_losses)) return "losses of leaves";
     if (memcmp(a->norms, b->norms, sizeof a->norms)) return "norms of gradients";
     if (memcmp(a->values, b->values, sizeof a->values)) return "weights";
     if (memcmp(a->first, b->first, sizeof a->first)) return "first moments";

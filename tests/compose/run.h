@@ -22,6 +22,9 @@ typedef struct compose_layout {
     int reshard; /* xd_fsdp_desc.reshard_ranks */
     int queues;  /* 1 inline, 2 workers; under FSDP one or two units are gathered ahead then */
     int offload; /* FSDP: parts, and all that is made of them, in another context */
+    int pp;      /* stages one after another, each with `ranks` ranks */
+    int stages;  /* of each rank, interleaved */
+    int uneven; /* how layers are dealt: 0 evenly; all 1 in the first chunk, 2 in the last; 3 none in either of them */
 } compose_layout;
 
 /* Everything a run is made from. */
@@ -50,7 +53,8 @@ typedef struct compose_result {
     float values[COMPOSE_ROOM], first[COMPOSE_ROOM], second[COMPOSE_ROOM];
     float averages[COMPOSE_AVERAGES][COMPOSE_ROOM];
     double norms[COMPOSE_STEPS], losses[COMPOSE_STEPS];
-    char message[600]; /* of a run that failed */
+    double leaf_losses[COMPOSE_STEPS][TOY_LEAVES]; /* unless all forwards come together */
+    char message[600];                             /* of a run that failed */
 } compose_result;
 
 /* False with a message when the run fails. `directory` is for its checkpoint. */

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Entries of the views, in the order in which weights are added. */
-enum { EMBED, SCALE, HEAD };           /* of the root */
+/* What stands before and behind the layers, found by toy_ends_of; and entries of the views, in the order in which weights are added. */
+enum { EMBED, SCALE, HEAD, ENDS };
 enum { UP, BIAS, SHIFT, LAYER_COUNT }; /* of a layer */
 enum { DOWN, NOTHING };                /* of the block in it */
 
@@ -88,22 +88,65 @@ static xd_result toy_add_head(toy *t, toy_storage *s) {
     return xd_weight_add(root, &tie, NULL);
 }
 
-xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float *gradients, toy *out) {
-    xd_model_desc d;
-    toy_storage s;
+/* One of two copies, which is a unit. Its first values are the caller's. */
+static xd_result toy_add_copy(toy *t, const char *name, bool last, xd_dtype dtype, xd_block **out) {
+    xd_block_desc block;
+    xd_weight_desc d;
+    memset(&block, 0, sizeof block);
     memset(&d, 0, sizeof d);
-    memset(out, 0, sizeof *out);
-    s.values = storage;
-    s.gradients = gradients;
-    s.dtype = size->half ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    block.name = name;
+    block.type = "layer";
+    d.name = "copy";
+    d.dtype = dtype;
+    d.ndim = 2;
+    d.shape[0] = t->size.vocab;
+    d.shape[1] = t->size.hidden;
+    d.init.kind = XD_INIT_CONSTANT;
+    d.traits.frozen = (t->size.frozen & 1) != 0;
+    d.traits.shared_embedding = true;
+    d.traits.shared = last;
+    XD_TRY(xd_block_add(xd_model_root(t->model), &block, out));
+    return xd_weight_add(*out, &d, NULL);
+}
+
+static xd_result toy_add_ends(toy *t, toy_storage *s) {
+    const toy_sizes *z = &t->size;
+    xd_block *root = xd_model_root(t->model);
+    if (t->cut.first && !z->copies)
+        XD_TRY(toy_add(root, "embed", z->vocab, z->hidden, (z->frozen & 1) != 0, s));
+    if (t->cut.last) XD_TRY(toy_add(root, "scale", -1, -1, false, s));
+    if (t->cut.last && !z->copies) XD_TRY(toy_add_head(t, s));
+    if (t->cut.first && z->copies) XD_TRY(toy_add_copy(t, "embed", false, s->dtype, &t->embed));
+    return t->cut.last && z->copies ? toy_add_copy(t, "head", true, s->dtype, &t->head) : XD_OK;
+}
+
+static xd_result toy_describe_parts(xd_ctx *ctx, toy *t, toy_storage *s) {
+    xd_model_desc d;
+    memset(&d, 0, sizeof d);
+    s->dtype = t->size.half ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     d.seed = 11;
+    XD_TRY(xd_model_create(ctx, &d, &t->model));
+    XD_TRY(toy_add_ends(t, s));
+    for (int i = t->cut.begin; i < t->cut.end; i++) XD_TRY(toy_add_layer(t, i, s));
+    return XD_OK;
+}
+
+xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *cut, toy *out) {
+    toy_storage s;
+    memset(&s, 0, sizeof s);
+    memset(out, 0, sizeof *out);
     out->size = *size;
-    XD_TRY(xd_model_create(ctx, &d, &out->model));
-    xd_block *root = xd_model_root(out->model);
-    XD_TRY(toy_add(root, "embed", size->vocab, size->hidden, (size->frozen & 1) != 0, &s));
-    XD_TRY(toy_add(root, "scale", -1, -1, false, &s));
-    XD_TRY(toy_add_head(out, &s));
-    for (int i = 0; i < size->layers; i++) XD_TRY(toy_add_layer(out, i, &s));
+    out->cut = *cut;
+    return toy_describe_parts(ctx, out, &s);
+}
+
+xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float *gradients, toy *out) {
+    const toy_cut whole = { true, true, 0, size->layers };
+    toy_storage s = { storage, gradients, XD_DTYPE_NONE };
+    memset(out, 0, sizeof *out);
+    out->size = *size;
+    out->cut = whole;
+    XD_TRY(toy_describe_parts(ctx, out, &s));
     return xd_model_seal(out->model);
 }
 
@@ -176,6 +219,32 @@ static xd_result toy_layer(const toy *t, int i, xd_pass_kind kind, int64_t leaf,
     return toy_close(t, t->layer[i]);
 }
 
+/* What the root shows, at its place. */
+static void toy_ends_of(const toy *t, float *const *shown, float *ends[ENDS]) {
+    int at = 0;
+    const bool copies = t->size.copies != 0;
+    ends[EMBED] = t->cut.first && !copies ? shown[at++] : NULL;
+    ends[SCALE] = t->cut.last ? shown[at++] : NULL;
+    ends[HEAD] = t->cut.last && !copies ? shown[at] : NULL;
+}
+
+static xd_result toy_open_root(const toy *t, xd_pass pass, float *w[ENDS], float *g[ENDS]) {
+    float *values[ENDS] = { NULL, NULL, NULL }, *gradients[ENDS] = { NULL, NULL, NULL };
+    XD_TRY(toy_open(t, xd_model_root(t->model), pass, values, g ? gradients : NULL));
+    toy_ends_of(t, values, w);
+    if (g) toy_ends_of(t, gradients, g);
+    return XD_OK;
+}
+
+/* A copy is open while it is used; others are in the root. */
+static xd_result toy_open_copy(const toy *t, xd_block *copy, xd_pass pass, float **w, float **g) {
+    return copy ? toy_open(t, copy, pass, w, g) : XD_OK;
+}
+
+static xd_result toy_close_copy(const toy *t, xd_block *copy) {
+    return copy ? toy_close(t, copy) : XD_OK;
+}
+
 static void toy_head(const toy_sizes *z, float *const *w, const toy_kept *kept, float *logits) {
     for (int r = 0; r < z->rows; r++)
         for (int v = 0; v < z->vocab; v++) {
@@ -185,23 +254,53 @@ static void toy_head(const toy_sizes *z, float *const *w, const toy_kept *kept, 
         }
 }
 
+/* Into the first layer: the embedding, or what came from the stage before. */
+static xd_result toy_enter(const toy *t, const toy_pass *p, float *w[ENDS]) {
+    const toy_sizes *z = &t->size;
+    const xd_pass pass = { p->kind, 0, false };
+    float(*h)[TOY_HIDDEN] = p->kept->h[t->cut.begin];
+    if (!t->cut.first) {
+        if (p->leaf >= 0) memcpy(h, p->input, (size_t)z->rows * sizeof *h);
+        return XD_OK;
+    }
+    XD_TRY(toy_open_copy(t, t->embed, pass, &w[EMBED], NULL));
+    for (int r = 0; r < z->rows && p->leaf >= 0; r++)
+        memcpy(h[r], w[EMBED] + toy_token(z, p->step, p->leaf, r) * z->hidden,
+               (size_t)z->hidden * sizeof(float));
+    return toy_close_copy(t, t->embed);
+}
+
+static xd_result toy_leave(const toy *t, const toy_pass *p, float *w[ENDS]) {
+    const xd_pass pass = { p->kind, 0, false };
+    if (!t->cut.last) {
+        if (p->leaf >= 0)
+            memcpy(p->output, p->kept->h[t->cut.end], (size_t)t->size.rows * sizeof p->kept->h[0][0]);
+        return XD_OK;
+    }
+    XD_TRY(toy_open_copy(t, t->head, pass, &w[HEAD], NULL));
+    if (p->leaf >= 0) toy_head(&t->size, w, p->kept, p->output);
+    return toy_close_copy(t, t->head);
+}
+
+xd_result toy_forward_stage(const toy *t, const toy_pass *p) {
+    const xd_pass pass = { p->kind, 0, false };
+    float *w[ENDS];
+    XD_TRY(toy_open_root(t, pass, w, NULL));
+    XD_TRY(toy_enter(t, p, w));
+    for (int i = t->cut.begin; i < t->cut.end; i++) {
+        if (toy_skips(t, p->step, i))
+            memcpy(p->kept->h[i + 1], p->kept->h[i], sizeof p->kept->h[i]);
+        else
+            XD_TRY(toy_layer(t, i, p->kind, p->leaf, p->kept));
+    }
+    XD_TRY(toy_leave(t, p, w));
+    return toy_close(t, xd_model_root(t->model));
+}
+
 xd_result toy_forward(const toy *t, xd_pass_kind kind, int step, int64_t leaf, toy_kept *kept,
                       float *logits) {
-    const toy_sizes *z = &t->size;
-    const xd_pass pass = { kind, 0, false };
-    float *w[3];
-    XD_TRY(toy_open(t, xd_model_root(t->model), pass, w, NULL));
-    for (int r = 0; r < z->rows && leaf >= 0; r++)
-        memcpy(kept->h[0][r], w[EMBED] + toy_token(z, step, leaf, r) * z->hidden,
-               (size_t)z->hidden * sizeof(float));
-    for (int i = 0; i < z->layers; i++) {
-        if (toy_skips(t, step, i))
-            memcpy(kept->h[i + 1], kept->h[i], sizeof kept->h[i]);
-        else
-            XD_TRY(toy_layer(t, i, kind, leaf, kept));
-    }
-    if (leaf >= 0) toy_head(z, w, kept, logits);
-    return toy_close(t, xd_model_root(t->model));
+    const toy_pass pass = { kind, step, leaf, 0, false, kept, NULL, logits };
+    return toy_forward_stage(t, &pass);
 }
 
 /* ---- backward ---- */
@@ -260,19 +359,50 @@ static xd_result toy_layer_skip(const toy *t, int i, int64_t k) {
     return xd_block_skip(t->layer[i], k);
 }
 
+/* d_h = the gradient of the last layer's output. */
+static xd_result toy_leave_backward(const toy *t, const toy_pass *p, float *w[ENDS], float *g[ENDS],
+                                    float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    const xd_pass pass = { XD_PASS_BACKWARD, p->k, false };
+    if (!t->cut.last) {
+        if (p->leaf >= 0) memcpy(d_h, p->input, (size_t)t->size.rows * sizeof *d_h);
+        return XD_OK;
+    }
+    XD_TRY(toy_open_copy(t, t->head, pass, &w[HEAD], &g[HEAD]));
+    if (p->leaf >= 0) toy_head_backward(&t->size, w, g, p->kept, p->input, d_h);
+    return toy_close_copy(t, t->head);
+}
+
+static xd_result toy_enter_backward(const toy *t, const toy_pass *p, float *w[ENDS], float *g[ENDS],
+                                    float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    const toy_sizes *z = &t->size;
+    const xd_pass pass = { XD_PASS_BACKWARD, p->k, false };
+    if (!t->cut.first) {
+        if (p->leaf >= 0) memcpy(p->output, d_h, (size_t)z->rows * sizeof *d_h);
+        return XD_OK;
+    }
+    XD_TRY(toy_open_copy(t, t->embed, pass, &w[EMBED], &g[EMBED]));
+    for (int r = 0; r < z->rows && p->leaf >= 0; r++)
+        for (int c = 0; c < z->hidden && g[EMBED]; c++)
+            g[EMBED][toy_token(z, p->step, p->leaf, r) * z->hidden + c] += d_h[r][c];
+    return toy_close_copy(t, t->embed);
+}
+
+xd_result toy_backward_stage(const toy *t, const toy_pass *p) {
+    const xd_pass pass = { XD_PASS_BACKWARD, p->k, false };
+    float *w[ENDS], *g[ENDS], d_h[TOY_ROWS][TOY_HIDDEN];
+    memset(d_h, 0, sizeof d_h);
+    XD_TRY(toy_open_root(t, pass, w, g));
+    XD_TRY(toy_leave_backward(t, p, w, g, d_h));
+    for (int i = t->cut.end - 1; i >= t->cut.begin; i--)
+        XD_TRY(toy_skips(t, p->step, i)
+                   ? toy_layer_skip(t, i, p->k)
+                   : toy_layer_backward(t, i, p->leaf, p->k, p->recompute, p->kept, d_h));
+    XD_TRY(toy_enter_backward(t, p, w, g, d_h));
+    return toy_close(t, xd_model_root(t->model));
+}
+
 xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool recompute, toy_kept *kept,
                        const float *d_logits) {
-    const toy_sizes *z = &t->size;
-    const xd_pass pass = { XD_PASS_BACKWARD, k, false };
-    float *w[3], *g[3], d_h[TOY_ROWS][TOY_HIDDEN];
-    memset(d_h, 0, sizeof d_h);
-    XD_TRY(toy_open(t, xd_model_root(t->model), pass, w, g));
-    if (leaf >= 0) toy_head_backward(z, w, g, kept, d_logits, d_h);
-    for (int i = z->layers - 1; i >= 0; i--)
-        XD_TRY(toy_skips(t, step, i) ? toy_layer_skip(t, i, k)
-                                     : toy_layer_backward(t, i, leaf, k, recompute, kept, d_h));
-    for (int r = 0; r < z->rows && leaf >= 0; r++)
-        for (int c = 0; c < z->hidden && g[EMBED]; c++)
-            g[EMBED][toy_token(z, step, leaf, r) * z->hidden + c] += d_h[r][c];
-    return toy_close(t, xd_model_root(t->model));
+    const toy_pass pass = { XD_PASS_BACKWARD, step, leaf, k, recompute, kept, d_logits, NULL };
+    return toy_backward_stage(t, &pass);
 }

@@ -14,7 +14,14 @@ typedef struct toy_sizes {
     int frozen; /* bits: the embedding, the first and the second matrix of layers */
     int half;   /* weights are BF16; blocks show F32 all the same */
     int skips;  /* every third layer has no part in a step, each in its turn */
+    int copies; /* the head is a copy of the embedding, each in a block of its own */
 } toy_sizes;
+
+/* The part of the network that a stage of a pipeline has. */
+typedef struct toy_cut {
+    bool first, last; /* the embedding; scale and head */
+    int begin, end;   /* layers */
+} toy_cut;
 
 /* What one leaf keeps from forward to backward. */
 typedef struct toy_kept {
@@ -24,13 +31,18 @@ typedef struct toy_kept {
 
 typedef struct toy {
     toy_sizes size;
+    toy_cut cut;
     xd_model *model;
+    xd_block *embed, *head; /* of copies; else NULL: in the root */
     xd_block *layer[TOY_LAYERS], *mlp[TOY_LAYERS];
     bool plain; /* no brackets: values and gradients are where the model says, in the caller's storage */
 } toy;
 
 /* Describes the network; `storage` and `gradients` are the caller's for every weight, or NULL. Seals it. */
 xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float *gradients, toy *out);
+
+/* The same for a part of it, not sealed. */
+xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *cut, toy *out);
 
 /* Elements of all weights that are not ties. */
 int64_t toy_count(const toy_sizes *size);
@@ -48,5 +60,20 @@ int toy_label(const toy_sizes *size, int step, int64_t leaf, int row);
 xd_result toy_forward(const toy *t, xd_pass_kind kind, int step, int64_t leaf, toy_kept *kept, float *logits);
 xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool recompute, toy_kept *kept,
                        const float *d_logits);
+
+/* The same passes of a stage. Activations are [rows, TOY_HIDDEN].
+ *   input    forward: NULL on the first stage; backward: the gradient of the output, on the last stage d_logits
+ *   output   forward: on the last stage logits; backward: the gradient of the input, NULL on the first stage */
+typedef struct toy_pass {
+    xd_pass_kind kind;
+    int step;
+    int64_t leaf, k;
+    bool recompute;
+    toy_kept *kept;
+    const float *input;
+    float *output;
+} toy_pass;
+xd_result toy_forward_stage(const toy *t, const toy_pass *pass);
+xd_result toy_backward_stage(const toy *t, const toy_pass *pass);
 
 #endif

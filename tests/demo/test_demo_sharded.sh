@@ -46,6 +46,14 @@ equal tp --wrap fsdp --mesh dp=2,tp=2 && equal split --wrap sharded --mesh tp=4 
 cmp -s "$work/tp/student/model.safetensors" "$work/split/student/model.safetensors"
 verdict $? 'ranks that split the weights, by two and by four, have the bits of one rank' "$work/tp.log"
 
+equal pp --pp 2 && equal ppddp --pp 2 --wrap ddp && equal vpp --pp 2 --vpp 2 --wrap sharded && equal pptp --pp 2 --mesh tp=2 &&
+equal pphsdp --pp 2 --wrap hsdp --mesh dp=4 &&
+cmp -s "$work/pp/student/model.safetensors" "$work/vpp/student/model.safetensors" &&
+grep -q '^4 ranks (pp=2,dp=2,tp=1), fsdp: killed by SIGKILL after step [45]$' "$work/pp.log"
+verdict $? 'pipelines of two ranks, beside data ranks and beside ranks that split the weights, have the bits of one rank' "$work/pp.log"
+equal pplaunch --pp 2 --launch && cmp -s "$work/pp/student/model.safetensors" "$work/pplaunch/student/model.safetensors" &&
+grep -q '^4 ranks (pp=2,dp=2,tp=1), fsdp: rank [0-3] killed by SIGKILL after step [45]$' "$work/pplaunch.log"
+verdict $? 'a pipeline of processes, one of which is killed, has them too' "$work/pplaunch.log"
 for wrap in fsdp hsdp; do
     equal launch --launch --wrap $wrap --overwrite && [ ! -e "$work/launch/news" ] &&
     grep -q '^xdrun: rank \([0-3]\) (process [0-9]*) was ended by signal 9 (Killed); stopping the other 3$' "$work/launch.log" &&
@@ -74,8 +82,12 @@ verdict $? 'files of checkpoints are equal whoever wrote them' "$work/other"
 bits=$(sed -n 's/^  "bits_per_byte": \([0-9.]*\),$/\1/p' "$work/fsdp/sharded.json") &&
 awk -v bits="$bits" '/bits\/byte/ { d = $4 - bits; found = bits > 0 && d < 1e-5 && d > -1e-5 } END { exit !found }' "$work/eval.log"
 verdict $? 'the student measures the same once it is read back' "$work/eval.log"
-awk 'NF == 6 && /^ +[0-9. ]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/fsdp.log"
-verdict $? 'every rank takes the memory that was planned' "$work/fsdp.log"
+for run in fsdp pp vpp; do
+    awk 'NF == 6 && /^ +[0-9. ]+$/ { lines++; if ($2 < 1 || $3 < $2 || $3 > 1.05 * $2) bad++ } END { exit bad > 0 || lines != 8 }' "$work/$run.log" ||
+    echo "$run"
+done >"$work/more"
+[ ! -s "$work/more" ]
+verdict $? 'every rank takes the memory that was planned' "$work/more"
 
 refused "fsdp/student holds a finished model: --overwrite" --steps 4 --out "$work/fsdp" &&
 start fsdp --overwrite --steps 4 && grep -q 'went on after step 2$' "$work/fsdp.log" && [ ! -d "$work/fsdp/wrapped/step-6" ]
@@ -83,13 +95,13 @@ verdict $? 'a finished student is replaced with --overwrite only, and an older r
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
     '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/small" --help >"$work/help.log"
-for option in wrap mesh steps seed data out overwrite heldout-bytes mpi launch help; do
+for option in wrap mesh pp vpp steps seed data out overwrite heldout-bytes mpi launch help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ] && grep -q 'build/demo-sharded --wrap' "$work/help.log"

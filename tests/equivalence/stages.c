@@ -26,7 +26,7 @@ typedef struct stage_state {
     nn_model whole;
     stage_part parts[STAGES];
     int part_count;
-    xd_queue *gathers, *reductions;
+    xd_queue *gathers, *reductions, *sends;
     xd_built *built;
     xd_pipeline *pipeline;
     xd_vocab *vocab;
@@ -64,7 +64,8 @@ static xd_result stage_describe(void *user, xd_ctx *ctx, const xd_stage_place *p
     part->model.cut.begin = (int)place->first_layer;
     part->model.cut.end = (int)(place->first_layer + place->layer_count);
     part->model.cut.copies = s->config->copies;
-    XD_TRY(nn_describe(ctx, &part->model, 5, s->config->bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32, &part->description));
+    XD_TRY(nn_describe(ctx, &part->model, 5, s->config->bf16 ? XD_DTYPE_BF16 : XD_DTYPE_F32,
+                       &part->description));
     part->blocks.model = part->description.model;
     part->blocks.cut = &part->model.cut;
     part->source = nn_blocks_source(&part->blocks);
@@ -84,6 +85,7 @@ static void stage_chunks(const train_config *c, int chunks, int64_t *layers) {
 static xd_result stage_queues(stage_state *s) {
     const xd_queue_desc d = { .form = XD_QUEUE_WORKER, .capacity = STAGE_WEIGHTS };
     if (!s->config->workers) return XD_OK;
+    XD_TRY(xd_queue_create(s->groups->pp, &d, &s->sends));
     XD_TRY(xd_queue_create(s->groups->dp, &d, &s->gathers));
     return xd_queue_create(s->groups->dp, &d, &s->reductions);
 }
@@ -141,6 +143,7 @@ static xd_result stage_pipeline(stage_state *s) {
     d.data = s->groups->dp;
     d.gathers = s->config->wrap >= TRAIN_FSDP;
     d.world = s->world;
+    d.sends = s->sends;
     XD_TRY(xd_pipeline_measure(s->ctx, &d.schedule, xd_comm_rank(s->groups->pp), &counts));
     s->slots = counts.forwards;
     return xd_pipeline_create(s->groups->pp, &d, &s->pipeline);
@@ -345,7 +348,8 @@ static xd_result stage_run(stage_state *s) {
     XD_TRY(stage_build(s));
     const nn_share *share = &s->parts[0].model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    XD_TRY(xd_vocab_create(s->ctx, s->config->tp > 1 ? s->groups->tp : NULL, columns, TRAIN_VOCAB, &s->vocab));
+    XD_TRY(
+        xd_vocab_create(s->ctx, s->config->tp > 1 ? s->groups->tp : NULL, columns, TRAIN_VOCAB, &s->vocab));
     XD_TRY(stage_pipeline(s));
     stage_make_buffers(s);
     XD_TRY(xd_agree(s->world, stage_list(s)));
@@ -354,7 +358,8 @@ static xd_result stage_run(stage_state *s) {
     stage_keep(s);
     XD_TRY(xd_barrier(s->world)); /* all leaves are there */
     for (int step = 0; step < s->config->steps && xd_comm_rank(s->world) == 0; step++)
-        for (int leaf = 0; leaf < TRAIN_LEAVES; leaf++) s->out->losses[step] += s->out->leaf_losses[step][leaf];
+        for (int leaf = 0; leaf < TRAIN_LEAVES; leaf++)
+            s->out->losses[step] += s->out->leaf_losses[step][leaf];
     return XD_OK;
 }
 
@@ -364,6 +369,7 @@ static void stage_close(stage_state *s) {
     xd_pipeline_destroy(s->pipeline);
     xd_vocab_destroy(s->vocab);
     xd_built_destroy(s->built);
+    xd_queue_destroy(s->sends);
     xd_queue_destroy(s->gathers);
     xd_queue_destroy(s->reductions);
     for (int i = 0; i < s->part_count; i++) {

@@ -86,9 +86,9 @@ typedef struct train_state {
     train_result *out;
     xd_ctx *ctx;
     xd_comm *world, *dp, *tp;
-    xd_comm *data, *replicas;       /* of the wrapper; NULL -> dp */
+    xd_comm *data, *replicas; /* of the wrapper; NULL -> dp */
     train_blocks memory;
-    nn_model model, whole;          /* this rank's share; all of it */
+    nn_model model, whole; /* this rank's share; all of it */
     nn_description description;
     nn_blocks blocks;
     nn_source source;
@@ -267,7 +267,8 @@ void train_read_leaf(int step, int64_t leaf, const train_data *out) {
         out->labels[i] = (out->ids[i] * 3 + 1) % VOCAB;
         if ((leaf + i) % 7 == 0) out->labels[i] = XD_IGNORE_INDEX;
         for (int v = 0; v < out->columns && out->teacher; v++)
-            out->teacher[i * out->columns + v] = (float)(train_mix(token, i, v + out->column + 1) % 4096) / 1024.0f;
+            out->teacher[i * out->columns + v] =
+                (float)(train_mix(token, i, v + out->column + 1) % 4096) / 1024.0f;
     }
 }
 
@@ -427,7 +428,8 @@ bool train_on_threads(const train_config *config, train_result *out, char messag
     d.timeout_seconds = 60;
     d.allocator = train_allocator();
     const int ranks = config->dp * config->tp * (config->pp ? config->pp : 1);
-    if (xd_run_threads(ranks, &d, config->pp ? train_stages_rank : train_rank, (void *)&job, &error) == XD_OK) return true;
+    if (xd_run_threads(ranks, &d, config->pp ? train_stages_rank : train_rank, (void *)&job, &error) == XD_OK)
+        return true;
     snprintf(message, 512, "%.500s", error.message);
     return false;
 }
@@ -483,9 +485,9 @@ double train_apart(const train_result *a, const train_result *b, double *losses)
 void train_name(const train_config *c, char name[TRAIN_NAME]) {
     static const char *const wraps[] = { "DDP", "DDP + sharded optimizer", "FSDP", "HSDP" };
     const int ranks = c->groups > 0 ? c->groups : 1;
-    snprintf(name, TRAIN_NAME, "%s%-23s dp=%d tp=%d groups=%d %s %s", c->tp > 1 ? "TP x " : "", wraps[c->wrap], c->dp,
-             c->tp, ranks, c->whole || c->wrap <= TRAIN_SHARDED ? "one-send" : "each-sent",
-c->bf16 ? "bf16" : "f32");
+    snprintf(name, TRAIN_NAME, "%s%-23s dp=%d tp=%d groups=%d %s %s", c->tp > 1 ? "TP x " : "",
+             wraps[c->wrap], c->dp, c->tp, ranks,
+             c->whole || c->wrap <= TRAIN_SHARDED ? "one-send" : "each-sent", c->bf16 ? "bf16" : "f32");
     if (c->pp) {
         char stages[48];
         snprintf(stages, sizeof stages, " pp=%d x %d%s%s", c->pp, c->virtual_stages ? c->virtual_stages : 1,

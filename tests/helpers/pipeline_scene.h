@@ -28,7 +28,8 @@ typedef struct scene_run {
     const int64_t *
         chunk_layers; /* [pp * virtual_stages]; NULL -> layers 0 to SCENE_LAYERS - 2 and the rest to the last */
     bool queues;      /* sums of DDP begin within calls */
-    bool together;    /* all weights of a stage are one unit */
+    xd_queue_form sends; /* of activations; AUTO -> no queue */
+    bool together;       /* all weights of a stage are one unit */
     xd_reduction reduction;
     /* The rank, micro-batch and direction of a call that fails in the first run. */
     int fails, fails_at;
@@ -48,7 +49,7 @@ typedef struct scene_rank {
     xd_ctx *ctx;
     xd_grid *grid;
     const xd_groups *groups;
-    xd_queue *reductions;
+    xd_queue *reductions, *sends;
     xd_built *built;
     xd_pipeline *pipeline;
     int64_t micro_batches;
@@ -245,6 +246,7 @@ static xd_pipeline_run_desc scene_pipeline(const scene_rank *r) {
     d.data = r->run->dp > 1 ? r->groups->dp_cp : NULL;
     d.gathers = r->run->wrap == SCENE_FSDP && d.data;
     d.world = r->world;
+    d.sends = r->sends;
     return d;
 }
 
@@ -261,6 +263,9 @@ static xd_result scene_make(scene_rank *r) {
     xd_optimizer_desc d = xd_adamw_defaults(r->params, r->count);
     d.learning_rate = 0.01;
     XD_TRY(xd_optimizer_create(r->ctx, &d, &r->optimizer));
+    const xd_queue_desc queue = { .form = r->run->sends, .capacity = 2 };
+    if (queue.form) XD_TRY(xd_queue_create(r->groups->pp, &queue, &r->sends));
+    if (queue.form) CHECK_EQ_INT(xd_queue_info(r->sends).form, queue.form);
     const xd_pipeline_run_desc p = scene_pipeline(r);
     return xd_pipeline_create(r->groups->pp, &p, &r->pipeline);
 }
@@ -327,6 +332,7 @@ static void scene_close(scene_rank *r) {
     xd_pipeline_destroy(r->pipeline);
     xd_optimizer_destroy(r->optimizer);
     xd_built_destroy(r->built);
+    xd_queue_destroy(r->sends);
     xd_queue_destroy(r->reductions);
     xd_grid_destroy(r->grid);
 }

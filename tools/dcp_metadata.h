@@ -196,6 +196,11 @@ static xd_result dcp_read_names(dcp *d, int32_t names) {
     for (int64_t i = 0; i < d->object_count; i++)
         PICKLE_REQUIRE_AT(p, 0, i == 0 || dcp_compare_texts(&d->objects[i - 1], &d->objects[i]) != 0,
                           "object \"%s\" is there twice", dcp_show(&d->objects[i]));
+    for (int64_t i = 0; i < d->tensor_count && d->object_count; i++)
+        PICKLE_REQUIRE_AT(p, 0,
+                          !bsearch(&d->tensors[i].name, d->objects, (size_t)d->object_count,
+                                   sizeof *d->objects, dcp_by_name),
+                          "\"%s\" is a tensor and an object", dcp_show(&d->tensors[i].name));
     return XD_OK;
 }
 

@@ -118,6 +118,7 @@
 #include "base/directory.h"
 #include "io/safetensors.h"
 #include "io/weights_files.h"
+#include "io/weights_reader.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -332,6 +333,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/weights_files.c"
+#include "io/weights_reader.c"
 #include "io/weights_writer.c"
 #include "io/gather.c"
 

@@ -3,7 +3,7 @@
 
 #include "checkpoint/internal.h"
 #include "checkpoint/map.h"
-#include "io/weights_files.h"
+#include "io/weights_reader.h"
 
 /* The two sides of a map. */
 enum { XDI_THEIRS = 0, XDI_OURS = 1, XDI_SIDES = 2 };
@@ -27,8 +27,7 @@ typedef struct xdi_mapped_tensor {
     xd_dtype dtype; /* of the first weight in it */
     int ndim;
     int64_t shape[XD_DIMS_MAX];
-    xd_safetensors *file; /* NULL: it is not read */
-    int64_t index;
+    int64_t index; /* of the reader; -1: it is not read */
 } xdi_mapped_tensor;
 
 /* ---- map_plan.c: everything that follows from the weights and the entries ---- */

@@ -388,6 +388,7 @@
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"
+#include "checkpoint/map_pieces.c"
 #include "checkpoint/map.c"
 #include "checkpoint/verify.c"
 #endif

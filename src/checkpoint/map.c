@@ -488,9 +488,19 @@ static xd_result xdi_export_gather(xdi_export *e) {
     return xd_state_gather(e->m.comm, &d);
 }
 
+static xd_result xdi_export_pieces(xdi_export *e) {
+    xdi_piece_files to;
+    to.directory = e->m.directory;
+    to.staging_bytes = e->m.staging_bytes;
+    to.metadata = e->desc->metadata;
+    to.metadata_count = e->desc->metadata_count;
+    return xdi_mapped_write_pieces(e->m.comm, &e->m.plan, &to);
+}
+
 static xd_result xdi_export_run(xdi_export *e) {
-    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 0));
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 8 * e->desc->pieces));
     XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
+    if (e->desc->pieces) return xdi_export_pieces(e);
     XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
     XD_TRY(xdi_export_gather(e));
     xd_weights_writer *writer = e->writer;

@@ -94,4 +94,21 @@ typedef struct xdi_mapped_tile {
 XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
                                      xdi_mapped_tile *tile);
 
+/* ---- map_pieces.c ---- */
+
+enum { XDI_PIECE_PATH = 4096 };
+
+/* Where each rank writes what it has. */
+typedef struct xdi_piece_files {
+    const char *directory;
+    size_t staging_bytes;
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file */
+    int64_t metadata_count;
+} xdi_piece_files;
+
+/* Collective. Errors: MISMATCH when an element is held by no rank or by two that are no replicas; STATE for a directory with
+ * files of that kind; IO, MEMORY. */
+XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
+                                             const xdi_piece_files *to);
+
 #endif

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-#include "../tools/dcp.h"
+#include "../tools/dcp_join.h"
 
 static xd_ctx *new_ctx(void) {
     xd_ctx *ctx = NULL;
@@ -27,7 +27,7 @@ static xd_result convert(xd_ctx *ctx, const char *root, const char *select, bool
     desc.select = select;
     desc.tensors_only = tensors_only;
     desc.max_shard_bytes = shard;
-    return dcp_convert_directory(ctx, &desc);
+    return join_directory(ctx, &desc);
 }
 
 /* A new root with the files of the scene in root/from. */
@@ -415,9 +415,66 @@ XD_TEST(without_metadata_there_is_no_checkpoint) {
     const char *root = save(&s, ctx);
     CHECK_EQ_INT(remove(path_in(root, "from/.metadata")), 0);
     CHECK_EQ_INT(convert(ctx, root, NULL, false, 0), XD_ERROR_IO);
-    CHECK(strstr(xd_last_error(ctx)->message, "/from/.metadata") != NULL);
+    CHECK(strstr(xd_last_error(ctx)->message, "/from/model.safetensors.index.json") != NULL);
     CHECK_EQ_INT(mkfifo(path_in(root, "from/.metadata"), 0600), 0); /* opening it would wait */
     CHECK_EQ_INT(convert(ctx, root, NULL, false, 0), XD_ERROR_IO);
+    check_nothing(ctx, root);
+    remove_all(root);
+    xd_ctx_destroy(ctx);
+}
+
+/* ---- pieces in safetensors files ---- */
+
+enum { TALL = 1100, WIDE = 1000 };
+
+/* Rows [0, 600) and [600, TALL) in columns [0, 300) and [300, WIDE): 4 pieces of a tensor of more than one window. */
+static void write_piece(xd_ctx *ctx, const char *directory, int number) {
+    static float data[600 * 700];
+    const int64_t begin[2] = { number / 2 * 600, number % 2 * 300 };
+    const int64_t shape[2] = { number / 2 ? TALL - 600 : 600, number % 2 ? WIDE - 300 : 300 };
+    const xd_safetensors_entry entry = { "model.w", XD_DTYPE_F32, 2, shape };
+    char info[100], name[64];
+    xd_safetensors_pair pair = { "DCP_SHARDING_INFO", info };
+    xd_safetensors_writer_desc d;
+    xd_safetensors_writer *writer = NULL;
+    memset(&d, 0, sizeof d);
+    d.entries = &entry;
+    d.entry_count = 1;
+    d.metadata = &pair;
+    d.metadata_count = 1;
+    for (int64_t i = 0; i < shape[0] * shape[1]; i++)
+        data[i] = (float)((begin[0] + i / shape[1]) * WIDE + begin[1] + i % shape[1]);
+    snprintf(info, sizeof info, "{\"model.w\": {\"saved_offsets\": [%d, %d]}}", (int)begin[0], (int)begin[1]);
+    snprintf(name, sizeof name, "shard-%05d-model-00001-of-00001.safetensors", number + 1);
+    CHECK_EQ_INT(xd_safetensors_writer_create(ctx, path_in(directory, name), &d, &writer), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_write(writer, 0, data), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_writer_commit(writer), XD_OK);
+}
+
+XD_TEST(pieces_of_ranks_become_one_file) {
+    xd_ctx *ctx = new_ctx();
+    const char *root = new_root();
+    xd_safetensors *file = NULL;
+    int64_t wrong = 0;
+    CHECK_EQ_INT(mkdir(path_in(root, "from"), 0777), 0);
+    for (int i = 0; i < 4; i++) write_piece(ctx, path_in(root, "from"), i);
+    CHECK_EQ_INT(convert(ctx, root, "optim.", false, 0), XD_ERROR_MISSING);
+    CHECK_EQ_INT(convert(ctx, root, "model.", false, 0), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_open(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
+    CHECK_EQ_INT(xd_safetensors_count(file), 1);
+    CHECK_EQ_STR(xd_safetensors_at(file, 0)->name, "w");
+    CHECK_EQ_INT(xd_safetensors_at(file, 0)->end, TALL * WIDE * 4);
+    for (int64_t i = 0; i < TALL * WIDE; i++) {
+        float value;
+        memcpy(&value, (const char *)xd_safetensors_data(file, 0) + i * 4, sizeof value);
+        wrong += value != (float)i;
+    }
+    CHECK_EQ_INT(wrong, 0);
+    xd_safetensors_close(file);
+    remove_all(path_in(root, "to"));
+    CHECK_EQ_INT(remove(path_in(root, "from/shard-00002-model-00001-of-00001.safetensors")), 0);
+    CHECK_EQ_INT(convert(ctx, root, NULL, false, 0), XD_ERROR_FORMAT);
+    CHECK(strstr(xd_last_error(ctx)->message, "its 3 pieces have") != NULL);
     check_nothing(ctx, root);
     remove_all(root);
     xd_ctx_destroy(ctx);

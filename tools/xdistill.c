@@ -4,9 +4,10 @@
  *   ./xdistill inspect DIR       files and tensors of a checkpoint (ROOT/step-N), as its manifest lists them
  *   ./xdistill verify DIR        reads and compares every byte
  *   ./xdistill diff DIR DIR      the first tensors that differ, by the fingerprints of the manifests
- *   ./xdistill convert DIR NEW   a checkpoint of PyTorch's torch.distributed.checkpoint (.metadata and *.distcp) as a model directory
- *                                NEW of safetensors files, with what is no tensor in objects.json. Its pickles are read as data
- *                                (dcp_pickle.h), nothing of them is executed
+ *   ./xdistill convert DIR NEW   what PyTorch's torch.distributed.checkpoint has left in DIR becomes NEW, a model directory of
+ *                                whole tensors in safetensors files. DIR has .metadata and *.distcp, whose pickles are read as
+ *                                data (dcp_pickle.h: nothing of them is executed), and what is no tensor goes to objects.json;
+ *                                or it has safetensors files with the pieces of ranks, as xd_weights_export writes them too
  *
  * Options of convert, before DIR:
  *   --select PREFIX      only tensors whose names begin so, under names without it: --select model.
@@ -22,7 +23,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "dcp.h"
+#include "dcp_join.h"
 
 enum { SAME = 0, DIFFERENT = 1, BROKEN = 2, SHOWN = 10 };
 
@@ -101,7 +102,7 @@ static int convert(xd_ctx *ctx, int count, char **arguments) {
     if (count != 2) return usage();
     desc.source = arguments[0];
     desc.target = arguments[1];
-    return dcp_convert_directory(ctx, &desc) == XD_OK ? SAME : BROKEN;
+    return join_directory(ctx, &desc) == XD_OK ? SAME : BROKEN;
 }
 
 static int run(xd_ctx *ctx, int count, char **arguments) {

@@ -47233,6 +47233,8 @@ static int xdi_pieces_by_tensor(const void *a, const void *b) {
 /* Deals the boxes to files. */
 static xd_result xdi_pieces_reserve(xdi_pieces *p) {
     xdi_mapped_boxes *boxes = &p->boxes;
+    XD_REQUIRE(p->ctx, p->to->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)p->to->metadata_count);
     boxes->regions = (xd_region *)xd_allocate(p->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *boxes->regions);
     XD_REQUIRE(p->ctx, boxes->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
     xdi_pieces_list(p);
@@ -73720,4 +73722,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 92b85182d69d03c7aae01a0727a88cbb1a216cb120a43e7552b7fb2628a44d8a */
+/* xdistill sha256 dcfcecb30817a3e346b465c197769c505e7bf27741e3f4fca4fb6126d7a32fa3 */

@@ -74,6 +74,8 @@ static int xdi_pieces_by_tensor(const void *a, const void *b) {
 /* Deals the boxes to files. */
 static xd_result xdi_pieces_reserve(xdi_pieces *p) {
     xdi_mapped_boxes *boxes = &p->boxes;
+    XD_REQUIRE(p->ctx, p->to->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)p->to->metadata_count);
     boxes->regions = (xd_region *)xd_allocate(p->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *boxes->regions);
     XD_REQUIRE(p->ctx, boxes->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
     xdi_pieces_list(p);

@@ -19,8 +19,8 @@ typedef struct made {
 } made;
 
 static const made tensors[TENSORS] = {
-    { "embed.weight", XD_DTYPE_F32, 2, { 13, 5, 0 } },    { "layers.0.w", XD_DTYPE_BF16, 3, { 6, 4, 3 } },
-    { "layers.0.count", XD_DTYPE_I64, 1, { 7, 0, 0 } },   { "layers.1.half", XD_DTYPE_F16, 2, { 2, 9, 0 } },
+    { "embed.weight", XD_DTYPE_F32, 2, { 13, 5, 0 } },  { "layers.0.w", XD_DTYPE_BF16, 3, { 6, 4, 3 } },
+    { "layers.0.count", XD_DTYPE_I64, 1, { 7, 0, 0 } }, { "layers.1.half", XD_DTYPE_F16, 2, { 2, 9, 0 } },
     { "layers.1.wide", XD_DTYPE_F64, 2, { 5, 8, 0 } },
 };
 

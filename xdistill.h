@@ -5883,8 +5883,8 @@ typedef struct xd_weights_export_desc {
  * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is the most
  * boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of torch.distributed.checkpoint read
  * them; `xdistill convert` makes one model of them. The directory exists wherever a rank writes, and has no .safetensors
- * files yet. The files get their names when all ranks have written; who is killed meanwhile leaves a model with a gap, which
- * readers refuse, and nothing else says that it is complete. max_shard_bytes is not used.
+ * files yet. The files get their names when all ranks have written, and go again when that fails on one; who is killed meanwhile
+ * leaves a model with a gap, and nothing but readers, which refuse it, says so. max_shard_bytes is not used.
  *
  * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
  * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of
@@ -47181,8 +47181,8 @@ typedef struct xdi_pieces {
     int64_t *sizes;                  /* [boxes.count][XD_DIMS_MAX] */
     xd_safetensors_pair *metadata;   /* of one file at a time */
     xd_safetensors_writer **writers; /* [file_count] */
-    int64_t file_count;
-    unsigned char *stage, *wire; /* wire: in memory of the device */
+    int64_t file_count, named;       /* named: those that have their names */
+    unsigned char *stage, *wire;     /* wire: in memory of the device */
     size_t stage_bytes;
 } xdi_pieces;
 
@@ -47289,6 +47289,14 @@ static void xdi_pieces_describe(const xdi_pieces *p, int64_t file, xd_json_write
     xd_json_write_end(json);
 }
 
+static xd_result xdi_pieces_name(const xdi_pieces *p, int64_t file, char path[XDI_PIECE_PATH]) {
+    const int length = snprintf(path, XDI_PIECE_PATH, "%s/shard-%05d-model-%05lld-of-%05lld.safetensors",
+                                p->to->directory, p->rank + 1, (long long)file + 1, (long long)p->file_count);
+    XD_REQUIRE(p->ctx, length > 0 && length < XDI_PIECE_PATH, XD_ERROR_ARGUMENT,
+               "%.80s...: the path is too long", p->to->directory);
+    return XD_OK;
+}
+
 static xd_result xdi_pieces_start(xdi_pieces *p, int64_t file, const char *info) {
     xd_safetensors_writer_desc d;
     char path[XDI_PIECE_PATH];
@@ -47314,10 +47322,7 @@ static xd_result xdi_pieces_start(xdi_pieces *p, int64_t file, const char *info)
     p->metadata[0].value = info;
     p->metadata[1].key = "DCP_VERSION";
     p->metadata[1].value = "1.0";
-    const int length = snprintf(path, sizeof path, "%s/shard-%05d-model-%05lld-of-%05lld.safetensors",
-                                p->to->directory, p->rank + 1, (long long)file + 1, (long long)p->file_count);
-    XD_REQUIRE(p->ctx, length > 0 && length < (int)sizeof path, XD_ERROR_ARGUMENT,
-               "%.80s...: the path is too long", p->to->directory);
+    XD_TRY(xdi_pieces_name(p, file, path));
     return xd_safetensors_writer_create(p->ctx, path, &d, &p->writers[file]);
 }
 
@@ -47400,12 +47405,20 @@ static xd_result xdi_pieces_write_all(xdi_pieces *p) {
 }
 
 static xd_result xdi_pieces_commit(xdi_pieces *p) {
-    for (int64_t file = 0; file < p->file_count; file++) {
-        xd_safetensors_writer *writer = p->writers[file];
-        p->writers[file] = NULL;
+    for (; p->named < p->file_count; p->named++) {
+        xd_safetensors_writer *writer = p->writers[p->named];
+        p->writers[p->named] = NULL;
         XD_TRY(xd_safetensors_writer_commit(writer));
     }
     return XD_OK;
+}
+
+/* Files that have names already go again when another rank could not name its own. */
+static void xdi_pieces_take_back(const xdi_pieces *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    char path[XDI_PIECE_PATH];
+    for (int64_t file = 0; file < p->named && files->remove; file++)
+        if (xdi_pieces_name(p, file, path) == XD_OK) (void)files->remove(files->user, path);
 }
 
 /* Everything that one rank can fail at before the files get their names. */
@@ -47442,6 +47455,7 @@ XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_pla
     if (result == XD_OK) result = xd_agree(comm, xdi_pieces_check_directory(&p));
     if (result == XD_OK) result = xd_agree(comm, xdi_pieces_prepare(&p));
     if (result == XD_OK) result = xd_agree(comm, xdi_pieces_commit(&p));
+    if (result != XD_OK) xdi_pieces_take_back(&p);
     xdi_pieces_end(&p);
     return result;
 }
@@ -73722,4 +73736,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dcfcecb30817a3e346b465c197769c505e7bf27741e3f4fca4fb6126d7a32fa3 */
+/* xdistill sha256 d3d1b79765a048893310499e07f1d8c4ccbfc7cd3b8e3181a1eba67876ff586b */

@@ -2,6 +2,7 @@
  * are refused. tests/build/test_dcp_hf.py compares with torch.distributed.checkpoint. */
 #define XDISTILL_IMPLEMENTATION
 #include "map_scene.h"
+#include "failing_heap.h"
 
 /* ---- through files of the ranks ---- */
 
@@ -118,6 +119,71 @@ XD_TEST(pieces_of_one_save_do_not_mix_with_those_of_another) {
     CHECK(strstr(error.message, "is there already") != NULL);
     CHECK_EQ_INT(check_reader(to), pieces);
     remove_all(from);
+    remove_all(to);
+}
+
+/* ---- failures ---- */
+
+enum { HOLE = 1, PAIRS, HEAP };
+
+typedef struct failing {
+    const char *to;
+    int what;
+    int64_t request; /* of rank 1 that gets nothing; HEAP */
+    int failed;
+} failing;
+
+static xd_result fail(xd_comm *world, void *argument) {
+    failing *f = (failing *)argument;
+    const int rank = xd_comm_rank(world);
+    map_scene *s = map_create(rank, xd_comm_size(world), MAP_FLAT);
+    xd_weights_export_desc d;
+    memset(&d, 0, sizeof d);
+    d.directory = f->to;
+    d.weights = map_weights(s);
+    d.pieces = true;
+    if (f->what == HOLE && rank == 1) s->part[0].range.end--;
+    if (f->what == PAIRS && rank == 1) d.metadata_count = -1;
+    heap_fails_in = f->what == HEAP && rank == 1 ? f->request : 0;
+    const xd_result result = xd_weights_export(world, &d);
+    heap_fails_in = 0;
+    if (result != XD_OK) __atomic_add_fetch(&f->failed, 1, __ATOMIC_RELAXED);
+    free(s);
+    return result;
+}
+
+static int files_in(const char *directory) {
+    int count = 0;
+    DIR *d = opendir(directory);
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) count += e->d_name[0] != '.';
+    if (d) closedir(d);
+    return count;
+}
+
+XD_TEST(an_export_in_pieces_that_fails_on_a_rank_fails_on_all_and_leaves_no_file) {
+    char to[64];
+    xd_error error;
+    xd_ctx_desc desc = heap_desc(XD_REDUCTION_DETERMINISTIC);
+    desc.files = map_ctx_desc().files;
+    strcpy(to, new_root());
+    failing f = { to, HOLE, 0, 0 };
+    CHECK_EQ_INT(xd_run_threads(2, &desc, fail, &f, &error), XD_ERROR_MISMATCH);
+    CHECK(strstr(error.message, "embed.weight") != NULL);
+    CHECK_EQ_INT(f.failed, 2);
+    failing pairs = { to, PAIRS, 0, 0 };
+    CHECK_EQ_INT(xd_run_threads(2, &desc, fail, &pairs, &error), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(pairs.failed, 2);
+    CHECK_EQ_INT(files_in(to), 0);
+    bool done = false;
+    int64_t request = 1;
+    for (; !done && request < 2000; request++) {
+        failing heap = { to, HEAP, request, 0 };
+        done = xd_run_threads(2, &desc, fail, &heap, &error) == XD_OK;
+        CHECK(done || heap.failed == 2);
+        if (!done) CHECK_EQ_INT(files_in(to), 0);
+    }
+    CHECK(request > 40);
+    CHECK_EQ_INT(heap_live, 0);
     remove_all(to);
 }
 

@@ -100,8 +100,8 @@ typedef struct xd_weights_export_desc {
  * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is the most
  * boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of torch.distributed.checkpoint read
  * them; `xdistill convert` makes one model of them. The directory exists wherever a rank writes, and has no .safetensors
- * files yet. The files get their names when all ranks have written; who is killed meanwhile leaves a model with a gap, which
- * readers refuse, and nothing else says that it is complete. max_shard_bytes is not used.
+ * files yet. The files get their names when all ranks have written, and go again when that fails on one; who is killed meanwhile
+ * leaves a model with a gap, and nothing but readers, which refuse it, says so. max_shard_bytes is not used.
  *
  * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
  * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of

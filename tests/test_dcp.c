@@ -89,6 +89,37 @@ XD_TEST(a_checkpoint_in_chunks_becomes_whole_tensors_with_the_same_bits) {
     xd_ctx_destroy(ctx);
 }
 
+/* Without "model.", or without "step", which is an object. */
+XD_TEST(what_begins_with_a_prefix_is_left_out) {
+    static const char *const prefixes[2] = { "model.", "step" };
+    static dcp_scene s;
+    xd_ctx *ctx = new_ctx();
+    dcp_scene_create(&s);
+    dcp_scene_files(&s);
+    dcp_scene_metadata(&s);
+    for (int i = 0; i < 2; i++) {
+        const char *root = save(&s, ctx);
+        xd_safetensors *file = NULL;
+        char *text = NULL;
+        size_t bytes = 0;
+        dcp_convert_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.source = path_in(root, "from");
+        desc.target = path_in(root, "to");
+        desc.without = prefixes[i];
+        CHECK_EQ_INT(join_directory(ctx, &desc), XD_OK);
+        CHECK_EQ_INT(xd_safetensors_open(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
+        CHECK_EQ_INT(xd_safetensors_count(file), i == 0 ? 2 : DCP_TENSORS);
+        CHECK(xd_safetensors_find(file, "scalar") >= 0 && xd_safetensors_find(file, "empty") >= 0);
+        xd_safetensors_close(file);
+        CHECK_EQ_INT(xd_file_load(ctx, path_in(root, "to/objects.json"), 0, &text, &bytes), XD_OK);
+        CHECK_EQ_STR(text, i == 0 ? "{\n  \"step\": 12\n}" : "{}");
+        xd_release(ctx, text);
+        remove_all(root);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_prefix_selects_tensors_and_is_left_out) {
     static dcp_scene s;
     xd_ctx *ctx = new_ctx();

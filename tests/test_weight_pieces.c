@@ -182,7 +182,7 @@ XD_TEST(an_export_in_pieces_that_fails_on_a_rank_fails_on_all_and_leaves_no_file
         CHECK(done || heap.failed == 2);
         if (!done) CHECK_EQ_INT(files_in(to), 0);
     }
-    CHECK(request > 40);
+    CHECK(request > 20);
     CHECK_EQ_INT(heap_live, 0);
     remove_all(to);
 }

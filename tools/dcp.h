@@ -19,8 +19,9 @@ enum {
 
 typedef struct dcp_convert_desc {
     const char *source, *target;
-    const char *select; /* only tensors whose names begin so, without that; NULL -> all, and the objects */
-    bool tensors_only;  /* objects are left out */
+    const char *select;  /* only tensors whose names begin so, without that; NULL -> all, and the objects */
+    const char *without; /* what begins so is left out; NULL -> nothing */
+    bool tensors_only;   /* objects are left out */
     uint64_t max_shard_bytes;
 } dcp_convert_desc;
 
@@ -41,6 +42,15 @@ typedef struct dcp_convert {
     uint64_t file_bytes;
     const dcp_text *file_name; /* NULL: none is */
 } dcp_convert;
+
+/* Whether a tensor comes along; *skipped bytes of its name do not. */
+static bool dcp_is_wanted(const dcp_convert_desc *desc, const char *name, size_t bytes, size_t *skipped) {
+    const size_t select = desc->select ? strlen(desc->select) : 0,
+                 without = desc->without ? strlen(desc->without) : 0;
+    *skipped = select;
+    if (without && bytes >= without && memcmp(name, desc->without, without) == 0) return false;
+    return bytes > select && (select == 0 || memcmp(name, desc->select, select) == 0);
+}
 
 /* ---- elements ---- */
 
@@ -252,7 +262,9 @@ static xd_result dcp_copy_object(dcp_convert *c, const item_range *r, const dcp_
     unsigned char *bytes;
     char name[DCP_NAME_MOST + 1];
     pickle p;
+    size_t skipped;
     if (c->desc->tensors_only || c->desc->select) return XD_OK;
+    if (!dcp_is_wanted(c->desc, e->name.data, e->name.bytes, &skipped)) return XD_OK;
     XD_TRY(item_open(r, &archive));
     XD_TRY(item_load_pickle(r, &archive, &bytes));
     xd_result result = pickle_open(&p, c->ctx, r->label, bytes, (size_t)archive.pickle.length, PICKLE_TENSOR);
@@ -312,8 +324,7 @@ static xd_result dcp_copy_entry(dcp_convert *c, const dcp_entry *e) {
 /* ---- the new directory ---- */
 
 static xd_result dcp_list_tensors(dcp_convert *c) {
-    const size_t skipped = c->desc->select ? strlen(c->desc->select) : 0;
-    size_t bytes = 1;
+    size_t bytes = 1, skipped;
     for (int64_t i = 0; i < c->d.tensor_count; i++) bytes += c->d.tensors[i].name.bytes + 1;
     c->index = (int64_t *)xd_allocate(c->ctx, (size_t)c->d.tensor_count * sizeof *c->index);
     c->entries = (xd_safetensors_entry *)xd_allocate(c->ctx, (size_t)c->d.tensor_count * sizeof *c->entries);
@@ -326,8 +337,7 @@ static xd_result dcp_list_tensors(dcp_convert *c) {
         const dcp_tensor *t = &c->d.tensors[i];
         xd_safetensors_entry *e = &c->entries[c->entry_count];
         c->index[i] = PICKLE_NOTHING;
-        if (t->name.bytes <= skipped || (skipped && memcmp(t->name.data, c->desc->select, skipped) != 0))
-            continue;
+        if (!dcp_is_wanted(c->desc, t->name.data, t->name.bytes, &skipped)) continue;
         memcpy(name, t->name.data + skipped, t->name.bytes - skipped);
         e->name = name;
         name += t->name.bytes - skipped + 1; /* the memory was zero */

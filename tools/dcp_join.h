@@ -57,7 +57,7 @@ static xd_result join_copy(dcp_convert *c, xd_weights_reader *reader, const join
 /* The tensors that are selected. */
 static xd_result join_list(dcp_convert *c, const xd_weights_reader *reader) {
     const int64_t count = xd_weights_reader_count(reader);
-    const size_t skipped = c->desc->select ? strlen(c->desc->select) : 0;
+    size_t skipped;
     c->index = (int64_t *)xd_allocate(c->ctx, (size_t)count * sizeof *c->index);
     c->entries = (xd_safetensors_entry *)xd_allocate(c->ctx, (size_t)count * sizeof *c->entries);
     c->window = (unsigned char *)xd_allocate(c->ctx, DCP_WINDOW);
@@ -66,8 +66,7 @@ static xd_result join_list(dcp_convert *c, const xd_weights_reader *reader) {
     for (int64_t i = 0; i < count; i++) {
         const xd_weights_tensor *t = xd_weights_reader_at(reader, i);
         xd_safetensors_entry *e = &c->entries[c->entry_count];
-        if (skipped && strncmp(t->name, c->desc->select, skipped) != 0) continue;
-        if (skipped && t->name[skipped] == '\0') continue;
+        if (!dcp_is_wanted(c->desc, t->name, strlen(t->name), &skipped)) continue;
         e->name = t->name + skipped;
         e->dtype = t->dtype;
         e->ndim = t->ndim;

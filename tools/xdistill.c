@@ -11,6 +11,7 @@
  *
  * Options of convert, before DIR:
  *   --select PREFIX      only tensors whose names begin so, under names without it: --select model.
+ *   --without PREFIX     nothing whose name begins so: --without optimizer.
  *   --tensors-only       without objects.json
  *   --max-shard-bytes N  of tensors in one file (5,000,000,000)
  *
@@ -77,7 +78,8 @@ static int diff(const xd_checkpoint *one, const xd_checkpoint *other) {
 
 static int usage(void) {
     fprintf(stderr, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR |\n"
-                    "       convert [--select PREFIX] [--tensors-only] [--max-shard-bytes N] DIR NEW\n");
+                    "       convert [--select PREFIX] [--without PREFIX] [--tensors-only] [--max-shard-bytes "
+                    "N] DIR NEW\n");
     return BROKEN;
 }
 
@@ -91,6 +93,8 @@ static int convert(xd_ctx *ctx, int count, char **arguments) {
             desc.tensors_only = true;
         else if (strcmp(arguments[0], "--select") == 0)
             desc.select = arguments[1];
+        else if (strcmp(arguments[0], "--without") == 0)
+            desc.without = arguments[1];
         else if (strcmp(arguments[0], "--max-shard-bytes") == 0)
             desc.max_shard_bytes = strtoull(arguments[1], &end, 10);
         else

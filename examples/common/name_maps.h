@@ -34,8 +34,8 @@ static inline void name_rows(name_maps *m, const char *theirs, const char *ours,
     if (m->count < NAME_MAP_MOST) m->maps[m->count++] = map;
 }
 
-/* torchtitan's llama3, whose checkpoints are those of torch.distributed.checkpoint: `xdistill convert --tensors-only`, or --select
- * model. where the optimizer is in it too. */
+/* torchtitan's llama3, whose checkpoints are those of torch.distributed.checkpoint: `xdistill convert` with --without optimizer., or with
+ * --select model. where names begin so. */
 static inline void name_torchtitan(name_maps *m) {
     name_map(m, "tok_embeddings.weight", "embed.weight");
     name_map(m, "layers.{}.attention_norm.weight", "blocks.{}.norm_1.weight");

@@ -4314,6 +4314,55 @@ XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 /* Discards the files: nothing is left behind. NULL is fine. */
 XD_API void xd_weights_writer_abort(xd_weights_writer *writer);
 
+/* >>io/weights_reader */
+
+/* A model directory read by whole tensors, wherever their bytes are: in model.safetensors, in the shards of an index, or in pieces,
+ * each of which a rank has written into a file of its own. Pieces are what torch.distributed.checkpoint writes with its
+ * HuggingFaceStorageWriter, and xd_weights_export with `pieces`: when there is neither model.safetensors nor an index, all files
+ * NAME.safetensors of the directory are read, and those whose metadata has
+ *
+ *     "DCP_SHARDING_INFO": "{\"embed.weight\": {\"saved_offsets\": [4096, 0]}, ...}"
+ *
+ * hold boxes of tensors: their first elements have these indices. A tensor is as large as its pieces reach, so one that lacks its
+ * last piece is a smaller one: compare shapes. */
+typedef struct xd_weights_reader xd_weights_reader;
+
+/* One whole tensor; pointers live as long as the object. */
+typedef struct xd_weights_tensor {
+    const char *name;
+    xd_dtype dtype;
+    int ndim;             /* 0 to 64 */
+    const int64_t *shape; /* [ndim] */
+    int64_t piece_count;
+} xd_weights_tensor;
+
+/* Opens a directory and checks that the pieces of each tensor have one type, cover it and do not overlap.
+ *
+ *   desc   for every file; NULL -> defaults
+ *
+ * Local. Errors: those of xd_weights_files_open; FORMAT for a sharding info that does not say offsets of exactly the tensors of its
+ * file, for pieces of different types or dimensions, for pieces that overlap, and for elements that no piece has, with their
+ * number; MEMORY. */
+XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                        xd_weights_reader **out);
+
+/* Closes all files. NULL is fine. */
+XD_API void xd_weights_reader_close(xd_weights_reader *reader);
+
+/* Tensors have the indices 0 .. count - 1 in the order of their names' bytes. */
+XD_API int64_t xd_weights_reader_count(const xd_weights_reader *reader);
+XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *reader, int64_t index);
+
+/* Index of a name, -1 for an unknown one. O(log count). */
+XD_API int64_t xd_weights_reader_find(const xd_weights_reader *reader, const char *name);
+
+/* Copies the box [offset, offset + size) of a tensor, densely packed, from all pieces that have some of it. What of a piece lies side
+ * by side in the box is one read, as xd_safetensors_read_box.
+ *   offset, size   [ndim] elements; ignored for a scalar
+ * Allocates nothing of its own. Errors: ARGUMENT outside the tensor, IO, MEMORY. */
+XD_API xd_result xd_weights_reader_read(xd_weights_reader *reader, int64_t index, const int64_t *offset,
+                                        const int64_t *size, void *destination);
+
 /* >>io/gather */
 
 /* One tensor of a model and the name it has in the file. */
@@ -5891,8 +5940,8 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 
 /* What to read. Zero is the default of the fields that are not required. */
 typedef struct xd_weights_import_desc {
-    const char *
-        directory; /* required; model.safetensors, or shards with an index. Ranks may reach it by different paths */
+    const char
+        *directory; /* required; what xd_weights_reader_open opens. Ranks may reach it by different paths */
     xd_mapped_weights weights;
     bool
         lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and what is here of
@@ -5914,7 +5963,7 @@ typedef struct xd_weights_import_desc {
  *
  * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
- * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_files_open; MISSING, UNEXPECTED, SHAPE
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open; MISSING, UNEXPECTED, SHAPE
  * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
  * loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
@@ -5925,9 +5974,12 @@ typedef struct xd_weights_export_desc {
     const char *directory; /* required; exists where rank 0 writes */
     xd_mapped_weights weights;
     size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
-    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair *metadata; /* [metadata_count] of every file, of rank 0 */
+    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair
+        *metadata; /* [metadata_count] of every file, of rank 0; with `pieces` of each rank's own */
     int64_t metadata_count;
+    bool
+        pieces; /* each rank writes what it has into files of its own, the same on all ranks; false -> rank 0 writes all */
 } xd_weights_export_desc;
 
 /* Writes a model directory under their names, in the order of these, in their shapes and the types of the parts: whatever an
@@ -5935,8 +5987,16 @@ typedef struct xd_weights_export_desc {
  * (xd_state_gather); the directory changes in one step, as xd_weights_writer_commit says. Files that are no weights (config.json)
  * are the caller's.
  *
- * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0. Errors, on every rank: those of xd_weight_map_check,
- * of xd_state_gather and of xd_weights_writer; an older model stays unless the message says otherwise. */
+ * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is the most
+ * boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of torch.distributed.checkpoint read
+ * them; `xdistill convert` makes one model of them. The directory exists wherever a rank writes, and has no .safetensors
+ * files yet. The files get their names when all ranks have written, and go again when that fails on one; who is killed meanwhile
+ * leaves a model with a gap, and nothing but readers, which refuse it, says so. max_shard_bytes is not used.
+ *
+ * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
+ * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of
+ * xd_weights_writer; an older model stays unless the message says otherwise. With `pieces`: MISMATCH as in xd_state_gather, STATE
+ * for a directory with .safetensors files, those of xd_safetensors_writer. */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif
@@ -36057,6 +36117,10 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
 XD_PRIVATE bool xdi_weights_is_basename(const char *name);
 
+/* weights_reader.c: a hash of what is where, for ranks to compare. */
+struct xd_weights_reader;
+XD_PRIVATE uint64_t xdi_weights_reader_hash(const struct xd_weights_reader *reader);
+
 /* >>io/safetensors.c */
 
 /* The safetensors format: reading, and writing at offsets known beforehand. */
@@ -37101,6 +37165,425 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *na
     XD_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);
     *file = holder;
     *index = found;
+    return XD_OK;
+}
+
+/* >>io/weights_reader.c */
+
+/* Whole tensors of a model's directory, whose pieces may be in many files. */
+
+#include <string.h>
+
+#define XDI_PIECES_KEY "DCP_SHARDING_INFO"
+#define XDI_PIECES_OFFSETS "saved_offsets"
+
+enum { XDI_PIECE_DIMS = 64 }; /* of a tensor in a file */
+
+/* A tensor of a file: a box of a whole one. */
+typedef struct xdi_weights_piece {
+    const xd_safetensors_info *info; /* its sizes */
+    xd_safetensors *file;
+    int64_t index;
+    int64_t *begin; /* [ndim] */
+    int64_t key;    /* its place in one dimension, to sort by */
+} xdi_weights_piece;
+
+struct xd_weights_reader {
+    xd_ctx *ctx;
+    const char *directory;     /* the caller's; valid while opening */
+    xd_weights_files *model;   /* one file or an index, or NULL: */
+    xd_safetensors **files;    /* [file_count] */
+    int64_t file_count;        /* of either */
+    xdi_weights_piece *pieces; /* [piece_count] */
+    const void **order;        /* [piece_count] by name */
+    int64_t piece_count;
+    xd_weights_tensor *tensors; /* [tensor_count] by name */
+    int64_t *first;             /* [tensor_count] of order */
+    int64_t tensor_count;
+    int64_t *numbers; /* beginnings and shapes */
+};
+
+/* ---- files ---- */
+
+static bool xdi_whole_is_weights(const char *name) {
+    static const char end[] = ".safetensors";
+    const size_t length = strlen(name), suffix = sizeof end - 1;
+    return length > suffix && name[0] != '.' && strcmp(name + length - suffix, end) == 0;
+}
+
+static int xdi_whole_probe(const xd_weights_reader *r, const char *name) {
+    char *path = xdi_weights_path(r->ctx, r->directory, name);
+    const int error = path ? xdi_file_probe(r->ctx, path) : 0;
+    xd_release(r->ctx, path);
+    return error;
+}
+
+static xd_result xdi_whole_open_files(xd_weights_reader *r, const xd_safetensors_desc *desc,
+                                      const char *const *names, int64_t count) {
+    r->files = (xd_safetensors **)xd_allocate(r->ctx, (size_t)count * sizeof *r->files);
+    XD_REQUIRE(r->ctx, r->files, XD_ERROR_MEMORY, "%s: no room for %lld files", r->directory,
+               (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        if (!xdi_whole_is_weights(names[i])) continue;
+        char *path = xdi_weights_path(r->ctx, r->directory, names[i]);
+        XD_REQUIRE(r->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", r->directory, names[i]);
+        const xd_result result = xd_safetensors_open(r->ctx, path, desc, &r->files[r->file_count]);
+        xd_release(r->ctx, path);
+        XD_TRY(result);
+        r->file_count++;
+    }
+    return XD_OK;
+}
+
+/* Files in pieces are read only where readers of models would find nothing. */
+static xd_result xdi_whole_open_all(xd_weights_reader *r, const xd_safetensors_desc *desc) {
+    const char **names = NULL;
+    int64_t count = 0, weights = 0;
+    if (xd_ctx_settings(r->ctx)->files.list && xdi_whole_probe(r, XDI_WEIGHTS_SINGLE) != 0 &&
+        xdi_whole_probe(r, XDI_WEIGHTS_INDEX) != 0)
+        XD_TRY(xd_file_list(r->ctx, r->directory, &names, &count));
+    for (int64_t i = 0; i < count; i++) weights += xdi_whole_is_weights(names[i]);
+    if (weights > 0) {
+        const xd_result result = xdi_whole_open_files(r, desc, names, count);
+        xd_release(r->ctx, (void *)names);
+        return result;
+    }
+    xd_release(r->ctx, (void *)names);
+    XD_TRY(xd_weights_files_open(r->ctx, r->directory, desc, &r->model));
+    r->file_count = xd_weights_files_count(r->model);
+    return XD_OK;
+}
+
+static xd_safetensors *xdi_whole_file(const xd_weights_reader *r, int64_t file) {
+    return r->model ? xd_weights_files_at(r->model, file) : r->files[file];
+}
+
+/* ---- pieces ---- */
+
+/* Where a piece begins: zeros in a file that says nothing of it. */
+static xd_result xdi_whole_take_offsets(const xd_weights_reader *r, const xd_json *info,
+                                        xdi_weights_piece *p) {
+    const xd_json *list = xd_json_find(xd_json_find(info, p->info->name), XDI_PIECES_OFFSETS);
+    XD_REQUIRE(r->ctx,
+               !info ||
+                   (xd_json_kind_of(list) == XD_JSON_ARRAY && xd_json_count(list) == (size_t)p->info->ndim),
+               XD_ERROR_FORMAT, "%s: " XDI_PIECES_KEY " has no %d offsets of tensor \"%.80s\"", r->directory,
+               p->info->ndim, p->info->name);
+    for (int d = 0; d < p->info->ndim; d++) {
+        int64_t begin = 0;
+        const bool number = !info || xd_json_int64(xd_json_at(list, (size_t)d), &begin);
+        XD_REQUIRE(r->ctx, number && begin >= 0 && begin <= INT64_MAX - p->info->shape[d], XD_ERROR_FORMAT,
+                   "%s: " XDI_PIECES_KEY
+                   " of tensor \"%.80s\": offset %lld of dimension %d, where it has %lld",
+                   r->directory, p->info->name, (long long)begin, d, (long long)p->info->shape[d]);
+        p->begin[d] = begin;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_whole_take_file(xd_weights_reader *r, xd_safetensors *file, const xd_json *info,
+                                     int64_t **numbers) {
+    const int64_t count = xd_safetensors_count(file);
+    XD_REQUIRE(r->ctx, !info || xd_json_count(info) == (size_t)count, XD_ERROR_FORMAT,
+               "%s: " XDI_PIECES_KEY " of a file of %lld tensors is that of %llu", r->directory,
+               (long long)count, (unsigned long long)xd_json_count(info));
+    for (int64_t i = 0; i < count; i++) {
+        xdi_weights_piece *p = &r->pieces[r->piece_count];
+        p->info = xd_safetensors_at(file, i);
+        p->file = file;
+        p->index = i;
+        p->begin = *numbers;
+        *numbers += p->info->ndim;
+        r->order[r->piece_count++] = p;
+        XD_TRY(xdi_whole_take_offsets(r, info, p));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_whole_take_all(xd_weights_reader *r, int64_t *numbers) {
+    for (int64_t f = 0; f < r->file_count; f++) {
+        xd_safetensors *file = xdi_whole_file(r, f);
+        const char *text = xd_safetensors_metadata(file, XDI_PIECES_KEY);
+        xd_json *info = NULL;
+        if (text) XD_TRY(xd_json_load_memory(r->ctx, NULL, text, strlen(text), &info));
+        const xd_result result = xdi_whole_take_file(r, file, info, &numbers);
+        xd_json_destroy(r->ctx, info);
+        XD_TRY(result);
+    }
+    return XD_OK;
+}
+
+static int xdi_whole_by_name(const void *a, const void *b) {
+    const xdi_weights_piece *one = (const xdi_weights_piece *)a, *other = (const xdi_weights_piece *)b;
+    const int names = strcmp(one->info->name, other->info->name);
+    return names ? names : (one > other) - (one < other);
+}
+
+static xd_result xdi_whole_list(xd_weights_reader *r) {
+    int64_t count = 0, numbers = 0;
+    for (int64_t f = 0; f < r->file_count; f++) {
+        const xd_safetensors *file = xdi_whole_file(r, f);
+        count += xd_safetensors_count(file);
+        for (int64_t i = 0; i < xd_safetensors_count(file); i++)
+            numbers += 2 * (int64_t)xd_safetensors_at(file, i)->ndim;
+    }
+    r->pieces = (xdi_weights_piece *)xd_allocate(r->ctx, (size_t)count * sizeof *r->pieces);
+    r->order = (const void **)xd_allocate(r->ctx, (size_t)count * sizeof *r->order);
+    r->tensors = (xd_weights_tensor *)xd_allocate(r->ctx, (size_t)count * sizeof *r->tensors);
+    r->first = (int64_t *)xd_allocate(r->ctx, (size_t)count * sizeof *r->first);
+    r->numbers = (int64_t *)xd_allocate(r->ctx, (size_t)numbers * sizeof *r->numbers);
+    XD_REQUIRE(r->ctx, r->pieces && r->order && r->tensors && r->first && r->numbers, XD_ERROR_MEMORY,
+               "%s: no room for a list of %lld tensors", r->directory, (long long)count);
+    XD_TRY(xdi_whole_take_all(r, r->numbers));
+    xdi_sort(r->order, (size_t)count, xdi_whole_by_name);
+    return XD_OK;
+}
+
+/* ---- whole tensors ---- */
+
+static int64_t xdi_whole_volume(const int64_t *size, int ndim) {
+    int64_t volume = 1;
+    for (int d = 0; d < ndim; d++) volume *= size[d];
+    return volume;
+}
+
+static bool xdi_whole_overlap(const xdi_weights_piece *a, const xdi_weights_piece *b) {
+    for (int d = 0; d < a->info->ndim; d++)
+        if (a->begin[d] >= b->begin[d] + b->info->shape[d] || b->begin[d] >= a->begin[d] + a->info->shape[d])
+            return false;
+    return true;
+}
+
+static int xdi_whole_by_key(const void *a, const void *b) {
+    const xdi_weights_piece *one = (const xdi_weights_piece *)a, *other = (const xdi_weights_piece *)b;
+    return (one->key > other->key) - (one->key < other->key);
+}
+
+/* The first dimension in which pieces begin at different places: their order in it tells which can overlap. */
+static int xdi_whole_dimension(const xdi_weights_piece *const *list, int64_t count) {
+    for (int d = 0; d < list[0]->info->ndim; d++)
+        for (int64_t i = 1; i < count; i++)
+            if (list[i]->begin[d] != list[0]->begin[d]) return d;
+    return 0;
+}
+
+/* Each element once: pieces `first` and so on, `count` of them, of a tensor. */
+static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weights_tensor *t,
+                                       int64_t first) {
+    const xdi_weights_piece **list = (const xdi_weights_piece **)(void *)(r->order + first);
+    const int64_t count = t->piece_count;
+    const int dim = xdi_whole_dimension(list, count);
+    int64_t held = 0;
+    for (int64_t i = 0; i < count && t->ndim > 0; i++)
+        ((xdi_weights_piece *)r->order[first + i])->key = list[i]->begin[dim];
+    xdi_sort(r->order + first, (size_t)count, xdi_whole_by_key);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t volume = xdi_whole_volume(list[i]->info->shape, t->ndim);
+        held += volume; /* cannot overflow: those before have nothing in common */
+        for (int64_t k = i + 1; k < count && volume > 0; k++) {
+            if (t->ndim > 0 && list[k]->key >= list[i]->key + list[i]->info->shape[dim]) break;
+            XD_REQUIRE(r->ctx,
+                       xdi_whole_volume(list[k]->info->shape, t->ndim) == 0 ||
+                           !xdi_whole_overlap(list[i], list[k]),
+                       XD_ERROR_FORMAT, "%s: two of the %lld pieces of tensor \"%.80s\" overlap",
+                       r->directory, (long long)count, t->name);
+        }
+    }
+    const int64_t numel = xdi_whole_volume(t->shape, t->ndim);
+    XD_REQUIRE(r->ctx, held == numel, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" has %lld elements, and its %lld pieces have %lld", r->directory, t->name,
+               (long long)numel, (long long)count, (long long)held);
+    return XD_OK;
+}
+
+/* The shape that pieces reach, whose bytes can be counted. */
+static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_tensor *t, int64_t *shape) {
+    int64_t left = INT64_MAX / (int64_t)xd_dtype_size(t->dtype);
+    for (int d = 0; d < t->ndim; d++) {
+        XD_REQUIRE(r->ctx, shape[d] == 0 || left / shape[d] > 0, XD_ERROR_FORMAT,
+                   "%s: the pieces of tensor \"%.80s\" reach further than 2^63 bytes", r->directory, t->name);
+        if (shape[d] > 0) left /= shape[d];
+    }
+    return XD_OK;
+}
+
+/* A tensor of the pieces from `first` on that have its name. */
+static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end, int64_t *shape) {
+    const xdi_weights_piece *one = (const xdi_weights_piece *)r->order[first];
+    xd_weights_tensor *t = &r->tensors[r->tensor_count];
+    r->first[r->tensor_count++] = first;
+    t->name = one->info->name;
+    t->dtype = one->info->dtype;
+    t->ndim = one->info->ndim;
+    t->shape = shape;
+    t->piece_count = end - first;
+    memset(shape, 0, (size_t)t->ndim * sizeof *shape);
+    for (int64_t i = first; i < end; i++) {
+        const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
+        XD_REQUIRE(r->ctx, p->info->dtype == t->dtype && p->info->ndim == t->ndim, XD_ERROR_FORMAT,
+                   "%s: pieces of tensor \"%.80s\" are %s in %d dimensions and %s in %d", r->directory,
+                   t->name, xd_dtype_name(t->dtype), t->ndim, xd_dtype_name(p->info->dtype), p->info->ndim);
+        for (int d = 0; d < t->ndim; d++) {
+            const int64_t reach = p->begin[d] + p->info->shape[d];
+            if (reach > shape[d]) shape[d] = reach;
+        }
+    }
+    XD_TRY(xdi_whole_measure(r, t, shape));
+    return xdi_whole_check_cover(r, t, first);
+}
+
+static xd_result xdi_whole_join_all(xd_weights_reader *r) {
+    int64_t *shape = r->numbers;
+    for (int64_t i = 0; i < r->piece_count; i++) shape += r->pieces[i].info->ndim; /* behind the beginnings */
+    for (int64_t first = 0, end; first < r->piece_count; first = end) {
+        const xd_safetensors_info *info = ((const xdi_weights_piece *)r->order[first])->info;
+        for (end = first + 1; end < r->piece_count; end++)
+            if (strcmp(info->name, ((const xdi_weights_piece *)r->order[end])->info->name) != 0) break;
+        XD_TRY(xdi_whole_join(r, first, end, shape));
+        shape += info->ndim;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_whole_open(xd_weights_reader *r, const xd_safetensors_desc *desc) {
+    XD_TRY(xdi_whole_open_all(r, desc));
+    XD_TRY(xdi_whole_list(r));
+    return xdi_whole_join_all(r);
+}
+
+XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                        xd_weights_reader **out) {
+    xd_weights_reader *r = (xd_weights_reader *)xd_allocate(ctx, sizeof *r);
+    XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+    r->ctx = ctx;
+    r->directory = directory;
+    const xd_result result = xdi_whole_open(r, desc);
+    if (result == XD_OK)
+        *out = r;
+    else
+        xd_weights_reader_close(r);
+    return result;
+}
+
+XD_API void xd_weights_reader_close(xd_weights_reader *r) {
+    if (!r) return;
+    for (int64_t i = 0; i < r->file_count && r->files; i++) xd_safetensors_close(r->files[i]);
+    xd_weights_files_close(r->model);
+    xd_release(r->ctx, r->files);
+    xd_release(r->ctx, r->pieces);
+    xd_release(r->ctx, (void *)r->order);
+    xd_release(r->ctx, r->tensors);
+    xd_release(r->ctx, r->first);
+    xd_release(r->ctx, r->numbers);
+    xd_release(r->ctx, r);
+}
+
+/* ---- answers ---- */
+
+XD_API int64_t xd_weights_reader_count(const xd_weights_reader *r) {
+    return r->tensor_count;
+}
+
+XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r, int64_t index) {
+    return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
+}
+
+XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
+    int64_t low = 0, high = r->tensor_count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int order = strcmp(name, r->tensors[middle].name);
+        if (order == 0) return middle;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return -1;
+}
+
+XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights_reader *r) {
+    uint64_t hash = 0;
+    for (int64_t i = 0; i < r->piece_count; i++) {
+        const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
+        const size_t bytes = (size_t)p->info->ndim * sizeof *p->begin;
+        const uint64_t numbers[3] = { (uint64_t)p->info->dtype, (uint64_t)p->info->ndim, p->info->begin };
+        hash = xd_hash(hash, numbers, sizeof numbers);
+        hash = xd_hash(hash, p->info->name, strlen(p->info->name) + 1);
+        hash = xd_hash(hash, p->info->shape, bytes);
+        hash = xd_hash(hash, p->begin, bytes);
+    }
+    return hash;
+}
+
+/* ---- reading ---- */
+
+/* A box of a tensor that is read, and what a piece has of it. */
+typedef struct xdi_weights_cut {
+    const int64_t *offset, *size;
+    int64_t begin[XDI_PIECE_DIMS], extent[XDI_PIECE_DIMS];
+} xdi_weights_cut;
+
+static bool xdi_whole_cut(const xdi_weights_piece *p, xdi_weights_cut *c) {
+    for (int d = 0; d < p->info->ndim; d++) {
+        const int64_t low = c->offset[d] > p->begin[d] ? c->offset[d] : p->begin[d];
+        const int64_t one = c->offset[d] + c->size[d], other = p->begin[d] + p->info->shape[d];
+        const int64_t high = one < other ? one : other;
+        if (low >= high) return false;
+        c->begin[d] = low;
+        c->extent[d] = high - low;
+    }
+    return true;
+}
+
+/* Dimensions that are gone through: what is left is side by side in the box. */
+static int xdi_whole_outer(const xdi_weights_cut *c, int ndim) {
+    int outer = ndim;
+    while (outer > 0 && c->extent[outer - 1] == c->size[outer - 1]) outer--;
+    return outer > 0 ? outer - 1 : 0;
+}
+
+static xd_result xdi_whole_read_cut(const xdi_weights_piece *p, const xdi_weights_cut *c, void *destination) {
+    const int ndim = p->info->ndim, outer = xdi_whole_outer(c, ndim);
+    const int64_t rows = xdi_whole_volume(c->extent, outer);
+    int64_t first[XDI_PIECE_DIMS], size[XDI_PIECE_DIMS];
+    for (int d = 0; d < ndim; d++) size[d] = d < outer ? 1 : c->extent[d];
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t rest = row, place = 0, stride = 1;
+        for (int d = ndim - 1; d >= 0; d--) {
+            int64_t at = c->begin[d];
+            if (d < outer) {
+                at += rest % c->extent[d];
+                rest /= c->extent[d];
+            }
+            first[d] = at - p->begin[d];
+            place += (at - c->offset[d]) * stride;
+            stride *= c->size[d];
+        }
+        XD_TRY(xd_safetensors_read_box(p->file, p->index, first, size,
+                                       (char *)destination + (size_t)place * xd_dtype_size(p->info->dtype)));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, const int64_t *offset,
+                                        const int64_t *size, void *destination) {
+    xdi_weights_cut cut;
+    XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
+               (long long)index, (long long)r->tensor_count);
+    const xd_weights_tensor *t = &r->tensors[index];
+    for (int d = 0; d < t->ndim; d++)
+        XD_REQUIRE(
+            r->ctx,
+            offset[d] >= 0 && size[d] >= 0 && offset[d] <= t->shape[d] && size[d] <= t->shape[d] - offset[d],
+            XD_ERROR_ARGUMENT, "tensor \"%.80s\": %lld indices from %lld of dimension %d, which has %lld",
+            t->name, (long long)size[d], (long long)offset[d], d, (long long)t->shape[d]);
+    cut.offset = offset;
+    cut.size = size;
+    for (int64_t i = 0; i < t->piece_count; i++) {
+        const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[r->first[index] + i];
+        if (xdi_whole_cut(p, &cut)) XD_TRY(xdi_whole_read_cut(p, &cut, destination));
+    }
     return XD_OK;
 }
 
@@ -48379,8 +48862,7 @@ typedef struct xdi_mapped_tensor {
     xd_dtype dtype; /* of the first weight in it */
     int ndim;
     int64_t shape[XD_DIMS_MAX];
-    xd_safetensors *file; /* NULL: it is not read */
-    int64_t index;
+    int64_t index; /* of the reader; -1: it is not read */
 } xdi_mapped_tensor;
 
 /* ---- map_plan.c: everything that follows from the weights and the entries ---- */
@@ -48446,6 +48928,23 @@ typedef struct xdi_mapped_tile {
  * last. Tiles follow one another as their elements do in their tensor. */
 XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
                                      xdi_mapped_tile *tile);
+
+/* ---- map_pieces.c ---- */
+
+enum { XDI_PIECE_PATH = 4096 };
+
+/* Where each rank writes what it has. */
+typedef struct xdi_piece_files {
+    const char *directory;
+    size_t staging_bytes;
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file */
+    int64_t metadata_count;
+} xdi_piece_files;
+
+/* Collective. Errors: MISMATCH when an element is held by no rank or by two that are no replicas; STATE for a directory with
+ * files of that kind; IO, MEMORY. */
+XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
+                                             const xdi_piece_files *to);
 
 /* >>checkpoint/map_plan.c */
 
@@ -48966,6 +49465,305 @@ XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, in
     return true;
 }
 
+/* >>checkpoint/map_pieces.c */
+
+/* An export in pieces: each rank writes what it has into files of its own. */
+
+#include <stdio.h>
+#include <string.h>
+
+/* The files of one rank. A file has a tensor once, so box number k of a tensor is in file k. */
+typedef struct xdi_pieces {
+    const xdi_mapped_plan *plan;
+    const xdi_piece_files *to;
+    xd_ctx *ctx;
+    int rank;
+    xdi_mapped_boxes boxes;
+    const void **order;              /* [boxes.count] boxes by tensor of theirs and place */
+    int64_t *file;                   /* [boxes.count] of order[i] */
+    xd_safetensors_entry *entries;   /* [boxes.count] of one file at a time */
+    int64_t *sizes;                  /* [boxes.count][XD_DIMS_MAX] */
+    xd_safetensors_pair *metadata;   /* of one file at a time */
+    xd_safetensors_writer **writers; /* [file_count] */
+    int64_t file_count, named;       /* named: those that have their names */
+    unsigned char *stage, *wire;     /* wire: in memory of the device */
+    size_t stage_bytes;
+} xdi_pieces;
+
+static bool xdi_pieces_on_device(const xdi_pieces *p) {
+    return xd_ctx_kernels(p->ctx)->device != XD_DEVICE_CPU;
+}
+
+/* ---- what is written ---- */
+
+/* Tensors of theirs without elements are written by rank 0, each as a piece that is all of it. */
+static void xdi_pieces_list_empty(xdi_pieces *p) {
+    int64_t last = -1;
+    for (int64_t i = 0; i < p->plan->piece_count && p->rank == 0; i++) {
+        const xdi_mapped_piece *piece = (const xdi_mapped_piece *)p->plan->order[i]; /* by tensor of theirs */
+        const xdi_mapped_tensor *t = &p->plan->tensors[piece->their];
+        int64_t numel = 1;
+        for (int d = 0; d < t->ndim; d++) numel *= t->shape[d];
+        if (numel > 0 || piece->their == last) continue;
+        last = piece->their;
+        if (p->boxes.list && p->boxes.count < p->boxes.room) {
+            xdi_mapped_box *box = &p->boxes.list[p->boxes.count];
+            memset(box, 0, sizeof *box);
+            box->piece = piece;
+            memcpy(box->end, t->shape, sizeof box->end);
+        }
+        p->boxes.count++;
+    }
+}
+
+static void xdi_pieces_list(xdi_pieces *p) {
+    p->boxes.count = 0;
+    for (int64_t i = 0; i < p->plan->content->tensor_count; i++) {
+        const xdi_stored *t = &p->plan->content->tensors[i];
+        if (xdi_stored_numel(t) > 0 && xdi_stored_speaks(t, p->rank))
+            xdi_mapped_list(p->plan, i, t->part->region, t->part->range, &p->boxes);
+    }
+    xdi_pieces_list_empty(p);
+}
+
+static int xdi_pieces_by_tensor(const void *a, const void *b) {
+    const xdi_mapped_box *one = (const xdi_mapped_box *)a, *other = (const xdi_mapped_box *)b;
+    if (one->piece->their != other->piece->their) return one->piece->their < other->piece->their ? -1 : 1;
+    for (int d = 0; d < one->piece->ndim; d++)
+        if (one->begin[d] != other->begin[d]) return one->begin[d] < other->begin[d] ? -1 : 1;
+    return (one > other) - (one < other);
+}
+
+/* Deals the boxes to files. */
+static xd_result xdi_pieces_reserve(xdi_pieces *p) {
+    xdi_mapped_boxes *boxes = &p->boxes;
+    XD_REQUIRE(p->ctx, p->to->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
+               (long long)p->to->metadata_count);
+    boxes->regions = (xd_region *)xd_allocate(p->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *boxes->regions);
+    XD_REQUIRE(p->ctx, boxes->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
+    xdi_pieces_list(p);
+    const size_t count = (size_t)boxes->count;
+    boxes->room = boxes->count;
+    boxes->list = (xdi_mapped_box *)xd_allocate(p->ctx, count * sizeof *boxes->list);
+    p->order = (const void **)xd_allocate(p->ctx, count * sizeof *p->order);
+    p->file = (int64_t *)xd_allocate(p->ctx, count * sizeof *p->file);
+    p->entries = (xd_safetensors_entry *)xd_allocate(p->ctx, count * sizeof *p->entries);
+    p->sizes = (int64_t *)xd_allocate(p->ctx, count * XD_DIMS_MAX * sizeof *p->sizes);
+    p->metadata =
+        (xd_safetensors_pair *)xd_allocate(p->ctx, ((size_t)p->to->metadata_count + 2) * sizeof *p->metadata);
+    p->stage = (unsigned char *)xd_allocate(p->ctx, p->stage_bytes);
+    if (xdi_pieces_on_device(p))
+        p->wire = (unsigned char *)xd_ctx_kernels(p->ctx)->memory.allocate(p->ctx, p->stage_bytes);
+    XD_REQUIRE(p->ctx,
+               boxes->list && p->order && p->file && p->entries && p->sizes && p->metadata && p->stage &&
+                   (p->wire || !xdi_pieces_on_device(p)),
+               XD_ERROR_MEMORY, "no room for %llu bytes of staging and a list of %llu boxes",
+               (unsigned long long)p->stage_bytes, (unsigned long long)count);
+    xdi_pieces_list(p);
+    for (size_t i = 0; i < count; i++) p->order[i] = &boxes->list[i];
+    xdi_sort(p->order, count, xdi_pieces_by_tensor);
+    for (size_t i = 0; i < count; i++) {
+        const xdi_mapped_box *box = (const xdi_mapped_box *)p->order[i];
+        const bool same =
+            i > 0 && ((const xdi_mapped_box *)p->order[i - 1])->piece->their == box->piece->their;
+        p->file[i] = same ? p->file[i - 1] + 1 : 0;
+        if (p->file[i] >= p->file_count) p->file_count = p->file[i] + 1;
+    }
+    p->writers = (xd_safetensors_writer **)xd_allocate(p->ctx, (size_t)p->file_count * sizeof *p->writers);
+    XD_REQUIRE(p->ctx, p->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)p->file_count);
+    return XD_OK;
+}
+
+/* ---- headers ---- */
+
+/* {"name": {"saved_offsets": [...]}} of the boxes of a file. */
+static void xdi_pieces_describe(const xdi_pieces *p, int64_t file, xd_json_writer *json) {
+    xd_json_write_object(json);
+    for (int64_t i = 0; i < p->boxes.count; i++) {
+        const xdi_mapped_box *box = (const xdi_mapped_box *)p->order[i];
+        if (p->file[i] != file) continue;
+        xd_json_write_key(json, p->plan->tensors[box->piece->their].name);
+        xd_json_write_object(json);
+        xd_json_write_key(json, "saved_offsets");
+        xd_json_write_array(json);
+        for (int d = 0; d < box->piece->ndim; d++) xd_json_write_int64(json, box->begin[d]);
+        xd_json_write_end(json);
+        xd_json_write_end(json);
+    }
+    xd_json_write_end(json);
+}
+
+static xd_result xdi_pieces_name(const xdi_pieces *p, int64_t file, char path[XDI_PIECE_PATH]) {
+    const int length = snprintf(path, XDI_PIECE_PATH, "%s/shard-%05d-model-%05lld-of-%05lld.safetensors",
+                                p->to->directory, p->rank + 1, (long long)file + 1, (long long)p->file_count);
+    XD_REQUIRE(p->ctx, length > 0 && length < XDI_PIECE_PATH, XD_ERROR_ARGUMENT,
+               "%.80s...: the path is too long", p->to->directory);
+    return XD_OK;
+}
+
+static xd_result xdi_pieces_start(xdi_pieces *p, int64_t file, const char *info) {
+    xd_safetensors_writer_desc d;
+    char path[XDI_PIECE_PATH];
+    memset(&d, 0, sizeof d);
+    d.entries = p->entries;
+    for (int64_t i = 0; i < p->boxes.count; i++) {
+        const xdi_mapped_box *box = (const xdi_mapped_box *)p->order[i];
+        const xdi_mapped_tensor *t = &p->plan->tensors[box->piece->their];
+        xd_safetensors_entry *e = &p->entries[d.entry_count];
+        if (p->file[i] != file) continue;
+        e->name = t->name;
+        e->dtype = t->dtype;
+        e->ndim = t->ndim;
+        e->shape = p->sizes + d.entry_count * XD_DIMS_MAX;
+        for (int k = 0; k < t->ndim; k++)
+            p->sizes[d.entry_count * XD_DIMS_MAX + k] = box->end[k] - box->begin[k];
+        d.entry_count++;
+    }
+    d.metadata = p->metadata;
+    d.metadata_count = p->to->metadata_count + 2;
+    for (int64_t i = 0; i < p->to->metadata_count; i++) p->metadata[i + 2] = p->to->metadata[i];
+    p->metadata[0].key = "DCP_SHARDING_INFO";
+    p->metadata[0].value = info;
+    p->metadata[1].key = "DCP_VERSION";
+    p->metadata[1].value = "1.0";
+    XD_TRY(xdi_pieces_name(p, file, path));
+    return xd_safetensors_writer_create(p->ctx, path, &d, &p->writers[file]);
+}
+
+static xd_result xdi_pieces_start_all(xdi_pieces *p) {
+    for (int64_t file = 0; file < p->file_count; file++) {
+        xd_json_writer json = xd_json_writer_create(p->ctx);
+        const char *info = NULL;
+        xdi_pieces_describe(p, file, &json);
+        xd_result result = xd_json_writer_text(&json, &info, NULL);
+        if (result == XD_OK) result = xdi_pieces_start(p, file, info);
+        xd_json_writer_destroy(&json);
+        XD_TRY(result);
+    }
+    return XD_OK;
+}
+
+/* Files of an older save would be pieces too. */
+static xd_result xdi_pieces_check_directory(const xdi_pieces *p) {
+    const char **names = NULL;
+    int64_t count = 0, found = -1;
+    XD_TRY(xd_file_list(p->ctx, p->to->directory, &names, &count));
+    for (int64_t i = 0; i < count && found < 0; i++) {
+        const size_t length = strlen(names[i]);
+        if (length > 12 && strcmp(names[i] + length - 12, ".safetensors") == 0) found = i;
+    }
+    const xd_result result = found < 0 ? XD_OK
+                                       : XD_FAIL(p->ctx, XD_ERROR_STATE, "%s: %.80s is there already",
+                                                 p->to->directory, names[found]);
+    xd_release(p->ctx, (void *)names);
+    return result;
+}
+
+/* ---- elements ---- */
+
+/* A tile in order into p->stage. */
+static xd_result xdi_pieces_fetch(xdi_pieces *p, const xdi_stored *t, const xdi_mapped_tile *tile) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const xd_kernels *kernels = xd_ctx_kernels(p->ctx);
+    const size_t size = xd_dtype_size(t->dtype);
+    xd_copy copy = tile->copy; /* the other way */
+    copy.src_offset = tile->copy.dst_offset;
+    copy.dst_offset = 0;
+    memcpy(copy.src_stride, tile->copy.dst_stride, sizeof copy.src_stride);
+    memcpy(copy.dst_stride, tile->copy.src_stride, sizeof copy.dst_stride);
+    if (!xdi_pieces_on_device(p)) {
+        xd_copy_run(&copy, t->data, p->stage, size);
+        return XD_OK;
+    }
+    XD_TRY(kernels->copies(&launch, &copy, 1, t->data, p->wire, size));
+    XD_TRY(kernels->memory.copy(&launch, p->stage, p->wire, (size_t)tile->count * size, XD_COPY_TO_HOST));
+    return kernels->memory.synchronize(&launch);
+}
+
+/* Tiles of a box follow one another in its file. */
+static xd_result xdi_pieces_write_box(xdi_pieces *p, const xdi_mapped_box *box, int64_t file, int64_t entry) {
+    const xdi_stored *t = &p->plan->content->tensors[box->piece->ours];
+    const size_t size = xd_dtype_size(t->dtype);
+    uint64_t done = 0;
+    int64_t at[XD_DIMS_MAX];
+    xdi_mapped_tile tile;
+    if (xdi_stored_numel(t) == 0) return XD_OK;
+    memcpy(at, box->begin, sizeof at);
+    while (xdi_mapped_next_tile(box, (int64_t)(p->stage_bytes / size), at, &tile)) {
+        const size_t bytes = (size_t)tile.count * size;
+        XD_TRY(xdi_pieces_fetch(p, t, &tile));
+        XD_TRY(xd_safetensors_writer_write_range(p->writers[file], entry, done, bytes, p->stage));
+        done += bytes;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pieces_write_all(xdi_pieces *p) {
+    for (int64_t file = 0; file < p->file_count; file++) {
+        int64_t entry = 0;
+        for (int64_t i = 0; i < p->boxes.count; i++)
+            if (p->file[i] == file)
+                XD_TRY(xdi_pieces_write_box(p, (const xdi_mapped_box *)p->order[i], file, entry++));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pieces_commit(xdi_pieces *p) {
+    for (; p->named < p->file_count; p->named++) {
+        xd_safetensors_writer *writer = p->writers[p->named];
+        p->writers[p->named] = NULL;
+        XD_TRY(xd_safetensors_writer_commit(writer));
+    }
+    return XD_OK;
+}
+
+/* Files that have names already go again when another rank could not name its own. */
+static void xdi_pieces_take_back(const xdi_pieces *p) {
+    const xd_files *files = &xd_ctx_settings(p->ctx)->files;
+    char path[XDI_PIECE_PATH];
+    for (int64_t file = 0; file < p->named && files->remove; file++)
+        if (xdi_pieces_name(p, file, path) == XD_OK) (void)files->remove(files->user, path);
+}
+
+/* Everything that one rank can fail at before the files get their names. */
+static xd_result xdi_pieces_prepare(xdi_pieces *p) {
+    XD_TRY(xdi_pieces_reserve(p));
+    XD_TRY(xdi_pieces_start_all(p));
+    return xdi_pieces_write_all(p);
+}
+
+static void xdi_pieces_end(xdi_pieces *p) {
+    for (int64_t i = 0; i < p->file_count && p->writers; i++) xd_safetensors_writer_abort(p->writers[i]);
+    if (p->wire) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->wire);
+    xd_release(p->ctx, p->writers);
+    xd_release(p->ctx, p->stage);
+    xd_release(p->ctx, p->metadata);
+    xd_release(p->ctx, p->sizes);
+    xd_release(p->ctx, p->entries);
+    xd_release(p->ctx, p->file);
+    xd_release(p->ctx, (void *)p->order);
+    xd_release(p->ctx, p->boxes.list);
+    xd_release(p->ctx, p->boxes.regions);
+}
+
+XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
+                                             const xdi_piece_files *to) {
+    xdi_pieces p;
+    memset(&p, 0, sizeof p);
+    p.plan = plan;
+    p.to = to;
+    p.ctx = plan->ctx;
+    p.rank = xd_comm_rank(comm);
+    p.stage_bytes = to->staging_bytes;
+    xd_result result = xdi_cover_check(plan->content, comm);
+    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_check_directory(&p));
+    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_prepare(&p));
+    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_commit(&p));
+    if (result != XD_OK) xdi_pieces_take_back(&p);
+    xdi_pieces_end(&p);
+    return result;
+}
+
 /* >>checkpoint/map.c */
 
 /* Reads and writes directories of others through a map. */
@@ -49064,7 +49862,7 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 typedef struct xdi_import {
     xdi_mapped m;
     const xd_weights_import_desc *desc;
-    xd_weights_files *files;
+    xd_weights_reader *reader;
     xd_checkpoint_report report;
     unsigned char *converted, *wire; /* wire: in memory of the device */
     int64_t box, at[XD_DIMS_MAX];    /* what comes next */
@@ -49078,22 +49876,7 @@ static xd_result xdi_import_open(xdi_import *l) {
     xd_safetensors_desc d;
     memset(&d, 0, sizeof d);
     d.mode = XD_SAFETENSORS_STREAM;
-    return xd_weights_files_open(l->m.ctx, l->m.directory, &d, &l->files);
-}
-
-static uint64_t xdi_import_hash(const xdi_import *l) {
-    uint64_t hash = 0;
-    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
-        const xd_safetensors *file = xd_weights_files_at(l->files, f);
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
-            const xd_safetensors_info *t = xd_safetensors_at(file, i);
-            const uint64_t numbers[4] = { (uint64_t)t->dtype, (uint64_t)t->ndim, t->begin, (uint64_t)f };
-            hash = xd_hash(hash, numbers, sizeof numbers);
-            hash = xd_hash(hash, t->name, strlen(t->name) + 1);
-            hash = xd_hash(hash, t->shape, (size_t)t->ndim * sizeof *t->shape);
-        }
-    }
-    return hash;
+    return xd_weights_reader_open(l->m.ctx, l->m.directory, &d, &l->reader);
 }
 
 static void xdi_import_note(xdi_import *l, const char *name) {
@@ -49101,30 +49884,24 @@ static void xdi_import_note(xdi_import *l, const char *name) {
     if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
 }
 
-static void xdi_import_find(const xdi_import *l, xdi_mapped_tensor *t) {
-    int64_t found = -1;
-    for (int64_t f = 0; f < xd_weights_files_count(l->files) && found < 0; f++) {
-        t->file = xd_weights_files_at(l->files, f);
-        found = xd_safetensors_find(t->file, t->name);
-    }
-    t->index = found;
-    if (found < 0) t->file = NULL;
+static const xd_weights_tensor *xdi_import_theirs(const xdi_import *l, const xdi_mapped_tensor *t) {
+    return xd_weights_reader_at(l->reader, t->index);
 }
 
 /* Counts one tensor of theirs, and forgets where it is when it does not fit. */
 static void xdi_import_judge(xdi_import *l, xdi_mapped_tensor *t) {
-    xdi_import_find(l, t);
-    if (!t->file) {
+    t->index = xd_weights_reader_find(l->reader, t->name);
+    if (t->index < 0) {
         l->report.missing++;
         xdi_import_note(l, t->name);
         return;
     }
-    const xd_safetensors_info *info = xd_safetensors_at(t->file, t->index);
+    const xd_weights_tensor *info = xdi_import_theirs(l, t);
     const size_t bytes = (size_t)t->ndim * sizeof *t->shape;
     if (info->ndim != t->ndim || memcmp(info->shape, t->shape, bytes) != 0) {
         l->report.wrong_shape++;
         xdi_import_note(l, t->name);
-        t->file = NULL;
+        t->index = -1;
         return;
     }
     l->report.loaded++;
@@ -49150,14 +49927,11 @@ static bool xdi_import_expects(const xdi_import *l, const char *name) {
 }
 
 static void xdi_import_find_unexpected(xdi_import *l) {
-    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
-        const xd_safetensors *file = xd_weights_files_at(l->files, f);
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
-            const char *name = xd_safetensors_at(file, i)->name;
-            if (xdi_import_expects(l, name)) continue;
-            l->report.unexpected++;
-            xdi_import_note(l, name);
-        }
+    for (int64_t i = 0; i < xd_weights_reader_count(l->reader); i++) {
+        const char *name = xd_weights_reader_at(l->reader, i)->name;
+        if (xdi_import_expects(l, name)) continue;
+        l->report.unexpected++;
+        xdi_import_note(l, name);
     }
 }
 
@@ -49168,8 +49942,8 @@ static xd_result xdi_import_check_types(xdi_import *l) {
         const xdi_mapped_piece *piece = (const xdi_mapped_piece *)p->order[i]; /* by tensor of theirs */
         const xdi_mapped_tensor *t = &p->tensors[piece->their];
         const xd_dtype ours = p->content->tensors[piece->ours].dtype;
-        if (!t->file) continue;
-        const xd_dtype theirs = xd_safetensors_at(t->file, t->index)->dtype;
+        if (t->index < 0) continue;
+        const xd_dtype theirs = xdi_import_theirs(l, t)->dtype;
         if (theirs == ours) continue;
         XD_REQUIRE(l->m.ctx, l->desc->convert && xdi_load_converts(theirs) && xdi_load_converts(ours),
                    XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here, and \"%.80s\" in %s is %s%s",
@@ -49187,11 +49961,10 @@ static xd_result xdi_import_refuse_shape(const xdi_import *l) {
     const xdi_mapped_plan *p = &l->m.plan;
     char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
     for (int64_t i = 0; i < p->tensor_count; i++) {
-        xdi_mapped_tensor t = p->tensors[i];
-        if (t.file) continue;
-        xdi_import_find(l, &t);
-        if (!t.file) continue;
-        const xd_safetensors_info *info = xd_safetensors_at(t.file, t.index);
+        const xdi_mapped_tensor t = p->tensors[i];
+        const int64_t index = xd_weights_reader_find(l->reader, t.name);
+        if (t.index >= 0 || index < 0) continue;
+        const xd_weights_tensor *info = xd_weights_reader_at(l->reader, index);
         for (int side = 0; side < 2; side++) {
             const int ndim = side ? t.ndim : info->ndim;
             size_t used = 0;
@@ -49290,11 +50063,11 @@ static xd_result xdi_import_put(xdi_import *l, const xdi_stored *t, const xdi_ma
 static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile) {
     const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
     const xdi_stored *t = &l->m.content.tensors[piece->ours];
-    const xd_dtype dtype = xd_safetensors_at(from->file, from->index)->dtype;
+    const xd_dtype dtype = xdi_import_theirs(l, from)->dtype;
     const bool direct = tile->dense && dtype == t->dtype && !xdi_import_on_device(l);
     char *to =
         direct ? (char *)t->data + (size_t)tile->copy.dst_offset * xd_dtype_size(dtype) : (char *)l->m.stage;
-    XD_TRY(xd_safetensors_read_box(from->file, from->index, tile->begin, tile->size, to));
+    XD_TRY(xd_weights_reader_read(l->reader, from->index, tile->begin, tile->size, to));
     return direct ? XD_OK : xdi_import_put(l, t, tile, dtype);
 }
 
@@ -49302,7 +50075,7 @@ static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, c
 static int64_t xdi_import_room(const xdi_import *l, const xdi_mapped_piece *piece) {
     const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
     const size_t ours = xd_dtype_size(l->m.content.tensors[piece->ours].dtype);
-    const size_t theirs = xd_dtype_size(xd_safetensors_at(from->file, from->index)->dtype);
+    const size_t theirs = xd_dtype_size(xdi_import_theirs(l, from)->dtype);
     return (int64_t)(l->m.staging_bytes / (ours > theirs ? ours : theirs));
 }
 
@@ -49313,7 +50086,7 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
     xdi_mapped_tile tile;
     while (l->box < l->m.boxes.count) {
         const xdi_mapped_box *box = &l->m.boxes.list[l->box];
-        const bool read = l->m.plan.tensors[box->piece->their].file != NULL;
+        const bool read = l->m.plan.tensors[box->piece->their].index >= 0;
         if (done >= bytes) return XD_OK;
         if (read && xdi_mapped_next_tile(box, xdi_import_room(l, box->piece), l->at, &tile)) {
             XD_TRY(xdi_import_tile(l, box->piece, &tile));
@@ -49329,7 +50102,7 @@ static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
     XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
-    XD_TRY(xd_agree_same(l->m.comm, xdi_import_hash(l), "the tensors of the directory"));
+    XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
     return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);
@@ -49345,7 +50118,7 @@ XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *
     if (report) *report = l.report;
     if (xdi_import_on_device(&l)) xd_ctx_kernels(l.m.ctx)->memory.release(l.m.ctx, l.wire);
     xd_release(l.m.ctx, l.converted);
-    xd_weights_files_close(l.files);
+    xd_weights_reader_close(l.reader);
     xdi_mapped_end(&l.m);
     return result;
 }
@@ -49474,9 +50247,19 @@ static xd_result xdi_export_gather(xdi_export *e) {
     return xd_state_gather(e->m.comm, &d);
 }
 
+static xd_result xdi_export_pieces(xdi_export *e) {
+    xdi_piece_files to;
+    to.directory = e->m.directory;
+    to.staging_bytes = e->m.staging_bytes;
+    to.metadata = e->desc->metadata;
+    to.metadata_count = e->desc->metadata_count;
+    return xdi_mapped_write_pieces(e->m.comm, &e->m.plan, &to);
+}
+
 static xd_result xdi_export_run(xdi_export *e) {
-    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 0));
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 8 * e->desc->pieces));
     XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
+    if (e->desc->pieces) return xdi_export_pieces(e);
     XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
     XD_TRY(xdi_export_gather(e));
     xd_weights_writer *writer = e->writer;
@@ -75257,4 +76040,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8438cfae75536dee939307f3513de958d09a7f937de49703692954102c283565 */
+/* xdistill sha256 8aa3cb0302f08c1ec40fed6b7ec1995472e762a731dbeaa1c2d685bf2239c87d */

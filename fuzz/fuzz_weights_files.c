@@ -1,5 +1,6 @@
 /* The input is a model directory, file after file: a line with the name, a line with the length, the bytes. Any directory is
- * opened or refused; in an opened one every tensor is found where it lies, and its bytes can be read. */
+ * opened or refused; in an opened one every tensor is found where it lies, and its bytes can be read; also those of whole tensors,
+ * whose pieces may be in many files. */
 #include "fuzz.h"
 
 #include <errno.h>
@@ -72,6 +73,14 @@ static int close_file(void *user, intptr_t file) {
     return 0;
 }
 
+static int list_files(void *user, const char *directory, void (*each)(void *argument, const char *name),
+                      void *argument) {
+    (void)user;
+    (void)directory;
+    for (int i = 0; i < current.count; i++) each(argument, current.names[i]);
+    return 0;
+}
+
 static xd_ctx *folder_ctx(void) {
     static xd_ctx *ctx;
     xd_ctx_desc desc;
@@ -81,13 +90,35 @@ static xd_ctx *folder_ctx(void) {
     desc.files.size = size_of_file;
     desc.files.read = read_file;
     desc.files.close = close_file;
+    desc.files.list = list_files;
     FUZZ_CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
     return ctx;
+}
+
+/* Each element of a whole tensor is in one piece, so all of them take no more than the input. */
+static void read_whole(size_t bytes) {
+    static const int64_t zero[64] = { 0 };
+    xd_weights_reader *reader = NULL;
+    if (xd_weights_reader_open(folder_ctx(), "model", NULL, &reader) != XD_OK) return;
+    for (int64_t i = 0; i < xd_weights_reader_count(reader); i++) {
+        const xd_weights_tensor *t = xd_weights_reader_at(reader, i);
+        size_t length = xd_dtype_size(t->dtype);
+        FUZZ_CHECK(xd_weights_reader_find(reader, t->name) == i && t->piece_count > 0);
+        for (int d = 0; d < t->ndim; d++)
+            if (t->shape[d] == 0) length = 0;
+        for (int d = 0; d < t->ndim && length > 0; d++) length *= (size_t)t->shape[d];
+        FUZZ_CHECK(length <= bytes);
+        void *copy = malloc(length + 1);
+        FUZZ_CHECK(xd_weights_reader_read(reader, i, zero, t->shape, copy) == XD_OK);
+        free(copy);
+    }
+    xd_weights_reader_close(reader);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     xd_weights_files *files = NULL;
     unpack(data, bytes);
+    read_whole(bytes);
     if (xd_weights_files_open(folder_ctx(), "model", NULL, &files) != XD_OK) return 0;
     for (int64_t i = 0; i < xd_weights_files_count(files); i++) {
         xd_safetensors *file = xd_weights_files_at(files, i), *found = NULL;

@@ -120,6 +120,7 @@
 #include "base/directory.h"
 #include "io/safetensors.h"
 #include "io/weights_files.h"
+#include "io/weights_reader.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -338,6 +339,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/weights_files.c"
+#include "io/weights_reader.c"
 #include "io/weights_writer.c"
 #include "io/gather.c"
 
@@ -393,6 +395,7 @@
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"
+#include "checkpoint/map_pieces.c"
 #include "checkpoint/map.c"
 #include "checkpoint/verify.c"
 #endif

@@ -462,8 +462,11 @@ static xd_result run_weights(place *p) {
     const xd_weights_writer_desc d = { .entries = entries, .entry_count = 2, .max_shard_bytes = 100 };
     xd_weights_writer *writer = NULL;
     xd_weights_files *files = NULL;
+    xd_weights_reader *reader = NULL;
+    const int64_t first[1] = { 2 }, size[1] = { 5 };
     xd_safetensors *found;
     int64_t index;
+    float box[5];
     XD_TRY(untouched(xd_weights_writer_create(p->ctx, p->directory, &d, &writer), writer));
     xd_result result = XD_OK;
     for (int i = 0; i < 2 && result == XD_OK; i++)
@@ -476,6 +479,10 @@ static xd_result run_weights(place *p) {
     XD_TRY(untouched(xd_weights_files_open(p->ctx, p->directory, NULL, &files), files));
     result = xd_weights_files_find(files, "w", &found, &index);
     xd_weights_files_close(files);
+    if (result != XD_OK) return result;
+    XD_TRY(untouched(xd_weights_reader_open(p->ctx, p->directory, NULL, &reader), reader));
+    result = xd_weights_reader_read(reader, 1, first, size, box);
+    xd_weights_reader_close(reader);
     return result;
 }
 static xd_result run_publish(place *p) {
@@ -639,7 +646,7 @@ static const call calls[] = {
       run_safetensors, false },
     { "xd_safetensors_open_memory", run_safetensors_memory, false },
     { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_files_open, "
-      "xd_weights_files_find",
+      "xd_weights_files_find, xd_weights_reader_open, xd_weights_reader_read",
       run_weights, false },
     { "xd_publish_directory_create, xd_publish_directory_commit", run_publish, false },
     { "xd_tokenizer_load_memory", run_tokenizer, false },

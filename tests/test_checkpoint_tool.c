@@ -85,4 +85,13 @@ XD_TEST(the_tool_inspects_verifies_and_compares_checkpoints) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(the_tool_converts_and_says_what_it_cannot) {
+    const char *root = new_root();
+    CHECK_EQ_INT(tool("convert", root, path_in(root, "new")), 2);
+    CHECK_EQ_INT(tool("convert", root, NULL), 2);
+    CHECK_EQ_INT(tool("convert", "--tensors-only", root), 2);
+    CHECK(access(path_in(root, "new"), F_OK) != 0);
+    remove_all(root);
+}
+
 XD_TEST_MAIN()

@@ -1,17 +1,30 @@
-/* xdistill.c - looks into checkpoints.
+/* xdistill.c - looks into checkpoints, and brings those of others.
  *
  *   cc -std=c99 -O2 tools/xdistill.c -o xdistill -lm -lpthread
  *   ./xdistill inspect DIR       files and tensors of a checkpoint (ROOT/step-N), as its manifest lists them
  *   ./xdistill verify DIR        reads and compares every byte
  *   ./xdistill diff DIR DIR      the first tensors that differ, by the fingerprints of the manifests
+ *   ./xdistill convert DIR NEW   what PyTorch's torch.distributed.checkpoint has left in DIR becomes NEW, a model directory of
+ *                                whole tensors in safetensors files. DIR has .metadata and *.distcp, whose pickles are read as
+ *                                data (dcp_pickle.h: nothing of them is executed), and what is no tensor goes to objects.json;
+ *                                or it has safetensors files with the pieces of ranks, as xd_weights_export writes them too
+ *
+ * Options of convert, before DIR:
+ *   --select PREFIX      only tensors whose names begin so, under names without it: --select model.
+ *   --without PREFIX     nothing whose name begins so: --without optimizer.
+ *   --tensors-only       without objects.json
+ *   --max-shard-bytes N  of tensors in one file (5,000,000,000)
  *
  * Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "dcp_join.h"
 
 enum { SAME = 0, DIFFERENT = 1, BROKEN = 2, SHOWN = 10 };
 
@@ -63,19 +76,54 @@ static int diff(const xd_checkpoint *one, const xd_checkpoint *other) {
     return DIFFERENT;
 }
 
+static int usage(void) {
+    fprintf(stderr, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR |\n"
+                    "       convert [--select PREFIX] [--without PREFIX] [--tensors-only] [--max-shard-bytes "
+                    "N] DIR NEW\n");
+    return BROKEN;
+}
+
+static int convert(xd_ctx *ctx, int count, char **arguments) {
+    dcp_convert_desc desc;
+    memset(&desc, 0, sizeof desc);
+    while (count > 2) {
+        const bool value = strcmp(arguments[0], "--tensors-only") != 0;
+        char *end = NULL;
+        if (!value)
+            desc.tensors_only = true;
+        else if (strcmp(arguments[0], "--select") == 0)
+            desc.select = arguments[1];
+        else if (strcmp(arguments[0], "--without") == 0)
+            desc.without = arguments[1];
+        else if (strcmp(arguments[0], "--max-shard-bytes") == 0)
+            desc.max_shard_bytes = strtoull(arguments[1], &end, 10);
+        else
+            return usage();
+        if (end && (*end || arguments[1][0] == '-' || desc.max_shard_bytes == 0)) return usage();
+        count -= 1 + value;
+        arguments += 1 + value;
+    }
+    if (count != 2) return usage();
+    desc.source = arguments[0];
+    desc.target = arguments[1];
+    return join_directory(ctx, &desc) == XD_OK ? SAME : BROKEN;
+}
+
 static int run(xd_ctx *ctx, int count, char **arguments) {
     xd_checkpoint *one = NULL, *other = NULL;
     int status = BROKEN;
     const bool verifies = count == 2 && strcmp(arguments[0], "verify") == 0;
     if (verifies && xd_checkpoint_verify(ctx, arguments[1]) == XD_OK) status = SAME;
-    if (count == 2 && strcmp(arguments[0], "inspect") == 0) {
+    if (count > 0 && strcmp(arguments[0], "convert") == 0) {
+        status = convert(ctx, count - 1, arguments + 1);
+    } else if (count == 2 && strcmp(arguments[0], "inspect") == 0) {
         if (xd_checkpoint_open(ctx, arguments[1], &one) == XD_OK) status = inspect(one);
     } else if (count == 3 && strcmp(arguments[0], "diff") == 0) {
         if (xd_checkpoint_open(ctx, arguments[1], &one) == XD_OK &&
             xd_checkpoint_open(ctx, arguments[2], &other) == XD_OK)
             status = diff(one, other);
     } else if (!verifies) {
-        fprintf(stderr, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR\n");
+        usage();
     }
     if (xd_last_error(ctx)->result != XD_OK) fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
     xd_checkpoint_close(other);

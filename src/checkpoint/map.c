@@ -103,7 +103,7 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 typedef struct xdi_import {
     xdi_mapped m;
     const xd_weights_import_desc *desc;
-    xd_weights_files *files;
+    xd_weights_reader *reader;
     xd_checkpoint_report report;
     unsigned char *converted, *wire; /* wire: in memory of the device */
     int64_t box, at[XD_DIMS_MAX];    /* what comes next */
@@ -117,22 +117,7 @@ static xd_result xdi_import_open(xdi_import *l) {
     xd_safetensors_desc d;
     memset(&d, 0, sizeof d);
     d.mode = XD_SAFETENSORS_STREAM;
-    return xd_weights_files_open(l->m.ctx, l->m.directory, &d, &l->files);
-}
-
-static uint64_t xdi_import_hash(const xdi_import *l) {
-    uint64_t hash = 0;
-    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
-        const xd_safetensors *file = xd_weights_files_at(l->files, f);
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
-            const xd_safetensors_info *t = xd_safetensors_at(file, i);
-            const uint64_t numbers[4] = { (uint64_t)t->dtype, (uint64_t)t->ndim, t->begin, (uint64_t)f };
-            hash = xd_hash(hash, numbers, sizeof numbers);
-            hash = xd_hash(hash, t->name, strlen(t->name) + 1);
-            hash = xd_hash(hash, t->shape, (size_t)t->ndim * sizeof *t->shape);
-        }
-    }
-    return hash;
+    return xd_weights_reader_open(l->m.ctx, l->m.directory, &d, &l->reader);
 }
 
 static void xdi_import_note(xdi_import *l, const char *name) {
@@ -140,30 +125,24 @@ static void xdi_import_note(xdi_import *l, const char *name) {
     if (r->missing + r->unexpected + r->wrong_shape <= 5) xdi_load_append(r->names, sizeof r->names, name);
 }
 
-static void xdi_import_find(const xdi_import *l, xdi_mapped_tensor *t) {
-    int64_t found = -1;
-    for (int64_t f = 0; f < xd_weights_files_count(l->files) && found < 0; f++) {
-        t->file = xd_weights_files_at(l->files, f);
-        found = xd_safetensors_find(t->file, t->name);
-    }
-    t->index = found;
-    if (found < 0) t->file = NULL;
+static const xd_weights_tensor *xdi_import_theirs(const xdi_import *l, const xdi_mapped_tensor *t) {
+    return xd_weights_reader_at(l->reader, t->index);
 }
 
 /* Counts one tensor of theirs, and forgets where it is when it does not fit. */
 static void xdi_import_judge(xdi_import *l, xdi_mapped_tensor *t) {
-    xdi_import_find(l, t);
-    if (!t->file) {
+    t->index = xd_weights_reader_find(l->reader, t->name);
+    if (t->index < 0) {
         l->report.missing++;
         xdi_import_note(l, t->name);
         return;
     }
-    const xd_safetensors_info *info = xd_safetensors_at(t->file, t->index);
+    const xd_weights_tensor *info = xdi_import_theirs(l, t);
     const size_t bytes = (size_t)t->ndim * sizeof *t->shape;
     if (info->ndim != t->ndim || memcmp(info->shape, t->shape, bytes) != 0) {
         l->report.wrong_shape++;
         xdi_import_note(l, t->name);
-        t->file = NULL;
+        t->index = -1;
         return;
     }
     l->report.loaded++;
@@ -189,14 +168,11 @@ static bool xdi_import_expects(const xdi_import *l, const char *name) {
 }
 
 static void xdi_import_find_unexpected(xdi_import *l) {
-    for (int64_t f = 0; f < xd_weights_files_count(l->files); f++) {
-        const xd_safetensors *file = xd_weights_files_at(l->files, f);
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
-            const char *name = xd_safetensors_at(file, i)->name;
-            if (xdi_import_expects(l, name)) continue;
-            l->report.unexpected++;
-            xdi_import_note(l, name);
-        }
+    for (int64_t i = 0; i < xd_weights_reader_count(l->reader); i++) {
+        const char *name = xd_weights_reader_at(l->reader, i)->name;
+        if (xdi_import_expects(l, name)) continue;
+        l->report.unexpected++;
+        xdi_import_note(l, name);
     }
 }
 
@@ -207,8 +183,8 @@ static xd_result xdi_import_check_types(xdi_import *l) {
         const xdi_mapped_piece *piece = (const xdi_mapped_piece *)p->order[i]; /* by tensor of theirs */
         const xdi_mapped_tensor *t = &p->tensors[piece->their];
         const xd_dtype ours = p->content->tensors[piece->ours].dtype;
-        if (!t->file) continue;
-        const xd_dtype theirs = xd_safetensors_at(t->file, t->index)->dtype;
+        if (t->index < 0) continue;
+        const xd_dtype theirs = xdi_import_theirs(l, t)->dtype;
         if (theirs == ours) continue;
         XD_REQUIRE(l->m.ctx, l->desc->convert && xdi_load_converts(theirs) && xdi_load_converts(ours),
                    XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here, and \"%.80s\" in %s is %s%s",
@@ -226,11 +202,10 @@ static xd_result xdi_import_refuse_shape(const xdi_import *l) {
     const xdi_mapped_plan *p = &l->m.plan;
     char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
     for (int64_t i = 0; i < p->tensor_count; i++) {
-        xdi_mapped_tensor t = p->tensors[i];
-        if (t.file) continue;
-        xdi_import_find(l, &t);
-        if (!t.file) continue;
-        const xd_safetensors_info *info = xd_safetensors_at(t.file, t.index);
+        const xdi_mapped_tensor t = p->tensors[i];
+        const int64_t index = xd_weights_reader_find(l->reader, t.name);
+        if (t.index >= 0 || index < 0) continue;
+        const xd_weights_tensor *info = xd_weights_reader_at(l->reader, index);
         for (int side = 0; side < 2; side++) {
             const int ndim = side ? t.ndim : info->ndim;
             size_t used = 0;
@@ -329,11 +304,11 @@ static xd_result xdi_import_put(xdi_import *l, const xdi_stored *t, const xdi_ma
 static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, const xdi_mapped_tile *tile) {
     const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
     const xdi_stored *t = &l->m.content.tensors[piece->ours];
-    const xd_dtype dtype = xd_safetensors_at(from->file, from->index)->dtype;
+    const xd_dtype dtype = xdi_import_theirs(l, from)->dtype;
     const bool direct = tile->dense && dtype == t->dtype && !xdi_import_on_device(l);
     char *to =
         direct ? (char *)t->data + (size_t)tile->copy.dst_offset * xd_dtype_size(dtype) : (char *)l->m.stage;
-    XD_TRY(xd_safetensors_read_box(from->file, from->index, tile->begin, tile->size, to));
+    XD_TRY(xd_weights_reader_read(l->reader, from->index, tile->begin, tile->size, to));
     return direct ? XD_OK : xdi_import_put(l, t, tile, dtype);
 }
 
@@ -341,7 +316,7 @@ static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, c
 static int64_t xdi_import_room(const xdi_import *l, const xdi_mapped_piece *piece) {
     const xdi_mapped_tensor *from = &l->m.plan.tensors[piece->their];
     const size_t ours = xd_dtype_size(l->m.content.tensors[piece->ours].dtype);
-    const size_t theirs = xd_dtype_size(xd_safetensors_at(from->file, from->index)->dtype);
+    const size_t theirs = xd_dtype_size(xdi_import_theirs(l, from)->dtype);
     return (int64_t)(l->m.staging_bytes / (ours > theirs ? ours : theirs));
 }
 
@@ -352,7 +327,7 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
     xdi_mapped_tile tile;
     while (l->box < l->m.boxes.count) {
         const xdi_mapped_box *box = &l->m.boxes.list[l->box];
-        const bool read = l->m.plan.tensors[box->piece->their].file != NULL;
+        const bool read = l->m.plan.tensors[box->piece->their].index >= 0;
         if (done >= bytes) return XD_OK;
         if (read && xdi_mapped_next_tile(box, xdi_import_room(l, box->piece), l->at, &tile)) {
             XD_TRY(xdi_import_tile(l, box->piece, &tile));
@@ -368,7 +343,7 @@ static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
     XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
-    XD_TRY(xd_agree_same(l->m.comm, xdi_import_hash(l), "the tensors of the directory"));
+    XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
     return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);
@@ -384,7 +359,7 @@ XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *
     if (report) *report = l.report;
     if (xdi_import_on_device(&l)) xd_ctx_kernels(l.m.ctx)->memory.release(l.m.ctx, l.wire);
     xd_release(l.m.ctx, l.converted);
-    xd_weights_files_close(l.files);
+    xd_weights_reader_close(l.reader);
     xdi_mapped_end(&l.m);
     return result;
 }
@@ -513,9 +488,19 @@ static xd_result xdi_export_gather(xdi_export *e) {
     return xd_state_gather(e->m.comm, &d);
 }
 
+static xd_result xdi_export_pieces(xdi_export *e) {
+    xdi_piece_files to;
+    to.directory = e->m.directory;
+    to.staging_bytes = e->m.staging_bytes;
+    to.metadata = e->desc->metadata;
+    to.metadata_count = e->desc->metadata_count;
+    return xdi_mapped_write_pieces(e->m.comm, &e->m.plan, &to);
+}
+
 static xd_result xdi_export_run(xdi_export *e) {
-    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 0));
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 8 * e->desc->pieces));
     XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
+    if (e->desc->pieces) return xdi_export_pieces(e);
     XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
     XD_TRY(xdi_export_gather(e));
     xd_weights_writer *writer = e->writer;

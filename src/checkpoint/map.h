@@ -50,8 +50,8 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 
 /* What to read. Zero is the default of the fields that are not required. */
 typedef struct xd_weights_import_desc {
-    const char *
-        directory; /* required; model.safetensors, or shards with an index. Ranks may reach it by different paths */
+    const char
+        *directory; /* required; what xd_weights_reader_open opens. Ranks may reach it by different paths */
     xd_mapped_weights weights;
     bool
         lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and what is here of
@@ -73,7 +73,7 @@ typedef struct xd_weights_import_desc {
  *
  * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
- * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_files_open; MISSING, UNEXPECTED, SHAPE
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open; MISSING, UNEXPECTED, SHAPE
  * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
  * loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
@@ -84,9 +84,12 @@ typedef struct xd_weights_export_desc {
     const char *directory; /* required; exists where rank 0 writes */
     xd_mapped_weights weights;
     size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
-    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair *metadata; /* [metadata_count] of every file, of rank 0 */
+    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair
+        *metadata; /* [metadata_count] of every file, of rank 0; with `pieces` of each rank's own */
     int64_t metadata_count;
+    bool
+        pieces; /* each rank writes what it has into files of its own, the same on all ranks; false -> rank 0 writes all */
 } xd_weights_export_desc;
 
 /* Writes a model directory under their names, in the order of these, in their shapes and the types of the parts: whatever an
@@ -94,8 +97,16 @@ typedef struct xd_weights_export_desc {
  * (xd_state_gather); the directory changes in one step, as xd_weights_writer_commit says. Files that are no weights (config.json)
  * are the caller's.
  *
- * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0. Errors, on every rank: those of xd_weight_map_check,
- * of xd_state_gather and of xd_weights_writer; an older model stays unless the message says otherwise. */
+ * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is the most
+ * boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of torch.distributed.checkpoint read
+ * them; `xdistill convert` makes one model of them. The directory exists wherever a rank writes, and has no .safetensors
+ * files yet. The files get their names when all ranks have written, and go again when that fails on one; who is killed meanwhile
+ * leaves a model with a gap, and nothing but readers, which refuse it, says so. max_shard_bytes is not used.
+ *
+ * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
+ * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of
+ * xd_weights_writer; an older model stays unless the message says otherwise. With `pieces`: MISMATCH as in xd_state_gather, STATE
+ * for a directory with .safetensors files, those of xd_safetensors_writer. */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif

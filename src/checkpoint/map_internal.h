@@ -3,7 +3,7 @@
 
 #include "checkpoint/internal.h"
 #include "checkpoint/map.h"
-#include "io/weights_files.h"
+#include "io/weights_reader.h"
 
 /* The two sides of a map. */
 enum { XDI_THEIRS = 0, XDI_OURS = 1, XDI_SIDES = 2 };
@@ -27,8 +27,7 @@ typedef struct xdi_mapped_tensor {
     xd_dtype dtype; /* of the first weight in it */
     int ndim;
     int64_t shape[XD_DIMS_MAX];
-    xd_safetensors *file; /* NULL: it is not read */
-    int64_t index;
+    int64_t index; /* of the reader; -1: it is not read */
 } xdi_mapped_tensor;
 
 /* ---- map_plan.c: everything that follows from the weights and the entries ---- */
@@ -94,5 +93,22 @@ typedef struct xdi_mapped_tile {
  * last. Tiles follow one another as their elements do in their tensor. */
 XD_PRIVATE bool xdi_mapped_next_tile(const xdi_mapped_box *box, int64_t room, int64_t at[XD_DIMS_MAX],
                                      xdi_mapped_tile *tile);
+
+/* ---- map_pieces.c ---- */
+
+enum { XDI_PIECE_PATH = 4096 };
+
+/* Where each rank writes what it has. */
+typedef struct xdi_piece_files {
+    const char *directory;
+    size_t staging_bytes;
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file */
+    int64_t metadata_count;
+} xdi_piece_files;
+
+/* Collective. Errors: MISMATCH when an element is held by no rank or by two that are no replicas; STATE for a directory with
+ * files of that kind; IO, MEMORY. */
+XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
+                                             const xdi_piece_files *to);
 
 #endif

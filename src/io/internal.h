@@ -26,4 +26,8 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
 XD_PRIVATE bool xdi_weights_is_basename(const char *name);
 
+/* weights_reader.c: a hash of what is where, for ranks to compare. */
+struct xd_weights_reader;
+XD_PRIVATE uint64_t xdi_weights_reader_hash(const struct xd_weights_reader *reader);
+
 #endif

@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi gpu_check lib symbols self docs tutorial projection_pt install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -139,6 +139,22 @@ step_projection_pt() {
     gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/load_projection.c build/libxdistill.a -o "$dir/load_projection" \
         -lm -lpthread || return 1
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
+}
+
+# Checkpoints of PyTorch, with pickles and as pieces in safetensors files, and ours in PyTorch.
+step_dcp() {
+    need gcc "${TORCH_PYTHON:-python3}"
+    "${TORCH_PYTHON:-python3}" -c 'import torch' 2>/dev/null || { echo "needs PyTorch"; exit 77; }
+    make --no-print-directory build/xdistill &&
+    "${TORCH_PYTHON:-python3}" tests/build/test_dcp.py build/xdistill
+}
+
+step_dcp_hf() {
+    need gcc "${TORCH_PYTHON:-python3}"
+    "${TORCH_PYTHON:-python3}" -c 'import torch, safetensors' 2>/dev/null || { echo "needs PyTorch and safetensors"; exit 77; }
+    make --no-print-directory build/xdistill &&
+    gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/dcp_ranks.c build/libxdistill.a -o "$dir/dcp_ranks" -lm -lpthread &&
+    "${TORCH_PYTHON:-python3}" tests/build/test_dcp.py --hf build/xdistill "$dir/dcp_ranks"
 }
 
 # What prose names exists, snippets compile, and the reference that `make docs` writes has no dead link.

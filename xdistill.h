@@ -1697,11 +1697,11 @@ typedef enum xd_halo_gradient {
 
 /* What to plan an exchange from. Read during the call only. */
 typedef struct xd_halo_desc {
-    const xd_layout *layout;                  /* required; on ranks of the communicator */
-    xd_dtype dtype;                           /* any; the backward needs one that has sums */
-    int64_t before[XD_DIMS_MAX];              /* [ndim] indices below this rank's first one */
-    int64_t after[XD_DIMS_MAX];               /* [ndim] indices above its last one */
-    xd_halo_boundary boundary[XD_DIMS_MAX];   /* [ndim] */
+    const xd_layout *layout;                /* required; on ranks of the communicator */
+    xd_dtype dtype;                         /* any; the backward needs one that has sums */
+    int64_t before[XD_DIMS_MAX];            /* [ndim] indices below this rank's first one */
+    int64_t after[XD_DIMS_MAX];             /* [ndim] indices above its last one */
+    xd_halo_boundary boundary[XD_DIMS_MAX]; /* [ndim] */
     int longitude; /* the dimension that POLE turns by half, another one than that with POLE; negative counts from the end */
     xd_halo_gradient gradient;
 } xd_halo_desc;
@@ -1781,8 +1781,8 @@ typedef struct xd_crossing_desc {
     xd_dtype dtype;
     int ndim;
     int64_t shape[XD_DIMS_MAX]; /* of the whole activation */
-    int dim;                    /* that is cut; negative counts from the end. COPY and REDUCE do not read it */
-    int other_dim;              /* ALL_TO_ALL: that is cut afterwards */
+    int dim;       /* that is cut; negative counts from the end. COPY and REDUCE do not read it */
+    int other_dim; /* ALL_TO_ALL: that is cut afterwards */
     /* Of this rank, with sums in INVARIANT mode: a matrix product whose contraction is split at fixed places has one leaf for each
      * of them. What is summed is then this rank's forest, [nodes, ...]. total 0 -> none, one term a rank */
     xd_leaves leaves;
@@ -32204,8 +32204,8 @@ typedef struct xdi_halo_scene {
     xd_halo_desc desc;
     int ndim, ranks, rank;
     int64_t shape[XD_DIMS_MAX];
-    int pole;              /* the dimension with POLE; -1 without one */
-    xdi_halo_part *part;   /* [ranks] */
+    int pole;            /* the dimension with POLE; -1 without one */
+    xdi_halo_part *part; /* [ranks] */
 } xdi_halo_scene;
 
 /* Where an index of a dimension lies. */
@@ -32250,10 +32250,10 @@ XD_PRIVATE xd_result xdi_halo_parts(xd_ctx *ctx, xdi_halo_scene *scene);
 
 /* The strided copies of a plan, by what they move. */
 typedef enum xdi_halo_list {
-    XDI_HALO_PACK = 0, /* part -> message */
-    XDI_HALO_LOCAL,    /* part -> wide */
-    XDI_HALO_ZEROS,    /* a zero -> wide */
-    XDI_HALO_UNPACK,   /* message -> wide */
+    XDI_HALO_PACK = 0,      /* part -> message */
+    XDI_HALO_LOCAL,         /* part -> wide */
+    XDI_HALO_ZEROS,         /* a zero -> wide */
+    XDI_HALO_UNPACK,        /* message -> wide */
     XDI_HALO_BACK_PACK,     /* wide -> message */
     XDI_HALO_BACK_OWN,      /* wide -> part */
     XDI_HALO_BACK_LOCAL,    /* wide -> terms */
@@ -32266,7 +32266,8 @@ typedef enum xdi_halo_list {
 typedef struct xdi_halo_lane {
     int64_t *counts, *displacements; /* [ranks] */
     int64_t total;
-    bool direct; /* messages are where they are needed: nothing is packed, and displacements are those in the part */
+    bool
+        direct; /* messages are where they are needed: nothing is packed, and displacements are those in the part */
 } xdi_halo_lane;
 
 enum { XDI_HALO_SEND = 0, XDI_HALO_RECV, XDI_HALO_BACK_SEND, XDI_HALO_BACK_RECV, XDI_HALO_LANES };
@@ -32290,8 +32291,9 @@ typedef struct xdi_halo_plan {
 /* A message, or an image within this rank, whose elements are added to a box of its part. */
 typedef struct xdi_halo_block {
     int64_t lo[XD_DIMS_MAX], hi[XD_DIMS_MAX]; /* indices of the part */
-    int64_t offset, stride[XD_DIMS_MAX];      /* where the element of lo is, and how far those of the next indices */
-    int zone, rank, sequence;                 /* the order of terms */
+    int64_t offset,
+        stride[XD_DIMS_MAX];  /* where the element of lo is, and how far those of the next indices */
+    int zone, rank, sequence; /* the order of terms */
     bool received;
 } xdi_halo_block;
 
@@ -32301,8 +32303,8 @@ typedef struct xdi_halo_making {
     xdi_halo_plan *plan;
     xdi_halo_block *blocks; /* NULL: they are counted */
     const xdi_halo_block **order;
-    int64_t *cuts;    /* [ndim][2 blocks] */
-    int64_t *totals;  /* [blocks + 2] elements of cells by their number of terms; then their places */
+    int64_t *cuts;   /* [ndim][2 blocks] */
+    int64_t *totals; /* [blocks + 2] elements of cells by their number of terms; then their places */
     int block_count, block_room;
     bool decided; /* which lanes are direct */
 } xdi_halo_making;
@@ -32346,7 +32348,8 @@ static bool xdi_halo_stretch_in(const xdi_halo_scene *s, int d, int zone, xd_int
     const int64_t n = s->shape[d];
     const int64_t low = zone == XDI_HALO_INSIDE ? 0 : zone == XDI_HALO_AFTER ? n : INT64_MIN;
     const int64_t high = zone == XDI_HALO_INSIDE ? n : zone == XDI_HALO_AFTER ? INT64_MAX : 0;
-    const int64_t begin = listed.begin > low ? listed.begin : low, end = listed.end < high ? listed.end : high;
+    const int64_t begin = listed.begin > low ? listed.begin : low,
+                  end = listed.end < high ? listed.end : high;
     const bool below = zone == XDI_HALO_BEFORE;
     if (begin >= end) return false;
     out->at = begin;
@@ -32437,7 +32440,8 @@ XD_PRIVATE void xdi_halo_walk_begin(xdi_halo_walk *walk, const xdi_halo_scene *s
         for (int d = 0; d < scene->ndim; d++) {
             xdi_halo_stretch *list = walk->list[turned][d];
             int kept = 0;
-            const int count = xdi_halo_list_stretches(scene, d, turned != 0, listed[d], taker->wide[d].begin, list);
+            const int count =
+                xdi_halo_list_stretches(scene, d, turned != 0, listed[d], taker->wide[d].begin, list);
             for (int i = 0; i < count; i++)
                 if (!owner || xdi_halo_clip(owner->own[d], &list[i])) list[kept++] = list[i];
             walk->count[turned][d] = kept;
@@ -32488,7 +32492,7 @@ XD_PRIVATE void xdi_halo_strides(int ndim, const xd_interval *interval, int64_t 
 }
 
 XD_PRIVATE xd_copy xdi_halo_copy_of(int ndim, const int64_t *extent, const xdi_halo_side *src,
-                                const xdi_halo_side *dst) {
+                                    const xdi_halo_side *dst) {
     xd_copy copy;
     memset(&copy, 0, sizeof copy);
     copy.ndim = ndim;
@@ -32505,7 +32509,8 @@ XD_PRIVATE xd_copy xdi_halo_copy_of(int ndim, const int64_t *extent, const xdi_h
 
 XD_PRIVATE void xdi_halo_copy(xdi_halo_plan *plan, xdi_halo_list list, int ndim, const int64_t *extent,
                               const xdi_halo_side *src, const xdi_halo_side *dst) {
-    if (plan->copies[list]) plan->copies[list][plan->copy_count[list]] = xdi_halo_copy_of(ndim, extent, src, dst);
+    if (plan->copies[list])
+        plan->copies[list][plan->copy_count[list]] = xdi_halo_copy_of(ndim, extent, src, dst);
     plan->copy_count[list]++;
 }
 
@@ -32522,8 +32527,8 @@ static xd_result xdi_halo_check_width(xd_ctx *ctx, const xd_halo_desc *d, int di
                "dimension %d: a halo of %" PRId64 " before and %" PRId64 " after", dim, d->before[dim],
                d->after[dim]);
     XD_REQUIRE(ctx, d->before[dim] <= most && d->after[dim] <= most, XD_ERROR_SHAPE,
-               "dimension %d: a halo of %" PRId64 " before and %" PRId64
-               " after; of extent %" PRId64 " its boundary allows %" PRId64,
+               "dimension %d: a halo of %" PRId64 " before and %" PRId64 " after; of extent %" PRId64
+               " its boundary allows %" PRId64,
                dim, d->before[dim], d->after[dim], extent, most);
     return XD_OK;
 }
@@ -32540,8 +32545,8 @@ static xd_result xdi_halo_check_pole(xd_ctx *ctx, xdi_halo_scene *s) {
     const int longitude = s->desc.longitude;
     if (longitude < 0) s->desc.longitude += s->ndim;
     XD_REQUIRE(ctx, s->desc.longitude >= 0 && s->desc.longitude < s->ndim && s->desc.longitude != s->pole,
-               XD_ERROR_ARGUMENT, "longitude is dimension %d of %d, and dimension %d has the poles", longitude,
-               s->ndim, s->pole);
+               XD_ERROR_ARGUMENT, "longitude is dimension %d of %d, and dimension %d has the poles",
+               longitude, s->ndim, s->pole);
     return XD_OK;
 }
 
@@ -32551,7 +32556,8 @@ static xd_result xdi_halo_check_layout(xd_ctx *ctx, const xd_layout_desc *l, int
                    "axis %d of %d is partial: reduce it first", i, l->topology->axis_count);
     for (int i = 0; i < l->topology->rank_count; i++) {
         const int rank = l->topology->ranks ? l->topology->ranks[i] : i;
-        XD_REQUIRE(ctx, rank < ranks, XD_ERROR_TOPOLOGY, "the layout is on rank %d, there are %d", rank, ranks);
+        XD_REQUIRE(ctx, rank < ranks, XD_ERROR_TOPOLOGY, "the layout is on rank %d, there are %d", rank,
+                   ranks);
     }
     return XD_OK;
 }
@@ -32567,7 +32573,8 @@ XD_PRIVATE xd_result xdi_halo_check(xd_ctx *ctx, const xd_halo_desc *desc, int r
     const xd_layout_desc *l = xd_layout_settings(desc->layout);
     s->ndim = l->ndim;
     memcpy(s->shape, l->shape, sizeof s->shape);
-    XD_REQUIRE(ctx, xd_dtype_size(desc->dtype) > 0, XD_ERROR_DTYPE, "dtype %d does not exist", (int)desc->dtype);
+    XD_REQUIRE(ctx, xd_dtype_size(desc->dtype) > 0, XD_ERROR_DTYPE, "dtype %d does not exist",
+               (int)desc->dtype);
     XD_REQUIRE(ctx, (int)desc->gradient >= 0 && desc->gradient <= XD_HALO_COMPLETE, XD_ERROR_ARGUMENT,
                "gradient %d does not exist", (int)desc->gradient);
     for (int i = 0; i < s->ndim; i++) XD_TRY(xdi_halo_check_width(ctx, desc, i, s->shape[i]));
@@ -32597,14 +32604,16 @@ static xd_result xdi_halo_part_of(xd_ctx *ctx, const xdi_halo_scene *s, int rank
     part->takes_part = xd_layout_region(s->desc.layout, rank, &region);
     for (int i = 0; i < s->ndim && part->takes_part; i++) {
         XD_REQUIRE(ctx, region.count[i] <= 1, XD_ERROR_UNSUPPORTED,
-                   "rank %d holds %d intervals of dimension %d: a halo goes around one", rank, region.count[i], i);
+                   "rank %d holds %d intervals of dimension %d: a halo goes around one", rank,
+                   region.count[i], i);
         if (region.count[i] == 0) continue;
         const xd_interval own = region.interval[i][0];
         part->own[i] = part->wide[i] = part->back[i] = own;
         part->wide[i].begin -= s->desc.before[i];
         part->wide[i].end += s->desc.after[i];
         if (s->desc.gradient == XD_HALO_PARTIAL || own.begin == 0) part->back[i].begin = part->wide[i].begin;
-        if (s->desc.gradient == XD_HALO_PARTIAL || own.end == s->shape[i]) part->back[i].end = part->wide[i].end;
+        if (s->desc.gradient == XD_HALO_PARTIAL || own.end == s->shape[i])
+            part->back[i].end = part->wide[i].end;
         const int64_t extent = xdi_halo_length(part->wide[i]);
         XD_REQUIRE(ctx, numel <= ((int64_t)1 << 62) / extent, XD_ERROR_SHAPE,
                    "the part of rank %d has more than 2^62 elements with a halo of %" PRId64 " and %" PRId64
@@ -32657,7 +32666,8 @@ typedef struct xdi_halo_cell {
     int terms; /* this rank's own value is one */
 } xdi_halo_cell;
 
-static bool xdi_halo_covers(const xdi_halo_making *m, const xdi_halo_block *block, const xdi_halo_cell *cell) {
+static bool xdi_halo_covers(const xdi_halo_making *m, const xdi_halo_block *block,
+                            const xdi_halo_cell *cell) {
     for (int d = 0; d < m->scene->ndim; d++)
         if (block->lo[d] > cell->lo[d] || block->hi[d] < cell->lo[d] + cell->extent[d]) return false;
     return true;
@@ -32834,8 +32844,8 @@ static xdi_halo_side xdi_halo_in_message(const xdi_halo_scene *s, const int64_t 
 /* ---- terms ---- */
 
 /* A box that is added to this rank's part; `from` is where its first position lies. Order: zones, the first dimension's slowest. */
-static void xdi_halo_block_add(xdi_halo_making *m, const xdi_halo_box *box, const xdi_halo_side *from, int rank,
-                               bool received) {
+static void xdi_halo_block_add(xdi_halo_making *m, const xdi_halo_box *box, const xdi_halo_side *from,
+                               int rank, bool received) {
     const xdi_halo_scene *s = m->scene;
     const int sequence = m->block_count++;
     if (!m->blocks) return;
@@ -33086,7 +33096,8 @@ static xd_result xdi_halo_count(xd_ctx *ctx, const xdi_halo_scene *s, xdi_halo_m
     return XD_OK;
 }
 
-static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks, xd_halo *counted, xd_halo **out) {
+static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks, xd_halo *counted,
+                                      xd_halo **out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
@@ -33095,8 +33106,8 @@ static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks
     void *block = h ? memory->allocate(ctx, device.peak) : NULL;
     if (!block) {
         xd_release(ctx, h);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device", host.peak,
-                       device.peak);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device",
+                       host.peak, device.peak);
     }
     *h = *counted;
     h->memory = block;
@@ -33124,7 +33135,8 @@ static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_
         const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
         const size_t size = xd_dtype_size(s->desc.dtype);
         if (!xdi_halo_lay_out(&counted, s->ranks, &host, &device))
-            result = XD_FAIL(ctx, XD_ERROR_MEMORY, "a halo on %d ranks needs more bytes than there are", s->ranks);
+            result =
+                XD_FAIL(ctx, XD_ERROR_MEMORY, "a halo on %d ranks needs more bytes than there are", s->ranks);
         bytes->memory.host = host.peak + (apart ? 0 : device.peak);
         bytes->memory.device = apart ? device.peak : 0;
         bytes->forward_sent = (uint64_t)counted.plan.lane[XDI_HALO_SEND].total * size;
@@ -33193,11 +33205,13 @@ static xd_result xdi_halo_run_copies(xd_halo *h, xdi_halo_list list, const void 
     const xd_launch launch = xd_ctx_launch(h->ctx);
     const int64_t count = h->plan.copy_count[list];
     if (count == 0) return XD_OK;
-    return xd_ctx_kernels(h->ctx)->copies(&launch, h->plan.copies[list], count, src, dst, xd_dtype_size(h->dtype));
+    return xd_ctx_kernels(h->ctx)->copies(&launch, h->plan.copies[list], count, src, dst,
+                                          xd_dtype_size(h->dtype));
 }
 
 /* Sends and receives; `mine` is what this rank has failed of, which the others are told. */
-static xd_result xdi_halo_move(xd_halo *h, int sends, const void *send, int receives, void *recv, xd_result mine) {
+static xd_result xdi_halo_move(xd_halo *h, int sends, const void *send, int receives, void *recv,
+                               xd_result mine) {
     const xdi_halo_lane *s = &h->plan.lane[sends], *r = &h->plan.lane[receives];
     xd_collective c;
     if (!h->moves) return mine;
@@ -33231,14 +33245,15 @@ XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide) {
 }
 
 static xd_result xdi_halo_check_sums(const xd_halo *h) {
-    XD_REQUIRE(h->ctx, xd_reduce_supports(h->dtype, XD_SUM), XD_ERROR_DTYPE, "halo: %s has no sums for a backward",
-               xd_dtype_name(h->dtype));
-    XD_REQUIRE(h->ctx,
-               h->gradient == XD_HALO_COMPLETE || !xd_dtype_is_floating(h->dtype) ||
-                   xd_ctx_settings(h->ctx)->reduction != XD_REDUCTION_INVARIANT,
-               XD_ERROR_UNSUPPORTED,
-               "halo: in INVARIANT mode a gradient of %s must be COMPLETE: sums of PARTIAL ones depend on the cut",
-               xd_dtype_name(h->dtype));
+    XD_REQUIRE(h->ctx, xd_reduce_supports(h->dtype, XD_SUM), XD_ERROR_DTYPE,
+               "halo: %s has no sums for a backward", xd_dtype_name(h->dtype));
+    XD_REQUIRE(
+        h->ctx,
+        h->gradient == XD_HALO_COMPLETE || !xd_dtype_is_floating(h->dtype) ||
+            xd_ctx_settings(h->ctx)->reduction != XD_REDUCTION_INVARIANT,
+        XD_ERROR_UNSUPPORTED,
+        "halo: in INVARIANT mode a gradient of %s must be COMPLETE: sums of PARTIAL ones depend on the cut",
+        xd_dtype_name(h->dtype));
     return XD_OK;
 }
 
@@ -33323,7 +33338,8 @@ static xd_result xdi_crossing_check_dims(xd_ctx *ctx, xd_crossing_desc *d) {
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d of a crossing has extent %" PRId64, i,
                    d->shape[i]);
         XD_REQUIRE(ctx, d->shape[i] == 0 || numel <= ((int64_t)1 << 56) / d->shape[i], XD_ERROR_SHAPE,
-                   "dimension %d of a crossing, of extent %" PRId64 ", makes more than 2^56 elements", i, d->shape[i]);
+                   "dimension %d of a crossing, of extent %" PRId64 ", makes more than 2^56 elements", i,
+                   d->shape[i]);
         numel *= d->shape[i] ? d->shape[i] : 1;
     }
     if (!xdi_crossing_cuts(d->kind)) return XD_OK;
@@ -33342,14 +33358,17 @@ static xd_result xdi_crossing_check_sums(xd_ctx *ctx, const xd_crossing_desc *d)
     const xd_leaves l = d->leaves;
     const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     if (!xdi_crossing_sums(d->kind)) {
-        XD_REQUIRE(ctx, l.total == 0, XD_ERROR_ARGUMENT, "a crossing of kind %d adds nothing, and has %" PRId64 " leaves",
-                   (int)d->kind, l.total);
+        XD_REQUIRE(ctx, l.total == 0, XD_ERROR_ARGUMENT,
+                   "a crossing of kind %d adds nothing, and has %" PRId64 " leaves", (int)d->kind, l.total);
         return XD_OK;
     }
-    XD_REQUIRE(ctx, xd_reduce_supports(d->dtype, XD_SUM), XD_ERROR_DTYPE, "%s has no sums", xd_dtype_name(d->dtype));
-    XD_REQUIRE(ctx, l.total >= 0 && l.first >= 0 && l.count >= 0 && l.count <= l.total && l.first <= l.total - l.count,
-               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", l.first, l.count,
-               l.total);
+    XD_REQUIRE(ctx, xd_reduce_supports(d->dtype, XD_SUM), XD_ERROR_DTYPE, "%s has no sums",
+               xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx,
+               l.total >= 0 && l.first >= 0 && l.count >= 0 && l.count <= l.total &&
+                   l.first <= l.total - l.count,
+               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", l.first,
+               l.count, l.total);
     XD_REQUIRE(ctx, l.total == 0 || d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
                "%" PRId64 " leaves of %s: F32 or F64 is needed", l.total, xd_dtype_name(d->dtype));
     XD_REQUIRE(ctx, l.total > 0 || !invariant || !xd_dtype_is_floating(d->dtype), XD_ERROR_UNSUPPORTED,
@@ -33382,7 +33401,8 @@ static xdi_crossing_view xdi_crossing_view_of(int ndim, const int64_t *shape, in
 }
 
 /* The copy between a block of a dimension and dense memory at `at`, in one of the two directions; returns its elements. */
-static int64_t xdi_crossing_block(xdi_crossing_view v, xd_interval block, int64_t at, bool packs, xd_copy *copy) {
+static int64_t xdi_crossing_block(xdi_crossing_view v, xd_interval block, int64_t at, bool packs,
+                                  xd_copy *copy) {
     const int64_t row = (block.end - block.begin) * v.inner, from = block.begin * v.inner;
     memset(copy, 0, sizeof *copy);
     copy->ndim = 2;
@@ -33397,8 +33417,8 @@ static int64_t xdi_crossing_block(xdi_crossing_view v, xd_interval block, int64_
 }
 
 /* Appends the copies of all ranks' blocks of a dimension of `extent`; with copies NULL counts them. Empty ones are left out. */
-static int64_t xdi_crossing_blocks(const xd_crossing *c, xdi_crossing_view v, int64_t shift, int64_t at, bool packs,
-                                   xdi_crossing_step *step) {
+static int64_t xdi_crossing_blocks(const xd_crossing *c, xdi_crossing_view v, int64_t shift, int64_t at,
+                                   bool packs, xdi_crossing_step *step) {
     for (int r = 0; r < c->ranks; r++) {
         xd_copy copy;
         const int64_t numel = xdi_crossing_block(v, xd_chunk(v.extent, c->ranks, r), at, packs, &copy);
@@ -33466,7 +33486,8 @@ static void xdi_crossing_plan(xd_crossing *c, bool backward) {
     if (s->act == XDI_CROSSING_CUT) {
         xd_copy copy;
         v = xdi_crossing_view_of(d->ndim, in, s->dim);
-        if (xdi_crossing_block(v, xd_chunk(v.extent, c->ranks, c->rank), 0, true, &copy) > 0) s->copy_count = 1;
+        if (xdi_crossing_block(v, xd_chunk(v.extent, c->ranks, c->rank), 0, true, &copy) > 0)
+            s->copy_count = 1;
         if (s->copies && s->copy_count) s->copies[0] = copy;
     }
 }
@@ -33506,8 +33527,8 @@ static bool xdi_crossing_lay_out(xd_crossing *c, xd_arena *host, xd_arena *devic
 }
 
 /* Everything but memory; the arenas have its sizes. */
-static xd_result xdi_crossing_count(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank, xd_crossing *c,
-                                    xd_arena *arenas) {
+static xd_result xdi_crossing_count(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
+                                    xd_crossing *c, xd_arena *arenas) {
     memset(c, 0, sizeof *c);
     c->ctx = ctx;
     c->desc = *desc;
@@ -33535,7 +33556,8 @@ static int64_t xdi_crossing_sent(const xd_crossing *c, const xdi_crossing_step *
     case XDI_CROSSING_JOIN: return s->in * others;
     case XDI_CROSSING_SUM_CUT: return (s->in - s->out) * s->nodes;
     case XDI_CROSSING_TURN:
-        v = xdi_crossing_view_of(c->desc.ndim, c->shape[s != c->step], s->dim == c->desc.dim ? c->desc.other_dim : c->desc.dim);
+        v = xdi_crossing_view_of(c->desc.ndim, c->shape[s != c->step],
+                                 s->dim == c->desc.dim ? c->desc.other_dim : c->desc.dim);
         own = xd_chunk(v.extent, c->ranks, c->rank);
         return s->in - v.outer * (own.end - own.begin) * v.inner;
     default: return 0;
@@ -33567,8 +33589,8 @@ static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, 
     void *block = c && device_bytes ? memory->allocate(ctx, device_bytes) : NULL;
     if (!c || (device_bytes && !block)) {
         xd_release(ctx, c);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a crossing: %zu bytes, and %zu of the device", host_bytes,
-                       device_bytes);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a crossing: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
     }
     *c = counted;
     c->comm = comm;
@@ -33617,7 +33639,8 @@ XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t 
 
 /* ---- running ---- */
 
-static xd_result xdi_crossing_copies(xd_crossing *c, const xdi_crossing_step *s, bool packs, const void *src, void *dst) {
+static xd_result xdi_crossing_copies(xd_crossing *c, const xdi_crossing_step *s, bool packs, const void *src,
+                                     void *dst) {
     const xd_launch launch = xd_ctx_launch(c->ctx);
     const int64_t begin = packs ? 0 : s->pack_count, end = packs ? s->pack_count : s->copy_count;
     if (begin == end) return XD_OK;
@@ -33626,7 +33649,8 @@ static xd_result xdi_crossing_copies(xd_crossing *c, const xdi_crossing_step *s,
 }
 
 /* What an act that communicates passes on. */
-static xd_collective xdi_crossing_record(const xd_crossing *c, const xdi_crossing_step *s, const void *in, void *out) {
+static xd_collective xdi_crossing_record(const xd_crossing *c, const xdi_crossing_step *s, const void *in,
+                                         void *out) {
     xd_collective r;
     memset(&r, 0, sizeof r);
     r.kind = s->act == XDI_CROSSING_SUM       ? XD_COLLECTIVE_ALL_REDUCE
@@ -33646,10 +33670,10 @@ static xd_collective xdi_crossing_record(const xd_crossing *c, const xdi_crossin
 
 static xd_result xdi_crossing_check_arrays(const xd_crossing *c, const xdi_crossing_step *s, const void *in,
                                            const void *out) {
-    XD_REQUIRE(c->ctx, in || s->in * s->nodes == 0, XD_ERROR_ARGUMENT, "crossing: the input of %" PRId64 " elements is NULL",
-               s->in * s->nodes);
-    XD_REQUIRE(c->ctx, out || s->out == 0, XD_ERROR_ARGUMENT, "crossing: the output of %" PRId64 " elements is NULL",
-               s->out);
+    XD_REQUIRE(c->ctx, in || s->in * s->nodes == 0, XD_ERROR_ARGUMENT,
+               "crossing: the input of %" PRId64 " elements is NULL", s->in * s->nodes);
+    XD_REQUIRE(c->ctx, out || s->out == 0, XD_ERROR_ARGUMENT,
+               "crossing: the output of %" PRId64 " elements is NULL", s->out);
     return XD_OK;
 }
 
@@ -74628,4 +74652,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4eeba39e480a05bc059a466cb122693fddaa52c32927d6b8d119b4b3d6ee075e */
+/* xdistill sha256 e6af9d843d9ca287df5181216c279e18bd1c1d892fdf30f1be81127f80f2b1a5 */

@@ -158,7 +158,9 @@ static xd_result run_halo(place *p) {
     return result;
 }
 static xd_result run_crossing(place *p) {
-    const xd_crossing_desc d = { .kind = XD_CROSSING_GATHER, .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 4, 3 }, .dim = 1 };
+    const xd_crossing_desc d = {
+        .kind = XD_CROSSING_GATHER, .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 4, 3 }, .dim = 1
+    };
     xd_comm *comm = NULL;
     xd_crossing *crossing = NULL;
     XD_TRY(xd_comm_self(p->ctx, &comm));

@@ -425,6 +425,36 @@ XD_TEST(memory_is_what_bytes_says_and_calls_take_none) {
     CHECK_EQ_INT(xd_run_threads(6, &counting, weigh, NULL, NULL), XD_OK);
 }
 
+/* A part of one row goes to both sides, and its array touches the next one: what is sent is longer than the part. */
+static xd_result neighbours(xd_comm *world, void *argument) {
+    static __thread double room[64];
+    halo_scene s;
+    xd_halo *halo = NULL;
+    (void)argument;
+    set_grid(&s, 3, 0);
+    s.cut.ndim = 2;
+    s.cut.shape[0] = 3;
+    s.cut.shape[1] = 5;
+    s.cut.placement[0].kind = XD_SHARD;
+    s.halo.before[0] = s.halo.after[0] = 1;
+    s.halo.dtype = XD_DTYPE_F64;
+    CHECK(halo_open(&s, xd_comm_ctx(world), 3));
+    XD_TRY(xd_halo_create(world, &s.halo, &halo));
+    for (int i = 0; i < 5; i++) room[i] = xd_comm_rank(world) * 5 + i + 1;
+    CHECK_EQ_INT(xd_halo_exchange(halo, room, room + 5), XD_OK);
+    for (int i = 0; i < 15; i++) {
+        const int at = xd_comm_rank(world) * 5 - 5 + i;
+        CHECK(room[5 + i] == (at < 0 || at > 14 ? 0 : at + 1));
+    }
+    xd_halo_destroy(halo);
+    xd_layout_destroy(s.layout);
+    return XD_OK;
+}
+
+XD_TEST(a_part_that_is_sent_twice_may_touch_the_array_with_halo) {
+    run(3, neighbours, NULL);
+}
+
 XD_TEST(rows_of_the_first_dimension_are_exchanged_in_place) {
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);

@@ -69,7 +69,7 @@ static void check_direction(xd_crossing *c, const xd_crossing_desc *d, xd_comm *
     const int64_t in_count = part_numel(d, from, n, me), out_count = part_numel(d, to, n, me);
     const bool sums = r.sums[backward];
     const int salt = backward ? 2 : 1;
-    void *target = in_place && in_count == out_count && d->kind != XD_CROSSING_ALL_TO_ALL ? in : out;
+    void *target = in_place && d->kind <= XD_CROSSING_REDUCE ? in : out;
     memset(in, 0x5a, sizeof in);
     memset(out, 0x5a, sizeof out);
     for (int64_t k = 0; k < in_count; k++)

@@ -69,9 +69,9 @@ XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t 
  *   forward    in -> out
  *   backward   d_out -> d_in
  *
- * Dense, in memory of the context's device, whose stream orders the work; NULL where empty. Two arrays of one extent may be the same
- * array, except in ALL_TO_ALL; no other overlap. Along the first dimension data is sent and received in place, along others it is packed.
- * Collective over comm, but for COPY's, GATHER's and SCATTER's and REDUCE's direction that only copies. Allocates nothing. Sums follow
+ * Dense, in memory of the context's device, whose stream orders the work; NULL where empty. The two arrays of COPY and of
+ * REDUCE may be one, without leaves; no other overlap. Along the first dimension data is sent and received in place, along others it is packed.
+ * Collective over comm, but for the direction of COPY, REDUCE, SCATTER and GATHER that only copies. Allocates nothing. Sums follow
  * the context's mode: in rank order, natively in FAST, along the tree of leaves in INVARIANT. Errors: ARGUMENT for NULL; those of
  * xd_collective_run. */
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out);

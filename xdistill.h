@@ -1732,6 +1732,185 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
 XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
                                   int root, void *out);
 
+/* >>tensor/exchange */
+
+/* What a planned exchange with a backward takes on one rank: memory between create and destroy, and payload bytes that this rank
+ * sends to others in each direction, as xd_comm_traffic counts them. */
+typedef struct xd_exchange_bytes {
+    xd_memory_bytes memory;
+    uint64_t forward_sent, backward_sent;
+} xd_exchange_bytes;
+
+/* >>tensor/halo */
+
+/* Halos: operators that look at neighbours, convolutions above all, on tensors that are cut in space. Each rank holds a box of the
+ * tensor; the exchange gives it the box with `before` and `after` more indices in each dimension, from as many ranks as hold them,
+ * and beyond the ends of the tensor by a rule. An operator without padding of its own then computes this rank's part of the
+ * result.
+ *
+ * The cut is a layout: any number of mesh axes over any dimensions, chunks or offsets, ranks without elements; ranks of axes that do
+ * not cut exchange among themselves. Halos are legal in dimensions that nobody cuts. Parts, with and without halo, are dense. A rank without
+ * elements has none with its halo either; it sends and receives nothing, and calls like the others.
+ *
+ *     xd_halo_exchange(halo, x, wide);                 x [C, 5, 9] -> wide [C, 1 + 5 + 1, 1 + 9 + 1]
+ *     your convolution: wide -> y [C', 5, 9]
+ *     its backward:     d_y -> d_wide
+ *     xd_halo_exchange_backward(halo, d_wide, d_x);
+ *
+ * Bits. The exchange copies: they are those of one rank for every cut. Its backward adds what ranks have found for an element, in a fixed
+ * order: first that of the rank which holds it, then the other ranks', ascending, then the images beyond the ends in the order of their places
+ * (before comes ahead of after, later dimensions change first), each by ascending ranks; F32, BF16 and F16 add in f32 and round once.
+ *   XD_HALO_PARTIAL    the same bits on every run of one cut. Another cut agrees to rounding, because the operator of one rank
+ *                      would have added the same terms in another order
+ *   XD_HALO_COMPLETE   the bits of one rank for every cut, if the operator's are, element by element. What was found of an
+ *                      element is not added over ranks at all, only its images beyond the ends are
+ * A backward for COMPLETE needs the output gradient with a halo too, so it has a second exchange, with before and after swapped and ZERO:
+ *     xd_halo_exchange(of_gradient, d_y, wide_d_y);    then d_wide is computed from wide_d_y, and is complete where it counts */
+
+/* What lies beyond the first and the last index of a dimension of extent n. */
+typedef enum xd_halo_boundary {
+    XD_HALO_ZERO = 0, /* zeros, any number of them */
+    XD_HALO_PERIODIC, /* -1 is n - 1, n is 0; at most n indices */
+    XD_HALO_REFLECT,  /* -1 is 1, n is n - 2: the ends are not repeated; at most n - 1 */
+    /* -1 is 0 and n is n - 1, each at the opposite longitude: rows across a pole of the earth, as CREDIT pads them. Longitude j is
+     * taken from j - floor(m / 2), modulo the extent m; at most n. One dimension may have this rule */
+    XD_HALO_POLE
+} xd_halo_boundary;
+
+/* What the gradient given to the backward is. */
+typedef enum xd_halo_gradient {
+    XD_HALO_PARTIAL = 0, /* a term of every element with halo: of this rank's outputs */
+    XD_HALO_COMPLETE /* whole in this rank's own part, and beyond each end of the tensor that its part touches; the rest is not read */
+} xd_halo_gradient;
+
+/* What to plan an exchange from. Read during the call only. */
+typedef struct xd_halo_desc {
+    const xd_layout *layout;                /* required; on ranks of the communicator */
+    xd_dtype dtype;                         /* any; the backward needs one that has sums */
+    int64_t before[XD_DIMS_MAX];            /* [ndim] indices below this rank's first one */
+    int64_t after[XD_DIMS_MAX];             /* [ndim] indices above its last one */
+    xd_halo_boundary boundary[XD_DIMS_MAX]; /* [ndim] */
+    int longitude; /* the dimension that POLE turns by half, another one than that with POLE; negative counts from the end */
+    xd_halo_gradient gradient;
+} xd_halo_desc;
+
+/* An exchange as planned for one rank, with its buffers. Belongs to its context. */
+typedef struct xd_halo xd_halo;
+
+/* Plans an exchange and compares it over the ranks.
+ *
+ *   comm   outlives *out; the layout's ranks are numbers of its ranks
+ *
+ * Collective over comm. Memory: what xd_halo_bytes says, buffers in memory of the context's device, and lists that are freed again. Errors,
+ * the same on every rank: ARGUMENT (no layout; unknown boundary or gradient; negative widths, or in dimensions that the tensor lacks; two
+ * POLE; longitude), DTYPE, SHAPE (wider than the boundary's rule allows; more than 2^62 elements), TOPOLOGY (ranks outside comm), UNSUPPORTED (a
+ * layout with partial axes, or with several intervals in a dimension), MISMATCH (ranks plan differently), MEMORY. */
+XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out);
+XD_API void xd_halo_destroy(xd_halo *halo);
+
+/* What an exchange takes on a rank of a communicator of `ranks` ranks, which need not exist. Local; takes and frees lists. Errors: those
+ * of xd_halo_create that one rank finds; ARGUMENT for a rank that is none of `ranks`. */
+XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
+                               xd_exchange_bytes *out);
+
+/* Extents of this rank's part with its halo, [ndim]; 0 in a dimension of which it holds nothing. Local. */
+XD_API void xd_halo_shape(const xd_halo *halo, int64_t *shape);
+
+/* Fills this rank's part with its halo.
+ *
+ *   part   this rank's box, dense; may be NULL when empty
+ *   wide   xd_halo_shape, dense; every element is written. No overlap with part
+ *
+ * Both in memory of the context's device, whose stream orders the work. Rows of the first dimension are sent and received in place; other
+ * boxes are packed. Collective over comm, if it has several ranks and there is a halo. Allocates nothing. Errors: ARGUMENT for NULL, and those of
+ * xd_collective_run. */
+XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide);
+
+/* The gradient of this rank's part from that with halo: the transpose of the exchange. The head of this file says what is added in
+ * which order.
+ *
+ *   wide   the gradient with halo, dense; no overlap with part
+ *   part   every element is written
+ *
+ * Collective over comm as above. Allocates nothing. Errors: ARGUMENT for NULL; DTYPE for one without sums; UNSUPPORTED for a
+ * floating-point PARTIAL gradient in INVARIANT mode, whose bits would depend on the cut; those of xd_collective_run. */
+XD_API xd_result xd_halo_exchange_backward(xd_halo *halo, const void *wide, void *part);
+
+/* >>tensor/crossing */
+
+/* Where activations enter or leave a region whose ranks share the work: tensor parallelism (columns of activations are cut) and sequence
+ * parallelism (positions are). Each crossing is a forward and the backward that belongs to it, so that gradients are those of the
+ * loss of all ranks. A part is what xd_chunk gives: dimensions need not divide, and parts may be empty.
+ *
+ *   kind             forward: in -> out                      backward: gradient of out -> gradient of in
+ *   COPY             whole, itself                           summed over the ranks
+ *   REDUCE           whole, summed over the ranks            itself
+ *   SCATTER          whole -> part                           parts -> whole
+ *   GATHER           parts -> whole                          whole -> part: every rank has the complete gradient
+ *   ALL_GATHER       parts -> whole                          summed, -> part: every rank has its own term of the gradient
+ *   REDUCE_SCATTER   summed, -> part                         parts -> whole
+ *   ALL_TO_ALL       part of dim -> part of other_dim        part of other_dim -> part of dim
+ *
+ * A column-parallel matrix product begins with COPY and a row-parallel one ends with REDUCE; with sequence parallelism these are ALL_GATHER
+ * and REDUCE_SCATTER along the positions. */
+typedef enum xd_crossing_kind {
+    XD_CROSSING_COPY = 0,
+    XD_CROSSING_REDUCE,
+    XD_CROSSING_SCATTER,
+    XD_CROSSING_GATHER,
+    XD_CROSSING_ALL_GATHER,
+    XD_CROSSING_REDUCE_SCATTER,
+    XD_CROSSING_ALL_TO_ALL
+} xd_crossing_kind;
+
+/* What to plan a crossing from. Read during the call only. */
+typedef struct xd_crossing_desc {
+    xd_crossing_kind kind;
+    xd_dtype dtype;
+    int ndim;
+    int64_t shape[XD_DIMS_MAX]; /* of the whole activation */
+    int dim;       /* that is cut; negative counts from the end. COPY and REDUCE do not read it */
+    int other_dim; /* ALL_TO_ALL: that is cut afterwards */
+    /* Of this rank, with sums in INVARIANT mode: a matrix product whose contraction is split at fixed places has one leaf for each
+     * of them. What is summed is then this rank's forest, [nodes, ...]. total 0 -> none, one term a rank */
+    xd_leaves leaves;
+} xd_crossing_desc;
+
+/* A crossing as planned for one rank, with its buffers. Belongs to its context. */
+typedef struct xd_crossing xd_crossing;
+
+/* Plans a crossing and compares it over the ranks.
+ *
+ *   comm   the ranks of the region; outlives *out
+ *
+ * Collective over comm. Memory: what xd_crossing_bytes says; buffers in memory of the context's device. Errors, the same on every rank: ARGUMENT
+ * (unknown kind; dimensions; dim and other_dim the same; leaves), SHAPE (negative extents; more than 2^56 elements), DTYPE (no such; no sums
+ * of it, or leaves of another than F32 and F64), UNSUPPORTED (floating-point sums in INVARIANT mode without leaves), MISMATCH,
+ * MEMORY. */
+XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out);
+XD_API void xd_crossing_destroy(xd_crossing *crossing);
+
+/* What a crossing takes on a rank of a communicator of `ranks` ranks, which need not exist. Local, allocates nothing. Errors: those
+ * of xd_crossing_create that one rank finds; ARGUMENT for a rank that is none of `ranks`. */
+XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
+                                   xd_exchange_bytes *out);
+
+/* Extents of this rank's input and output, [ndim] each; a forest's nodes are not among them. Local. */
+XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t *out);
+
+/* The activation across, and its gradient back.
+ *
+ *   forward    in -> out
+ *   backward   d_out -> d_in
+ *
+ * Dense, in memory of the context's device, whose stream orders the work; NULL where empty. The two arrays of COPY and of
+ * REDUCE may be one, without leaves; no other overlap. Along the first dimension data is sent and received in place, along others it is packed.
+ * Collective over comm, but for the direction of COPY, REDUCE, SCATTER and GATHER that only copies. Allocates nothing. Sums follow
+ * the context's mode: in rank order, natively in FAST, along the tree of leaves in INVARIANT. Errors: ARGUMENT for NULL; those of
+ * xd_collective_run. */
+XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out);
+XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in);
+
 
 /* Losses. */
 /* >>loss/vocab */
@@ -26612,6 +26791,9 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
 /* record.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
+/* collective.c: xd_collective_run, no message; of a rank that has failed before (`mine`), whose error the others are told instead. */
+XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine);
+
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
@@ -27436,7 +27618,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     return result;
 }
 
-XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
@@ -27444,13 +27626,17 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
-    XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
+    XD_TRY(xdi_comm_run(comm, &c, mine == XD_OK ? xdi_comm_validate(comm, &c) : mine, &deadline));
     if (c.kind != XD_COLLECTIVE_BARRIER)
         XD_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
     xdi_comm_count(comm, &c);
     xd_log(comm->ctx, XD_LOG_TRACE, "%s %" PRIu64 " on %d ranks: %" PRIu64 " bytes sent so far",
            xdi_comm_kind((uint64_t)c.kind), c.sequence, comm->transport->size, comm->counters.bytes_sent);
     return XD_OK;
+}
+
+XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 
 /* ---- calls of one kind ---- */
@@ -34064,6 +34250,1519 @@ XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *p, int64_t index) {
             high = middle;
     }
     return low;
+}
+
+/* >>tensor/halo_internal */
+
+/* What a rank has in the plan: indices of the tensor in each dimension. Those of `wide` and `back` may be below 0 and above the extent. */
+typedef struct xdi_halo_part {
+    xd_interval own[XD_DIMS_MAX];
+    xd_interval wide[XD_DIMS_MAX]; /* with halo */
+    xd_interval back[XD_DIMS_MAX]; /* of these the backward takes gradients */
+    bool takes_part;               /* exchanges with this rank; false when its part is empty */
+} xdi_halo_part;
+
+/* All that the plan follows from. Temporary. */
+typedef struct xdi_halo_scene {
+    xd_halo_desc desc;
+    int ndim, ranks, rank;
+    int64_t shape[XD_DIMS_MAX];
+    int pole;            /* the dimension with POLE; -1 without one */
+    xdi_halo_part *part; /* [ranks] */
+} xdi_halo_scene;
+
+/* Where an index of a dimension lies. */
+enum { XDI_HALO_INSIDE = 0, XDI_HALO_BEFORE, XDI_HALO_AFTER, XDI_HALO_ZONES };
+
+/* A stretch of one dimension of a part with halo: positions [at, at + count) are the indices from, from + step, ... */
+typedef struct xdi_halo_stretch {
+    int64_t at, count, from;
+    int step; /* 1, -1; 0: zeros */
+    int zone;
+} xdi_halo_stretch;
+
+enum { XDI_HALO_STRETCHES = 2 * XDI_HALO_ZONES };
+
+/* Goes over the boxes that a rank takes from the part of another, or of itself. `turned` lists are those beyond a pole. */
+typedef struct xdi_halo_walk {
+    int ndim;
+    bool zeros; /* instead: the boxes that nobody holds */
+    xdi_halo_stretch list[2][XD_DIMS_MAX][XDI_HALO_STRETCHES];
+    int count[2][XD_DIMS_MAX];
+    int turned, turns;
+    int at[XD_DIMS_MAX];
+} xdi_halo_walk;
+
+typedef struct xdi_halo_box {
+    xdi_halo_stretch dim[XD_DIMS_MAX];
+} xdi_halo_box;
+
+/* halo_map.c: the boxes of the indices `listed` of a rank `taker` that `owner` holds, in an order that both compute alike; owner NULL:
+ * those that are zeros. */
+XD_PRIVATE void xdi_halo_walk_begin(xdi_halo_walk *walk, const xdi_halo_scene *scene,
+                                    const xdi_halo_part *taker, const xd_interval *listed,
+                                    const xdi_halo_part *owner);
+XD_PRIVATE bool xdi_halo_walk_next(xdi_halo_walk *walk, xdi_halo_box *box);
+
+/* halo_map.c: what a desc has wrong, and the facts that follow from it but for the parts. */
+XD_PRIVATE xd_result xdi_halo_check(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
+                                    xdi_halo_scene *scene);
+
+/* halo_map.c: the part of every rank; UNSUPPORTED for one that is no box. */
+XD_PRIVATE xd_result xdi_halo_parts(xd_ctx *ctx, xdi_halo_scene *scene);
+
+/* The strided copies of a plan, by what they move. */
+typedef enum xdi_halo_list {
+    XDI_HALO_PACK = 0,      /* part -> message */
+    XDI_HALO_LOCAL,         /* part -> wide */
+    XDI_HALO_ZEROS,         /* a zero -> wide */
+    XDI_HALO_UNPACK,        /* message -> wide */
+    XDI_HALO_BACK_PACK,     /* wide -> message */
+    XDI_HALO_BACK_OWN,      /* wide -> part */
+    XDI_HALO_BACK_LOCAL,    /* wide -> terms */
+    XDI_HALO_BACK_RECEIVED, /* message -> terms */
+    XDI_HALO_BACK_SUMS,     /* terms -> part */
+    XDI_HALO_LISTS
+} xdi_halo_list;
+
+/* Messages to or from all ranks. */
+typedef struct xdi_halo_lane {
+    int64_t *counts, *displacements; /* [ranks] */
+    int64_t total;
+    bool
+        direct; /* messages are where they are needed: nothing is packed, and displacements are those in the part */
+} xdi_halo_lane;
+
+enum { XDI_HALO_SEND = 0, XDI_HALO_RECV, XDI_HALO_BACK_SEND, XDI_HALO_BACK_RECV, XDI_HALO_LANES };
+
+/* Cells of this rank's part to which equally many terms belong, one behind the other, once for each term. */
+typedef struct xdi_halo_sum {
+    int terms;
+    int64_t at, count; /* elements: of the first term; of each */
+} xdi_halo_sum;
+
+/* What is left of a plan. */
+typedef struct xdi_halo_plan {
+    xdi_halo_lane lane[XDI_HALO_LANES];
+    xd_copy *copies[XDI_HALO_LISTS];
+    int64_t copy_count[XDI_HALO_LISTS];
+    xdi_halo_sum *sums;
+    int sum_count, term_most;
+    int64_t term_count; /* elements of all terms */
+} xdi_halo_plan;
+
+/* A message, or an image within this rank, whose elements are added to a box of its part. */
+typedef struct xdi_halo_block {
+    int64_t lo[XD_DIMS_MAX], hi[XD_DIMS_MAX]; /* indices of the part */
+    int64_t offset,
+        stride[XD_DIMS_MAX];  /* where the element of lo is, and how far those of the next indices */
+    int zone, rank, sequence; /* the order of terms */
+    bool received;
+} xdi_halo_block;
+
+/* Memory of the making of a plan. */
+typedef struct xdi_halo_making {
+    const xdi_halo_scene *scene;
+    xdi_halo_plan *plan;
+    xdi_halo_block *blocks; /* NULL: they are counted */
+    const xdi_halo_block **order;
+    int64_t *cuts;   /* [ndim][2 blocks] */
+    int64_t *totals; /* [blocks + 2] elements of cells by their number of terms; then their places */
+    int block_count, block_room;
+    bool decided; /* which lanes are direct */
+} xdi_halo_making;
+
+/* halo_plan.c: goes through everything. Copies and sums are written where plan->copies and plan->sums are not NULL, and counted. */
+XD_PRIVATE void xdi_halo_make(xdi_halo_making *making);
+
+/* halo_cells.c: the cells of the part, their copies and sums. */
+XD_PRIVATE void xdi_halo_cells(xdi_halo_making *making);
+
+/* halo_map.c: a box's copy between two places with these offsets and strides; and the same, appended to a list. */
+typedef struct xdi_halo_side {
+    int64_t offset, stride[XD_DIMS_MAX];
+} xdi_halo_side;
+XD_PRIVATE xd_copy xdi_halo_copy_of(int ndim, const int64_t *extent, const xdi_halo_side *src,
+                                    const xdi_halo_side *dst);
+XD_PRIVATE void xdi_halo_copy(xdi_halo_plan *plan, xdi_halo_list list, int ndim, const int64_t *extent,
+                              const xdi_halo_side *src, const xdi_halo_side *dst);
+
+/* halo_map.c: strides of a dense box, of these extents or of the indices of a part. */
+XD_PRIVATE void xdi_halo_dense(int ndim, const int64_t *extent, int64_t *stride);
+XD_PRIVATE void xdi_halo_strides(int ndim, const xd_interval *interval, int64_t *stride);
+
+/* Indices of an interval. */
+static inline int64_t xdi_halo_length(xd_interval i) {
+    return i.end - i.begin;
+}
+
+/* >>tensor/halo_map.c */
+
+/* Halos: which index of a tensor, on which rank, is at a place of a part with halo, and copies between places. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- boundaries ---- */
+
+/* The indices of a dimension that the positions of `listed` in one zone have; false when it has none there. */
+static bool xdi_halo_stretch_in(const xdi_halo_scene *s, int d, int zone, xd_interval listed,
+                                xdi_halo_stretch *out) {
+    const int64_t n = s->shape[d];
+    const int64_t low = zone == XDI_HALO_INSIDE ? 0 : zone == XDI_HALO_AFTER ? n : INT64_MIN;
+    const int64_t high = zone == XDI_HALO_INSIDE ? n : zone == XDI_HALO_AFTER ? INT64_MAX : 0;
+    const int64_t begin = listed.begin > low ? listed.begin : low,
+                  end = listed.end < high ? listed.end : high;
+    const bool below = zone == XDI_HALO_BEFORE;
+    if (begin >= end) return false;
+    out->at = begin;
+    out->count = end - begin;
+    out->from = begin;
+    out->step = 1;
+    out->zone = zone;
+    if (zone == XDI_HALO_INSIDE) return true;
+    switch (s->desc.boundary[d]) {
+    case XD_HALO_ZERO: out->step = 0; break;
+    case XD_HALO_PERIODIC: out->from = below ? begin + n : begin - n; break;
+    case XD_HALO_REFLECT:
+        out->from = below ? -begin : 2 * (n - 1) - begin;
+        out->step = -1;
+        break;
+    default:
+        out->from = below ? -1 - begin : 2 * n - 1 - begin;
+        out->step = -1;
+        break;
+    }
+    return true;
+}
+
+/* Turns the indices of a stretch by half the extent n: two stretches where they pass its end. Returns how many. */
+static int xdi_halo_turn(int64_t n, const xdi_halo_stretch *stretch, xdi_halo_stretch *out) {
+    const int64_t half = n / 2, from = stretch->from;
+    int count = 0;
+    if (stretch->step == 0) {
+        out[0] = *stretch;
+        return 1;
+    }
+    /* How many come before indices change from one half to the other. */
+    int64_t first = stretch->step > 0 ? half - from : from - half + 1;
+    first = first < 0 ? 0 : first > stretch->count ? stretch->count : first;
+    for (int piece = 0; piece < 2; piece++) {
+        xdi_halo_stretch *o = &out[count];
+        const int64_t skipped = piece ? first : 0;
+        *o = *stretch;
+        o->at += skipped;
+        o->from += stretch->step * skipped;
+        o->count = piece ? stretch->count - first : first;
+        if (o->count == 0) continue;
+        o->from += o->from < half ? n - half : -half;
+        count++;
+    }
+    return count;
+}
+
+/* The part of a stretch whose indices are in [own.begin, own.end). */
+static bool xdi_halo_clip(xd_interval own, xdi_halo_stretch *s) {
+    const int64_t least = s->step > 0 ? s->from : s->from - s->count + 1, end = least + s->count;
+    const int64_t low = least > own.begin ? least : own.begin, high = end < own.end ? end : own.end;
+    if (s->step == 0 || low >= high) return false;
+    s->at += s->step > 0 ? low - least : end - high;
+    s->from = s->step > 0 ? low : high - 1;
+    s->count = high - low;
+    return true;
+}
+
+/* ---- boxes ---- */
+
+/* The stretches of one dimension: beyond a pole (`turned`) or not; positions count from `origin`. Returns how many. */
+static int xdi_halo_list_stretches(const xdi_halo_scene *s, int d, bool turned, xd_interval listed,
+                                   int64_t origin, xdi_halo_stretch *out) {
+    static const int order[] = { XDI_HALO_BEFORE, XDI_HALO_INSIDE, XDI_HALO_AFTER };
+    int count = 0;
+    for (int i = 0; i < XDI_HALO_ZONES; i++) {
+        xdi_halo_stretch stretch;
+        if (d == s->pole && (order[i] != XDI_HALO_INSIDE) != turned) continue;
+        if (!xdi_halo_stretch_in(s, d, order[i], listed, &stretch)) continue;
+        stretch.at -= origin;
+        if (turned && d == s->desc.longitude)
+            count += xdi_halo_turn(s->shape[d], &stretch, out + count);
+        else
+            out[count++] = stretch;
+    }
+    return count;
+}
+
+XD_PRIVATE void xdi_halo_walk_begin(xdi_halo_walk *walk, const xdi_halo_scene *scene,
+                                    const xdi_halo_part *taker, const xd_interval *listed,
+                                    const xdi_halo_part *owner) {
+    memset(walk, 0, sizeof *walk);
+    walk->ndim = scene->ndim;
+    walk->zeros = !owner;
+    walk->turns = scene->pole >= 0 ? 2 : 1;
+    for (int turned = 0; turned < walk->turns; turned++)
+        for (int d = 0; d < scene->ndim; d++) {
+            xdi_halo_stretch *list = walk->list[turned][d];
+            int kept = 0;
+            const int count =
+                xdi_halo_list_stretches(scene, d, turned != 0, listed[d], taker->wide[d].begin, list);
+            for (int i = 0; i < count; i++)
+                if (!owner || xdi_halo_clip(owner->own[d], &list[i])) list[kept++] = list[i];
+            walk->count[turned][d] = kept;
+        }
+}
+
+/* The box at walk->at, which is moved on; false when it is not among those that are asked for. */
+static bool xdi_halo_walk_take(xdi_halo_walk *walk, xdi_halo_box *box) {
+    bool zeros = false;
+    for (int d = 0; d < walk->ndim; d++) {
+        box->dim[d] = walk->list[walk->turned][d][walk->at[d]];
+        zeros = zeros || box->dim[d].step == 0;
+    }
+    int d = walk->ndim - 1;
+    while (d >= 0 && ++walk->at[d] == walk->count[walk->turned][d]) walk->at[d--] = 0;
+    if (d < 0) walk->turned++;
+    return zeros == walk->zeros;
+}
+
+XD_PRIVATE bool xdi_halo_walk_next(xdi_halo_walk *walk, xdi_halo_box *box) {
+    while (walk->turned < walk->turns) {
+        bool none = false;
+        for (int d = 0; d < walk->ndim; d++) none = none || walk->count[walk->turned][d] == 0;
+        if (none)
+            walk->turned++;
+        else if (xdi_halo_walk_take(walk, box))
+            return true;
+    }
+    return false;
+}
+
+/* ---- copies ---- */
+
+XD_PRIVATE void xdi_halo_dense(int ndim, const int64_t *extent, int64_t *stride) {
+    int64_t next = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= extent[d];
+    }
+}
+
+XD_PRIVATE void xdi_halo_strides(int ndim, const xd_interval *interval, int64_t *stride) {
+    int64_t next = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= xdi_halo_length(interval[d]);
+    }
+}
+
+XD_PRIVATE xd_copy xdi_halo_copy_of(int ndim, const int64_t *extent, const xdi_halo_side *src,
+                                    const xdi_halo_side *dst) {
+    xd_copy copy;
+    memset(&copy, 0, sizeof copy);
+    copy.ndim = ndim;
+    copy.src_offset = src->offset;
+    copy.dst_offset = dst->offset;
+    for (int d = 0; d < ndim; d++) {
+        copy.extent[d] = extent[d];
+        copy.src_stride[d] = src->stride[d];
+        copy.dst_stride[d] = dst->stride[d];
+    }
+    xdi_interval_fold(&copy);
+    return copy;
+}
+
+XD_PRIVATE void xdi_halo_copy(xdi_halo_plan *plan, xdi_halo_list list, int ndim, const int64_t *extent,
+                              const xdi_halo_side *src, const xdi_halo_side *dst) {
+    if (plan->copies[list])
+        plan->copies[list][plan->copy_count[list]] = xdi_halo_copy_of(ndim, extent, src, dst);
+    plan->copy_count[list]++;
+}
+
+/* ---- settings ---- */
+
+static xd_result xdi_halo_check_width(xd_ctx *ctx, const xd_halo_desc *d, int dim, int64_t extent) {
+    const xd_halo_boundary rule = d->boundary[dim];
+    const int64_t most = rule == XD_HALO_ZERO      ? INT64_MAX / 8
+                         : rule == XD_HALO_REFLECT ? (extent ? extent - 1 : 0)
+                                                   : extent;
+    XD_REQUIRE(ctx, (int)rule >= 0 && rule <= XD_HALO_POLE, XD_ERROR_ARGUMENT,
+               "dimension %d: boundary %d does not exist", dim, (int)rule);
+    XD_REQUIRE(ctx, d->before[dim] >= 0 && d->after[dim] >= 0, XD_ERROR_ARGUMENT,
+               "dimension %d: a halo of %" PRId64 " before and %" PRId64 " after", dim, d->before[dim],
+               d->after[dim]);
+    XD_REQUIRE(ctx, d->before[dim] <= most && d->after[dim] <= most, XD_ERROR_SHAPE,
+               "dimension %d: a halo of %" PRId64 " before and %" PRId64 " after; of extent %" PRId64
+               " its boundary allows %" PRId64,
+               dim, d->before[dim], d->after[dim], extent, most);
+    return XD_OK;
+}
+
+/* Finds the dimension with POLE, and that which it turns. */
+static xd_result xdi_halo_check_pole(xd_ctx *ctx, xdi_halo_scene *s) {
+    s->pole = -1;
+    for (int i = 0; i < s->ndim; i++) {
+        if (s->desc.boundary[i] != XD_HALO_POLE) continue;
+        XD_REQUIRE(ctx, s->pole < 0, XD_ERROR_ARGUMENT, "dimensions %d and %d both have poles", s->pole, i);
+        s->pole = i;
+    }
+    if (s->pole < 0) return XD_OK;
+    const int longitude = s->desc.longitude;
+    if (longitude < 0) s->desc.longitude += s->ndim;
+    XD_REQUIRE(ctx, s->desc.longitude >= 0 && s->desc.longitude < s->ndim && s->desc.longitude != s->pole,
+               XD_ERROR_ARGUMENT, "longitude is dimension %d of %d, and dimension %d has the poles",
+               longitude, s->ndim, s->pole);
+    return XD_OK;
+}
+
+static xd_result xdi_halo_check_layout(xd_ctx *ctx, const xd_layout_desc *l, int ranks) {
+    for (int i = 0; i < l->topology->axis_count; i++)
+        XD_REQUIRE(ctx, l->placement[i].kind != XD_PARTIAL, XD_ERROR_UNSUPPORTED,
+                   "axis %d of %d is partial: reduce it first", i, l->topology->axis_count);
+    for (int i = 0; i < l->topology->rank_count; i++) {
+        const int rank = l->topology->ranks ? l->topology->ranks[i] : i;
+        XD_REQUIRE(ctx, rank < ranks, XD_ERROR_TOPOLOGY, "the layout is on rank %d, there are %d", rank,
+                   ranks);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_halo_check(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
+                                    xdi_halo_scene *s) {
+    memset(s, 0, sizeof *s);
+    s->desc = *desc;
+    s->ranks = ranks;
+    s->rank = rank;
+    XD_REQUIRE(ctx, desc->layout, XD_ERROR_ARGUMENT, "a halo needs the layout of the %d ranks", ranks);
+    XD_REQUIRE(ctx, rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
+    const xd_layout_desc *l = xd_layout_settings(desc->layout);
+    s->ndim = l->ndim;
+    memcpy(s->shape, l->shape, sizeof s->shape);
+    XD_REQUIRE(ctx, xd_dtype_size(desc->dtype) > 0, XD_ERROR_DTYPE, "dtype %d does not exist",
+               (int)desc->dtype);
+    XD_REQUIRE(ctx, (int)desc->gradient >= 0 && desc->gradient <= XD_HALO_COMPLETE, XD_ERROR_ARGUMENT,
+               "gradient %d does not exist", (int)desc->gradient);
+    for (int i = 0; i < s->ndim; i++) XD_TRY(xdi_halo_check_width(ctx, desc, i, s->shape[i]));
+    for (int i = s->ndim; i < XD_DIMS_MAX; i++)
+        XD_REQUIRE(ctx, desc->before[i] == 0 && desc->after[i] == 0, XD_ERROR_ARGUMENT,
+                   "a halo in dimension %d of a tensor that has %d", i, s->ndim);
+    XD_TRY(xdi_halo_check_pole(ctx, s));
+    return xdi_halo_check_layout(ctx, l, ranks);
+}
+
+/* ---- parts ---- */
+
+/* Whether two ranks are at the same place of all axes that cut nothing, so that they exchange with each other. */
+static bool xdi_halo_together(const xd_layout_desc *l, int a, int b) {
+    int at[XD_MESH_AXES_MAX] = { 0 }, other[XD_MESH_AXES_MAX] = { 0 };
+    if (!xd_topology_coordinate(l->topology, a, at) || !xd_topology_coordinate(l->topology, b, other))
+        return false;
+    for (int i = 0; i < l->topology->axis_count; i++)
+        if (l->placement[i].kind != XD_SHARD && at[i] != other[i]) return false;
+    return true;
+}
+
+/* What a rank holds becomes its part: nothing at all when a dimension is empty. */
+static xd_result xdi_halo_part_of(xd_ctx *ctx, const xdi_halo_scene *s, int rank, xdi_halo_part *part) {
+    xd_region region;
+    int64_t numel = 1;
+    part->takes_part = xd_layout_region(s->desc.layout, rank, &region);
+    for (int i = 0; i < s->ndim && part->takes_part; i++) {
+        XD_REQUIRE(ctx, region.count[i] <= 1, XD_ERROR_UNSUPPORTED,
+                   "rank %d holds %d intervals of dimension %d: a halo goes around one", rank,
+                   region.count[i], i);
+        if (region.count[i] == 0) continue;
+        const xd_interval own = region.interval[i][0];
+        part->own[i] = part->wide[i] = part->back[i] = own;
+        part->wide[i].begin -= s->desc.before[i];
+        part->wide[i].end += s->desc.after[i];
+        if (s->desc.gradient == XD_HALO_PARTIAL || own.begin == 0) part->back[i].begin = part->wide[i].begin;
+        if (s->desc.gradient == XD_HALO_PARTIAL || own.end == s->shape[i])
+            part->back[i].end = part->wide[i].end;
+        const int64_t extent = xdi_halo_length(part->wide[i]);
+        XD_REQUIRE(ctx, numel <= ((int64_t)1 << 62) / extent, XD_ERROR_SHAPE,
+                   "the part of rank %d has more than 2^62 elements with a halo of %" PRId64 " and %" PRId64
+                   " in dimension %d",
+                   rank, s->desc.before[i], s->desc.after[i], i);
+        numel *= extent;
+    }
+    for (int i = 0; i < s->ndim; i++)
+        if (xdi_halo_length(part->own[i]) == 0) part->takes_part = false;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_halo_parts(xd_ctx *ctx, xdi_halo_scene *s) {
+    const xd_layout_desc *l = xd_layout_settings(s->desc.layout);
+    for (int r = 0; r < s->ranks; r++) {
+        XD_TRY(xdi_halo_part_of(ctx, s, r, &s->part[r]));
+        if (!xdi_halo_together(l, r, s->rank)) s->part[r].takes_part = false;
+    }
+    return XD_OK;
+}
+
+/* >>tensor/halo_cells.c */
+
+/* Halos: the backward's sums. Blocks overlap, so the part is cut where one of them begins or ends: in the cells between the cuts all
+ * elements have the same terms. Cells with equally many terms lie one behind the other in a staging array, once for each term, and
+ * become one sum of dense arrays. */
+
+#include <string.h>
+
+static int xdi_halo_block_order(const void *a, const void *b) {
+    const xdi_halo_block *x = (const xdi_halo_block *)a, *y = (const xdi_halo_block *)b;
+    if (x->zone != y->zone) return x->zone < y->zone ? -1 : 1;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
+}
+
+/* Inserts into an ascending list without repetition; returns the new count. */
+static int xdi_halo_cut(int64_t *cuts, int count, int64_t at) {
+    int i = count;
+    while (i > 0 && cuts[i - 1] >= at) i--;
+    if (i < count && cuts[i] == at) return count;
+    memmove(cuts + i + 1, cuts + i, (size_t)(count - i) * sizeof *cuts);
+    cuts[i] = at;
+    return count + 1;
+}
+
+/* A box between neighbouring cuts, and its terms. */
+typedef struct xdi_halo_cell {
+    int64_t lo[XD_DIMS_MAX], extent[XD_DIMS_MAX], numel;
+    int terms; /* this rank's own value is one */
+} xdi_halo_cell;
+
+static bool xdi_halo_covers(const xdi_halo_making *m, const xdi_halo_block *block,
+                            const xdi_halo_cell *cell) {
+    for (int d = 0; d < m->scene->ndim; d++)
+        if (block->lo[d] > cell->lo[d] || block->hi[d] < cell->lo[d] + cell->extent[d]) return false;
+    return true;
+}
+
+static void xdi_halo_cell_count(const xdi_halo_making *m, xdi_halo_cell *cell) {
+    cell->numel = 1;
+    cell->terms = 1;
+    for (int d = 0; d < m->scene->ndim; d++) cell->numel *= cell->extent[d];
+    for (int i = 0; i < m->block_count; i++) cell->terms += xdi_halo_covers(m, m->order[i], cell);
+}
+
+/* The copies of a cell: its terms to staging, and its sum back. m->totals[terms] is the place of the next cell. */
+static void xdi_halo_cell_copies(const xdi_halo_making *m, const xdi_halo_cell *cell, int64_t stride) {
+    const xdi_halo_scene *s = m->scene;
+    const xdi_halo_part *me = &s->part[s->rank];
+    xdi_halo_side part, wide, staged;
+    memset(&part, 0, sizeof part);
+    wide = staged = part;
+    xdi_halo_strides(s->ndim, me->own, part.stride);
+    xdi_halo_strides(s->ndim, me->wide, wide.stride);
+    xdi_halo_dense(s->ndim, cell->extent, staged.stride);
+    staged.offset = m->totals[cell->terms];
+    for (int d = 0; d < s->ndim; d++) {
+        part.offset += cell->lo[d] * part.stride[d];
+        wide.offset += (me->own[d].begin + cell->lo[d] - me->wide[d].begin) * wide.stride[d];
+    }
+    xdi_halo_copy(m->plan, XDI_HALO_BACK_SUMS, s->ndim, cell->extent, &staged, &part);
+    xdi_halo_copy(m->plan, XDI_HALO_BACK_LOCAL, s->ndim, cell->extent, &wide, &staged);
+    for (int i = 0; i < m->block_count; i++) {
+        const xdi_halo_block *block = m->order[i];
+        xdi_halo_side src;
+        if (!xdi_halo_covers(m, block, cell)) continue;
+        memset(&src, 0, sizeof src);
+        src.offset = block->offset;
+        for (int d = 0; d < s->ndim; d++) {
+            src.offset += (cell->lo[d] - block->lo[d]) * block->stride[d];
+            src.stride[d] = block->stride[d];
+        }
+        staged.offset += stride;
+        xdi_halo_copy(m->plan, block->received ? XDI_HALO_BACK_RECEIVED : XDI_HALO_BACK_LOCAL, s->ndim,
+                      cell->extent, &src, &staged);
+    }
+}
+
+/* The cell at `at`, which is moved on; false after the last. */
+static bool xdi_halo_cell_next(const xdi_halo_making *m, const int *cut_count, int *at, xdi_halo_cell *cell) {
+    const int ndim = m->scene->ndim;
+    if (at[ndim] != 0) return false;
+    for (int d = 0; d < ndim; d++) {
+        const int64_t *cut = m->cuts + 2 * (int64_t)m->block_room * d + at[d];
+        cell->lo[d] = cut[0];
+        cell->extent[d] = cut[1] - cut[0];
+    }
+    int d = ndim - 1;
+    while (d >= 0 && ++at[d] == cut_count[d] - 1) at[d--] = 0;
+    at[ndim] = d < 0;
+    xdi_halo_cell_count(m, cell);
+    return true;
+}
+
+/* The places of sums in staging, from the elements of one term; afterwards totals are the places of their first cells. */
+static void xdi_halo_place_sums(xdi_halo_making *m) {
+    xdi_halo_plan *plan = m->plan;
+    plan->sum_count = 0;
+    plan->term_count = 0;
+    plan->term_most = 0;
+    for (int terms = 2; terms <= m->block_count + 1; terms++) {
+        const int64_t count = m->totals[terms];
+        if (count == 0) continue;
+        if (plan->sums) {
+            plan->sums[plan->sum_count].terms = terms;
+            plan->sums[plan->sum_count].at = plan->term_count;
+            plan->sums[plan->sum_count].count = count;
+        }
+        m->totals[terms] = plan->term_count;
+        plan->term_count += terms * count;
+        plan->term_most = terms;
+        plan->sum_count++;
+    }
+}
+
+/* From one term of a cell to the next, where sums have been placed. */
+static int64_t xdi_halo_stride(const xdi_halo_plan *plan, int terms) {
+    for (int i = 0; plan->sums && i < plan->sum_count; i++)
+        if (plan->sums[i].terms == terms) return plan->sums[i].count;
+    return 0;
+}
+
+XD_PRIVATE void xdi_halo_cells(xdi_halo_making *m) {
+    const int ndim = m->scene->ndim;
+    int cut_count[XD_DIMS_MAX] = { 0 }, at[XD_DIMS_MAX + 1] = { 0 };
+    xdi_halo_cell cell;
+    memset(&cell, 0, sizeof cell);
+    for (int i = 0; i < m->block_count; i++) {
+        m->order[i] = &m->blocks[i];
+        for (int d = 0; d < ndim; d++) {
+            int64_t *cuts = m->cuts + 2 * (int64_t)m->block_room * d;
+            cut_count[d] = xdi_halo_cut(cuts, cut_count[d], m->blocks[i].lo[d]);
+            cut_count[d] = xdi_halo_cut(cuts, cut_count[d], m->blocks[i].hi[d]);
+        }
+    }
+    memset(m->totals, 0, (size_t)(m->block_count + 2) * sizeof *m->totals);
+    if (m->block_count == 0) return;
+    xdi_sort((const void **)m->order, (size_t)m->block_count, xdi_halo_block_order);
+    while (xdi_halo_cell_next(m, cut_count, at, &cell))
+        if (cell.terms > 1) m->totals[cell.terms] += cell.numel;
+    xdi_halo_place_sums(m);
+    memset(at, 0, sizeof at);
+    while (xdi_halo_cell_next(m, cut_count, at, &cell)) {
+        if (cell.terms == 1) continue;
+        xdi_halo_cell_copies(m, &cell, xdi_halo_stride(m->plan, cell.terms));
+        m->totals[cell.terms] += cell.numel;
+    }
+}
+
+/* >>tensor/halo_plan.c */
+
+/* Halos: messages and copies of one rank. What two ranks exchange, both list in the same order. */
+
+#include <string.h>
+
+/* What a message is made for. */
+typedef struct xdi_halo_message {
+    const xdi_halo_part *taker, *owner; /* one of them is this rank */
+    const xd_interval *listed;          /* indices of the taker's part with halo */
+    int peer;
+    bool outgoing;
+    xdi_halo_lane *lane;
+    xdi_halo_list list; /* XDI_HALO_LISTS: the message is added up */
+} xdi_halo_message;
+
+/* ---- where a box lies ---- */
+
+static int64_t xdi_halo_extent(const xdi_halo_scene *s, const xdi_halo_box *box, int64_t *extent) {
+    int64_t numel = 1;
+    for (int d = 0; d < s->ndim; d++) {
+        extent[d] = box->dim[d].count;
+        numel *= extent[d];
+    }
+    return numel;
+}
+
+/* In the part of its owner, whose indices may go down, and in that of its taker. */
+static xdi_halo_side xdi_halo_in_part(const xdi_halo_scene *s, const xdi_halo_part *owner,
+                                      const xdi_halo_box *box) {
+    xdi_halo_side side;
+    memset(&side, 0, sizeof side);
+    xdi_halo_strides(s->ndim, owner->own, side.stride);
+    for (int d = 0; d < s->ndim; d++) {
+        side.offset += (box->dim[d].from - owner->own[d].begin) * side.stride[d];
+        side.stride[d] *= box->dim[d].step;
+    }
+    return side;
+}
+
+static xdi_halo_side xdi_halo_in_wide(const xdi_halo_scene *s, const xdi_halo_part *taker,
+                                      const xdi_halo_box *box) {
+    xdi_halo_side side;
+    memset(&side, 0, sizeof side);
+    xdi_halo_strides(s->ndim, taker->wide, side.stride);
+    for (int d = 0; d < s->ndim; d++) side.offset += box->dim[d].at * side.stride[d];
+    return side;
+}
+
+static xdi_halo_side xdi_halo_in_message(const xdi_halo_scene *s, const int64_t *extent, int64_t offset) {
+    xdi_halo_side side;
+    memset(&side, 0, sizeof side);
+    side.offset = offset;
+    xdi_halo_dense(s->ndim, extent, side.stride);
+    return side;
+}
+
+/* ---- terms ---- */
+
+/* A box that is added to this rank's part; `from` is where its first position lies. Order: zones, the first dimension's slowest. */
+static void xdi_halo_block_add(xdi_halo_making *m, const xdi_halo_box *box, const xdi_halo_side *from,
+                               int rank, bool received) {
+    const xdi_halo_scene *s = m->scene;
+    const int sequence = m->block_count++;
+    if (!m->blocks) return;
+    xdi_halo_block *block = &m->blocks[sequence];
+    memset(block, 0, sizeof *block);
+    block->offset = from->offset;
+    block->rank = rank;
+    block->sequence = sequence;
+    block->received = received;
+    for (int d = 0; d < s->ndim; d++) {
+        const xdi_halo_stretch *t = &box->dim[d];
+        const int64_t first = t->from - s->part[s->rank].own[d].begin;
+        block->zone = block->zone * XDI_HALO_ZONES + t->zone;
+        block->lo[d] = t->step > 0 ? first : first - t->count + 1;
+        block->hi[d] = block->lo[d] + t->count;
+        block->stride[d] = from->stride[d] * t->step;
+        if (t->step < 0) block->offset += from->stride[d] * (t->count - 1);
+    }
+}
+
+/* ---- messages ---- */
+
+/* One message of a lane. It is direct as long as it is one run that lies where its rank needs it. */
+static void xdi_halo_message_make(xdi_halo_making *m, const xdi_halo_message *message) {
+    const xdi_halo_scene *s = m->scene;
+    xdi_halo_lane *lane = message->lane;
+    xdi_halo_walk walk;
+    xdi_halo_box box;
+    const int64_t begin = lane->total;
+    int64_t place = begin;
+    xdi_halo_walk_begin(&walk, s, message->taker, message->listed, message->owner);
+    for (int boxes = 0; xdi_halo_walk_next(&walk, &box); boxes++) {
+        int64_t extent[XD_DIMS_MAX];
+        const int64_t numel = xdi_halo_extent(s, &box, extent);
+        const xdi_halo_side dense = xdi_halo_in_message(s, extent, lane->total);
+        const bool in_part = message->owner == &s->part[s->rank];
+        const xdi_halo_side near =
+            in_part ? xdi_halo_in_part(s, message->owner, &box) : xdi_halo_in_wide(s, message->taker, &box);
+        const xd_copy copy = xdi_halo_copy_of(s->ndim, extent, &near, &dense);
+        const bool run = copy.ndim == 1 && copy.src_stride[0] == 1 && copy.dst_stride[0] == 1;
+        lane->total += numel;
+        if (message->list == XDI_HALO_LISTS)
+            xdi_halo_block_add(m, &box, &dense, message->peer, true);
+        else if (m->decided && lane->direct)
+            place = near.offset;
+        else
+            xdi_halo_copy(m->plan, message->list, s->ndim, extent, message->outgoing ? &near : &dense,
+                          message->outgoing ? &dense : &near);
+        if (!m->decided && (boxes > 0 || !run)) lane->direct = false;
+    }
+    if (!lane->counts) return;
+    lane->counts[message->peer] = lane->total - begin;
+    lane->displacements[message->peer] = place;
+}
+
+/* All messages of one lane. */
+static void xdi_halo_lane_make(xdi_halo_making *m, int lane, xdi_halo_list list) {
+    const xdi_halo_scene *s = m->scene;
+    const xdi_halo_part *me = &s->part[s->rank];
+    const bool back = lane == XDI_HALO_BACK_SEND || lane == XDI_HALO_BACK_RECV;
+    const bool outgoing = lane == XDI_HALO_SEND || lane == XDI_HALO_BACK_SEND;
+    m->plan->lane[lane].total = 0;
+    for (int r = 0; r < s->ranks && me->takes_part; r++) {
+        const xdi_halo_part *other = &s->part[r];
+        xdi_halo_message message;
+        if (r == s->rank || !other->takes_part) continue;
+        memset(&message, 0, sizeof message);
+        message.taker = outgoing == back ? me : other;
+        message.owner = outgoing == back ? other : me;
+        message.listed = back ? message.taker->back : message.taker->wide;
+        message.peer = r;
+        message.outgoing = outgoing;
+        message.lane = &m->plan->lane[lane];
+        message.list = list;
+        xdi_halo_message_make(m, &message);
+    }
+}
+
+/* Which lanes are direct: the forward's, and what the backward sends. Messages that repeat elements of a small part are not, because they
+ * would be longer than the memory they are in. */
+static void xdi_halo_decide(xdi_halo_making *m) {
+    static const xdi_halo_list packed[XDI_HALO_LANES] = { XDI_HALO_PACK, XDI_HALO_UNPACK, XDI_HALO_BACK_PACK,
+                                                          XDI_HALO_LISTS };
+    const xdi_halo_scene *s = m->scene;
+    xdi_halo_lane *lane = m->plan->lane;
+    int64_t numel = 1;
+    for (int d = 0; d < s->ndim; d++) numel *= xdi_halo_length(s->part[s->rank].own[d]);
+    if (lane[XDI_HALO_SEND].total > numel) lane[XDI_HALO_SEND].direct = false;
+    lane[XDI_HALO_BACK_RECV].direct = false;
+    for (int i = 0; i < XDI_HALO_LANES; i++)
+        if (lane[i].direct && packed[i] != XDI_HALO_LISTS) m->plan->copy_count[packed[i]] = 0;
+    m->decided = true;
+}
+
+/* ---- this rank alone ---- */
+
+static void xdi_halo_make_local(xdi_halo_making *m) {
+    const xdi_halo_scene *s = m->scene;
+    const xdi_halo_part *me = &s->part[s->rank];
+    int64_t extent[XD_DIMS_MAX];
+    xdi_halo_walk walk;
+    xdi_halo_box box;
+    xdi_halo_side nothing;
+    memset(&nothing, 0, sizeof nothing);
+    if (!me->takes_part) return;
+    xdi_halo_walk_begin(&walk, s, me, me->wide, me);
+    while (xdi_halo_walk_next(&walk, &box)) {
+        const xdi_halo_side src = xdi_halo_in_part(s, me, &box), dst = xdi_halo_in_wide(s, me, &box);
+        xdi_halo_extent(s, &box, extent);
+        xdi_halo_copy(m->plan, XDI_HALO_LOCAL, s->ndim, extent, &src, &dst);
+    }
+    xdi_halo_walk_begin(&walk, s, me, me->wide, NULL);
+    while (xdi_halo_walk_next(&walk, &box)) {
+        const xdi_halo_side dst = xdi_halo_in_wide(s, me, &box);
+        xdi_halo_extent(s, &box, extent);
+        xdi_halo_copy(m->plan, XDI_HALO_ZEROS, s->ndim, extent, &nothing, &dst);
+    }
+    xdi_halo_walk_begin(&walk, s, me, me->back, me);
+    while (xdi_halo_walk_next(&walk, &box)) {
+        const xdi_halo_side dst = xdi_halo_in_part(s, me, &box), src = xdi_halo_in_wide(s, me, &box);
+        bool inside = true;
+        for (int d = 0; d < s->ndim; d++) inside = inside && box.dim[d].zone == XDI_HALO_INSIDE;
+        xdi_halo_extent(s, &box, extent);
+        if (inside)
+            xdi_halo_copy(m->plan, XDI_HALO_BACK_OWN, s->ndim, extent, &src, &dst);
+        else
+            xdi_halo_block_add(m, &box, &src, s->rank, false);
+    }
+}
+
+XD_PRIVATE void xdi_halo_make(xdi_halo_making *m) {
+    const bool first = !m->decided;
+    memset(m->plan->copy_count, 0, sizeof m->plan->copy_count);
+    m->block_count = 0;
+    for (int i = 0; i < XDI_HALO_LANES && first; i++) m->plan->lane[i].direct = true;
+    xdi_halo_lane_make(m, XDI_HALO_SEND, XDI_HALO_PACK);
+    xdi_halo_lane_make(m, XDI_HALO_RECV, XDI_HALO_UNPACK);
+    xdi_halo_lane_make(m, XDI_HALO_BACK_SEND, XDI_HALO_BACK_PACK);
+    xdi_halo_lane_make(m, XDI_HALO_BACK_RECV, XDI_HALO_LISTS);
+    xdi_halo_make_local(m);
+    if (first) xdi_halo_decide(m);
+    if (m->blocks) xdi_halo_cells(m);
+}
+
+/* >>tensor/halo.c */
+
+/* Halos: memory, agreement, and the exchange with its backward. */
+
+#include <inttypes.h>
+#include <string.h>
+
+struct xd_halo {
+    xd_ctx *ctx;
+    xd_comm *comm;
+    xd_dtype dtype;
+    xd_halo_gradient gradient;
+    int ndim;
+    int64_t shape[XD_DIMS_MAX]; /* with halo */
+    int64_t part_numel, wide_numel;
+    bool moves; /* some rank sends something to another */
+    xdi_halo_plan plan;
+    void *memory; /* of the device, and in it: */
+    void *send, *recv, *terms, *zero;
+    const void **pieces; /* [term_most] */
+};
+
+/* ---- making ---- */
+
+static void xdi_halo_making_release(xd_ctx *ctx, xdi_halo_making *m) {
+    xd_release(ctx, m->blocks);
+    xd_release(ctx, m->order);
+    xd_release(ctx, m->cuts);
+    xd_release(ctx, m->totals);
+}
+
+/* Lists for as many blocks as have been counted. */
+static xd_result xdi_halo_making_room(xd_ctx *ctx, xdi_halo_making *m) {
+    const size_t blocks = (size_t)m->block_count, dims = (size_t)m->scene->ndim;
+    m->block_room = m->block_count;
+    m->blocks = (xdi_halo_block *)xd_allocate(ctx, (blocks + 1) * sizeof *m->blocks);
+    m->order = (const xdi_halo_block **)xd_allocate(ctx, (blocks + 1) * sizeof *m->order);
+    m->cuts = (int64_t *)xd_allocate(ctx, (2 * blocks * dims + 1) * sizeof *m->cuts);
+    m->totals = (int64_t *)xd_allocate(ctx, (blocks + 2) * sizeof *m->totals);
+    XD_REQUIRE(ctx, m->blocks && m->order && m->cuts && m->totals, XD_ERROR_MEMORY,
+               "no room to plan a halo on %d ranks with %d blocks", m->scene->ranks, m->block_count);
+    return XD_OK;
+}
+
+/* Distributes memory, whose sizes follow from the counts of a plan; arenas without memory tell how much it is. */
+static bool xdi_halo_lay_out(xd_halo *h, int ranks, xd_arena *host, xd_arena *device) {
+    const size_t size = xd_dtype_size(h->dtype);
+    xdi_halo_plan *p = &h->plan;
+    const xdi_halo_lane *lane = p->lane;
+    bool fits = true;
+    xdi_arena_array(host, 1, sizeof *h, &fits);
+    for (int i = 0; i < XDI_HALO_LANES; i++) {
+        p->lane[i].counts = (int64_t *)xdi_arena_array(host, ranks, sizeof(int64_t), &fits);
+        p->lane[i].displacements = (int64_t *)xdi_arena_array(host, ranks, sizeof(int64_t), &fits);
+    }
+    for (int i = 0; i < XDI_HALO_LISTS; i++)
+        p->copies[i] = (xd_copy *)xdi_arena_array(host, p->copy_count[i], sizeof(xd_copy), &fits);
+    p->sums = (xdi_halo_sum *)xdi_arena_array(host, p->sum_count, sizeof *p->sums, &fits);
+    h->pieces = (const void **)xdi_arena_array(host, p->term_most, sizeof *h->pieces, &fits);
+    int64_t count[2] = { 0, 0 };
+    for (int i = 0; i < XDI_HALO_LANES; i++)
+        if (!lane[i].direct && lane[i].total > count[i % 2]) count[i % 2] = lane[i].total;
+    h->send = xdi_arena_array(device, count[XDI_HALO_SEND], size, &fits);
+    h->recv = xdi_arena_array(device, count[XDI_HALO_RECV], size, &fits);
+    h->terms = xdi_arena_array(device, p->term_count, size, &fits);
+    h->zero = xdi_arena_array(device, 8, 1, &fits);
+    return fits;
+}
+
+/* Whether a dimension is cut in which a rank needs indices of others; the answer is the same on all ranks. */
+static bool xdi_halo_cuts(const xdi_halo_scene *s) {
+    const bool turns = s->pole >= 0 && (s->desc.before[s->pole] || s->desc.after[s->pole]);
+    for (int d = 0; d < s->ndim; d++) {
+        if (!s->desc.before[d] && !s->desc.after[d] && !(turns && d == s->desc.longitude)) continue;
+        for (int r = 0; r < s->ranks; r++) {
+            const int64_t length = xdi_halo_length(s->part[r].own[d]);
+            if (length > 0 && length < s->shape[d]) return true;
+        }
+    }
+    return false;
+}
+
+/* A plan's facts and counts, without memory of its own. */
+static xd_result xdi_halo_count(xd_ctx *ctx, const xdi_halo_scene *s, xdi_halo_making *m, xd_halo *h) {
+    const xdi_halo_part *me = &s->part[s->rank];
+    memset(h, 0, sizeof *h);
+    h->ctx = ctx;
+    h->dtype = s->desc.dtype;
+    h->gradient = s->desc.gradient;
+    h->ndim = s->ndim;
+    h->part_numel = h->wide_numel = me->takes_part;
+    for (int d = 0; d < s->ndim; d++) {
+        h->shape[d] = xdi_halo_length(me->wide[d]);
+        h->part_numel *= xdi_halo_length(me->own[d]);
+        h->wide_numel *= h->shape[d];
+    }
+    h->moves = xdi_halo_cuts(s);
+    memset(m, 0, sizeof *m);
+    m->scene = s;
+    m->plan = &h->plan;
+    xdi_halo_make(m);
+    XD_TRY(xdi_halo_making_room(ctx, m));
+    xdi_halo_make(m);
+    return XD_OK;
+}
+
+static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks, xd_halo *counted,
+                                      xd_halo **out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const bool fits = xdi_halo_lay_out(counted, ranks, &host, &device);
+    xd_halo *h = fits ? (xd_halo *)xd_allocate(ctx, host.peak) : NULL;
+    void *block = h ? memory->allocate(ctx, device.peak) : NULL;
+    if (!block) {
+        xd_release(ctx, h);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device",
+                       host.peak, device.peak);
+    }
+    *h = *counted;
+    h->memory = block;
+    host = xd_arena_over(h, host.peak);
+    device = xd_arena_over(block, device.peak);
+    (void)xdi_halo_lay_out(h, ranks, &host, &device);
+    m->plan = &h->plan;
+    xdi_halo_make(m);
+    *out = h;
+    return memory->fill(&launch, h->zero, 0, 8);
+}
+
+/* Makes a plan of one rank; with out NULL only its sizes. */
+static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_bytes *bytes, xd_halo **out) {
+    xdi_halo_making m;
+    xd_halo counted;
+    memset(&m, 0, sizeof m);
+    s->part = (xdi_halo_part *)xd_allocate(ctx, (size_t)s->ranks * sizeof *s->part);
+    XD_REQUIRE(ctx, s->part, XD_ERROR_MEMORY, "no room to plan a halo on %d ranks", s->ranks);
+    xd_result result = xdi_halo_parts(ctx, s);
+    if (result == XD_OK) result = xdi_halo_count(ctx, s, &m, &counted);
+    if (result == XD_OK && out) result = xdi_halo_take_memory(ctx, &m, s->ranks, &counted, out);
+    if (result == XD_OK && bytes) {
+        xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+        const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+        const size_t size = xd_dtype_size(s->desc.dtype);
+        if (!xdi_halo_lay_out(&counted, s->ranks, &host, &device))
+            result =
+                XD_FAIL(ctx, XD_ERROR_MEMORY, "a halo on %d ranks needs more bytes than there are", s->ranks);
+        bytes->memory.host = host.peak + (apart ? 0 : device.peak);
+        bytes->memory.device = apart ? device.peak : 0;
+        bytes->forward_sent = (uint64_t)counted.plan.lane[XDI_HALO_SEND].total * size;
+        bytes->backward_sent = (uint64_t)counted.plan.lane[XDI_HALO_BACK_SEND].total * size;
+    }
+    xdi_halo_making_release(ctx, &m);
+    xd_release(ctx, s->part);
+    return result;
+}
+
+XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
+                               xd_exchange_bytes *out) {
+    xdi_halo_scene scene;
+    xd_exchange_bytes bytes;
+    XD_TRY(xdi_halo_check(ctx, desc, ranks, rank, &scene));
+    XD_TRY(xdi_halo_plan_rank(ctx, &scene, &bytes, NULL));
+    *out = bytes;
+    return XD_OK;
+}
+
+static uint64_t xdi_halo_hash(const xdi_halo_scene *s) {
+    const xd_halo_desc *d = &s->desc;
+    const int facts[4] = { (int)d->dtype, s->pole, s->pole < 0 ? 0 : d->longitude, (int)d->gradient };
+    uint64_t hash = xd_layout_hash(d->layout);
+    hash = xd_hash(hash, facts, sizeof facts);
+    hash = xd_hash(hash, d->before, sizeof d->before);
+    hash = xd_hash(hash, d->after, sizeof d->after);
+    for (int i = 0; i < s->ndim; i++) {
+        const int boundary = (int)d->boundary[i];
+        hash = xd_hash(hash, &boundary, sizeof boundary);
+    }
+    return hash;
+}
+
+XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xdi_halo_scene scene;
+    xd_halo *h = NULL;
+    xd_result result = xdi_halo_check(ctx, desc, xd_comm_size(comm), xd_comm_rank(comm), &scene);
+    if (result == XD_OK) result = xdi_halo_plan_rank(ctx, &scene, NULL, &h);
+    result = xd_agree(comm, result);
+    if (result == XD_OK) result = xd_agree_same(comm, xdi_halo_hash(&scene), "halo");
+    if (result != XD_OK) {
+        xd_halo_destroy(h);
+        return result;
+    }
+    h->comm = comm;
+    *out = h;
+    return XD_OK;
+}
+
+XD_API void xd_halo_destroy(xd_halo *halo) {
+    if (!halo) return;
+    xd_ctx *ctx = halo->ctx;
+    xd_ctx_kernels(ctx)->memory.release(ctx, halo->memory);
+    xd_release(ctx, halo);
+}
+
+XD_API void xd_halo_shape(const xd_halo *halo, int64_t *shape) {
+    memcpy(shape, halo->shape, (size_t)halo->ndim * sizeof *shape);
+}
+
+/* ---- running ---- */
+
+static xd_result xdi_halo_run_copies(xd_halo *h, xdi_halo_list list, const void *src, void *dst) {
+    const xd_launch launch = xd_ctx_launch(h->ctx);
+    const int64_t count = h->plan.copy_count[list];
+    if (count == 0) return XD_OK;
+    return xd_ctx_kernels(h->ctx)->copies(&launch, h->plan.copies[list], count, src, dst,
+                                          xd_dtype_size(h->dtype));
+}
+
+/* Sends and receives; `mine` is what this rank has failed of, which the others are told. */
+static xd_result xdi_halo_move(xd_halo *h, int sends, const void *send, int receives, void *recv,
+                               xd_result mine) {
+    const xdi_halo_lane *s = &h->plan.lane[sends], *r = &h->plan.lane[receives];
+    xd_collective c;
+    if (!h->moves) return mine;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_TO_ALL;
+    c.dtype = h->dtype;
+    c.send = s->direct ? send : h->send;
+    c.recv = r->direct ? recv : h->recv;
+    c.send_counts = s->counts;
+    c.send_displacements = s->displacements;
+    c.recv_counts = r->counts;
+    c.recv_displacements = r->displacements;
+    return xdi_comm_collective_as(h->comm, &c, mine);
+}
+
+static xd_result xdi_halo_check_arrays(const xd_halo *h, const void *part, const void *wide) {
+    XD_REQUIRE(h->ctx, part || h->part_numel == 0, XD_ERROR_ARGUMENT,
+               "halo: the part of %" PRId64 " elements is NULL", h->part_numel);
+    XD_REQUIRE(h->ctx, wide || h->wide_numel == 0, XD_ERROR_ARGUMENT,
+               "halo: the part with halo, %" PRId64 " elements, is NULL", h->wide_numel);
+    return XD_OK;
+}
+
+XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide) {
+    xd_result result = xdi_halo_check_arrays(halo, part, wide);
+    if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_PACK, part, halo->send);
+    XD_TRY(xdi_halo_move(halo, XDI_HALO_SEND, part, XDI_HALO_RECV, wide, result));
+    XD_TRY(xdi_halo_run_copies(halo, XDI_HALO_LOCAL, part, wide));
+    XD_TRY(xdi_halo_run_copies(halo, XDI_HALO_ZEROS, halo->zero, wide));
+    return xdi_halo_run_copies(halo, XDI_HALO_UNPACK, halo->recv, wide);
+}
+
+static xd_result xdi_halo_check_sums(const xd_halo *h) {
+    XD_REQUIRE(h->ctx, xd_reduce_supports(h->dtype, XD_SUM), XD_ERROR_DTYPE,
+               "halo: %s has no sums for a backward", xd_dtype_name(h->dtype));
+    XD_REQUIRE(
+        h->ctx,
+        h->gradient == XD_HALO_COMPLETE || !xd_dtype_is_floating(h->dtype) ||
+            xd_ctx_settings(h->ctx)->reduction != XD_REDUCTION_INVARIANT,
+        XD_ERROR_UNSUPPORTED,
+        "halo: in INVARIANT mode a gradient of %s must be COMPLETE: sums of PARTIAL ones depend on the cut",
+        xd_dtype_name(h->dtype));
+    return XD_OK;
+}
+
+/* Every sum, over the first of its terms. */
+static xd_result xdi_halo_add(xd_halo *h) {
+    const size_t size = xd_dtype_size(h->dtype);
+    for (int i = 0; i < h->plan.sum_count; i++) {
+        const xdi_halo_sum *sum = &h->plan.sums[i];
+        char *first = (char *)h->terms + (size_t)sum->at * size;
+        for (int k = 0; k < sum->terms; k++) h->pieces[k] = first + (size_t)(k * sum->count) * size;
+        XD_TRY(xd_reduce_pieces(h->ctx, first, h->pieces, sum->terms, sum->count, h->dtype, XD_SUM));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_halo_exchange_backward(xd_halo *halo, const void *wide, void *part) {
+    XD_TRY(xdi_halo_check_sums(halo)); /* the same on every rank */
+    xd_result result = xdi_halo_check_arrays(halo, part, wide);
+    if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_BACK_PACK, wide, halo->send);
+    XD_TRY(xdi_halo_move(halo, XDI_HALO_BACK_SEND, wide, XDI_HALO_BACK_RECV, NULL, result));
+    XD_TRY(xdi_halo_run_copies(halo, XDI_HALO_BACK_OWN, wide, part));
+    XD_TRY(xdi_halo_run_copies(halo, XDI_HALO_BACK_LOCAL, wide, halo->terms));
+    XD_TRY(xdi_halo_run_copies(halo, XDI_HALO_BACK_RECEIVED, halo->recv, halo->terms));
+    XD_TRY(xdi_halo_add(halo));
+    return xdi_halo_run_copies(halo, XDI_HALO_BACK_SUMS, halo->terms, part);
+}
+
+/* >>tensor/crossing.c */
+
+/* Activations that enter or leave a region whose ranks share the work. */
+
+#include <inttypes.h>
+#include <string.h>
+
+/* One direction of a crossing. */
+typedef enum xdi_crossing_act {
+    XDI_CROSSING_SAME = 0, /* itself */
+    XDI_CROSSING_SUM,      /* whole, summed */
+    XDI_CROSSING_CUT,      /* whole -> part */
+    XDI_CROSSING_JOIN,     /* parts -> whole */
+    XDI_CROSSING_SUM_CUT,  /* summed, -> part */
+    XDI_CROSSING_TURN      /* part of one dimension -> part of another */
+} xdi_crossing_act;
+
+typedef struct xdi_crossing_step {
+    xdi_crossing_act act;
+    int dim;                /* of the parts; TURN: of those before */
+    int64_t nodes;          /* terms that this rank has of a sum */
+    int64_t in, out;        /* elements; `in` of one node */
+    int64_t *sends, *recvs; /* [ranks] elements to and from each rank, where the act has them */
+    xd_copy *copies;        /* packs, then unpacks */
+    int64_t pack_count, copy_count;
+    int64_t staged_in, staged_out; /* elements that are packed, and unpacked */
+} xdi_crossing_step;
+
+struct xd_crossing {
+    xd_ctx *ctx;
+    xd_comm *comm;
+    xd_crossing_desc desc;
+    int ranks, rank;
+    int64_t shape[2][XD_DIMS_MAX]; /* of the input and of the output */
+    xdi_crossing_step step[2];     /* forward, backward */
+    void *memory, *send, *recv;    /* of the device */
+};
+
+/* ---- settings ---- */
+
+static bool xdi_crossing_sums(xd_crossing_kind kind) {
+    return kind == XD_CROSSING_COPY || kind == XD_CROSSING_REDUCE || kind == XD_CROSSING_ALL_GATHER ||
+           kind == XD_CROSSING_REDUCE_SCATTER;
+}
+
+static bool xdi_crossing_cuts(xd_crossing_kind kind) {
+    return kind != XD_CROSSING_COPY && kind != XD_CROSSING_REDUCE;
+}
+
+static xd_result xdi_crossing_check_dims(xd_ctx *ctx, xd_crossing_desc *d) {
+    int64_t numel = 1;
+    XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+               "a crossing of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    for (int i = 0; i < d->ndim; i++) {
+        XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d of a crossing has extent %" PRId64, i,
+                   d->shape[i]);
+        XD_REQUIRE(ctx, d->shape[i] == 0 || numel <= ((int64_t)1 << 56) / d->shape[i], XD_ERROR_SHAPE,
+                   "dimension %d of a crossing, of extent %" PRId64 ", makes more than 2^56 elements", i,
+                   d->shape[i]);
+        numel *= d->shape[i] ? d->shape[i] : 1;
+    }
+    if (!xdi_crossing_cuts(d->kind)) return XD_OK;
+    const int dim = d->dim, other = d->other_dim;
+    if (d->dim < 0) d->dim += d->ndim;
+    XD_REQUIRE(ctx, d->dim >= 0 && d->dim < d->ndim, XD_ERROR_ARGUMENT, "a crossing along dimension %d of %d",
+               dim, d->ndim);
+    if (d->kind != XD_CROSSING_ALL_TO_ALL) return XD_OK;
+    if (d->other_dim < 0) d->other_dim += d->ndim;
+    XD_REQUIRE(ctx, d->other_dim >= 0 && d->other_dim < d->ndim && d->other_dim != d->dim, XD_ERROR_ARGUMENT,
+               "a crossing from dimension %d to %d, of %d", dim, other, d->ndim);
+    return XD_OK;
+}
+
+static xd_result xdi_crossing_check_sums(xd_ctx *ctx, const xd_crossing_desc *d) {
+    const xd_leaves l = d->leaves;
+    const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    if (!xdi_crossing_sums(d->kind)) {
+        XD_REQUIRE(ctx, l.total == 0, XD_ERROR_ARGUMENT,
+                   "a crossing of kind %d adds nothing, and has %" PRId64 " leaves", (int)d->kind, l.total);
+        return XD_OK;
+    }
+    XD_REQUIRE(ctx, xd_reduce_supports(d->dtype, XD_SUM), XD_ERROR_DTYPE, "%s has no sums",
+               xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx,
+               l.total >= 0 && l.first >= 0 && l.count >= 0 && l.count <= l.total &&
+                   l.first <= l.total - l.count,
+               XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", l.first,
+               l.count, l.total);
+    XD_REQUIRE(ctx, l.total == 0 || d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
+               "%" PRId64 " leaves of %s: F32 or F64 is needed", l.total, xd_dtype_name(d->dtype));
+    XD_REQUIRE(ctx, l.total > 0 || !invariant || !xd_dtype_is_floating(d->dtype), XD_ERROR_UNSUPPORTED,
+               "a crossing of kind %d adds %s, which needs leaves in INVARIANT mode", (int)d->kind,
+               xd_dtype_name(d->dtype));
+    return XD_OK;
+}
+
+static xd_result xdi_crossing_check(xd_ctx *ctx, xd_crossing_desc *d, int ranks, int rank) {
+    XD_REQUIRE(ctx, rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
+    XD_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_CROSSING_ALL_TO_ALL, XD_ERROR_ARGUMENT,
+               "crossing %d does not exist", (int)d->kind);
+    XD_REQUIRE(ctx, xd_dtype_size(d->dtype) > 0, XD_ERROR_DTYPE, "dtype %d does not exist", (int)d->dtype);
+    XD_TRY(xdi_crossing_check_dims(ctx, d));
+    return xdi_crossing_check_sums(ctx, d);
+}
+
+/* ---- plan ---- */
+
+/* A dense tensor seen from one of its dimensions. */
+typedef struct xdi_crossing_view {
+    int64_t outer, extent, inner;
+} xdi_crossing_view;
+
+static xdi_crossing_view xdi_crossing_view_of(int ndim, const int64_t *shape, int dim) {
+    xdi_crossing_view v = { 1, shape[dim], 1 };
+    for (int i = 0; i < dim; i++) v.outer *= shape[i];
+    for (int i = dim + 1; i < ndim; i++) v.inner *= shape[i];
+    return v;
+}
+
+/* The copy between a block of a dimension and dense memory at `at`, in one of the two directions; returns its elements. */
+static int64_t xdi_crossing_block(xdi_crossing_view v, xd_interval block, int64_t at, bool packs,
+                                  xd_copy *copy) {
+    const int64_t row = (block.end - block.begin) * v.inner, from = block.begin * v.inner;
+    memset(copy, 0, sizeof *copy);
+    copy->ndim = 2;
+    copy->extent[0] = v.outer;
+    copy->extent[1] = row;
+    copy->src_offset = packs ? from : at;
+    copy->dst_offset = packs ? at : from;
+    copy->src_stride[0] = packs ? v.extent * v.inner : row;
+    copy->dst_stride[0] = packs ? row : v.extent * v.inner;
+    copy->src_stride[1] = copy->dst_stride[1] = 1;
+    return v.outer * row;
+}
+
+/* Appends the copies of all ranks' blocks of a dimension of `extent`; with copies NULL counts them. Empty ones are left out. */
+static int64_t xdi_crossing_blocks(const xd_crossing *c, xdi_crossing_view v, int64_t shift, int64_t at,
+                                   bool packs, xdi_crossing_step *step) {
+    for (int r = 0; r < c->ranks; r++) {
+        xd_copy copy;
+        const int64_t numel = xdi_crossing_block(v, xd_chunk(v.extent, c->ranks, r), at, packs, &copy);
+        at += numel;
+        copy.src_offset += packs ? shift : 0;
+        if (numel == 0) continue;
+        if (step->copies) step->copies[step->copy_count] = copy;
+        step->copy_count++;
+    }
+    return at;
+}
+
+static void xdi_crossing_counts(const xd_crossing *c, xdi_crossing_view v, int64_t *counts) {
+    for (int r = 0; r < c->ranks && counts; r++) {
+        const xd_interval chunk = xd_chunk(v.extent, c->ranks, r);
+        counts[r] = v.outer * (chunk.end - chunk.begin) * v.inner;
+    }
+}
+
+/* The act of a direction; alone there is nothing to do but to add leaves. */
+static xdi_crossing_act xdi_crossing_act_of(const xd_crossing *c, bool backward) {
+    xdi_crossing_act act = XDI_CROSSING_TURN;
+    switch (c->desc.kind) {
+    case XD_CROSSING_COPY: act = backward ? XDI_CROSSING_SUM : XDI_CROSSING_SAME; break;
+    case XD_CROSSING_REDUCE: act = backward ? XDI_CROSSING_SAME : XDI_CROSSING_SUM; break;
+    case XD_CROSSING_SCATTER: act = backward ? XDI_CROSSING_JOIN : XDI_CROSSING_CUT; break;
+    case XD_CROSSING_GATHER: act = backward ? XDI_CROSSING_CUT : XDI_CROSSING_JOIN; break;
+    case XD_CROSSING_ALL_GATHER: act = backward ? XDI_CROSSING_SUM_CUT : XDI_CROSSING_JOIN; break;
+    case XD_CROSSING_REDUCE_SCATTER: act = backward ? XDI_CROSSING_JOIN : XDI_CROSSING_SUM_CUT; break;
+    default: break;
+    }
+    const bool adds = act == XDI_CROSSING_SUM || act == XDI_CROSSING_SUM_CUT;
+    return c->ranks == 1 && !(adds && c->desc.leaves.total) ? XDI_CROSSING_SAME : act;
+}
+
+/* Counts of a direction, and its copies where there is room for them. Packing is needed unless the dimension is the first that is longer
+ * than one. */
+static void xdi_crossing_plan(xd_crossing *c, bool backward) {
+    xdi_crossing_step *s = &c->step[backward];
+    const xd_crossing_desc *d = &c->desc;
+    const int64_t *in = c->shape[backward], *out = c->shape[!backward];
+    const int to = backward ? d->dim : d->other_dim;
+    xdi_crossing_view v = { 1, 1, 1 };
+    s->act = xdi_crossing_act_of(c, backward);
+    s->dim = backward && d->kind == XD_CROSSING_ALL_TO_ALL ? d->other_dim : d->dim;
+    s->nodes = s->act == XDI_CROSSING_SUM || s->act == XDI_CROSSING_SUM_CUT ? xdi_comm_nodes(&d->leaves) : 1;
+    s->in = s->out = 1;
+    for (int i = 0; i < d->ndim; i++) {
+        s->in *= in[i];
+        s->out *= out[i];
+    }
+    s->copy_count = s->pack_count = s->staged_in = s->staged_out = 0;
+    if (s->act == XDI_CROSSING_SUM_CUT || s->act == XDI_CROSSING_TURN) {
+        v = xdi_crossing_view_of(d->ndim, in, s->act == XDI_CROSSING_TURN ? to : s->dim);
+        xdi_crossing_counts(c, v, s->sends);
+        for (int64_t node = 0; node < s->nodes && v.outer > 1; node++)
+            s->staged_in = xdi_crossing_blocks(c, v, node * s->in, s->staged_in, true, s);
+    }
+    s->pack_count = s->copy_count;
+    if (s->act == XDI_CROSSING_JOIN || s->act == XDI_CROSSING_TURN) {
+        v = xdi_crossing_view_of(d->ndim, out, s->dim);
+        xdi_crossing_counts(c, v, s->recvs);
+        if (v.outer > 1) s->staged_out = xdi_crossing_blocks(c, v, 0, 0, false, s);
+    }
+    if (s->act == XDI_CROSSING_CUT) {
+        xd_copy copy;
+        v = xdi_crossing_view_of(d->ndim, in, s->dim);
+        if (xdi_crossing_block(v, xd_chunk(v.extent, c->ranks, c->rank), 0, true, &copy) > 0)
+            s->copy_count = 1;
+        if (s->copies && s->copy_count) s->copies[0] = copy;
+    }
+}
+
+/* Extents on this rank: whole, but for the dimension that is cut there. */
+static void xdi_crossing_shapes(xd_crossing *c) {
+    const xd_crossing_desc *d = &c->desc;
+    for (int side = 0; side < 2; side++) {
+        int cut = -1;
+        if (d->kind == XD_CROSSING_ALL_TO_ALL) cut = side ? d->other_dim : d->dim;
+        if (d->kind == XD_CROSSING_SCATTER || d->kind == XD_CROSSING_REDUCE_SCATTER) cut = side ? d->dim : -1;
+        if (d->kind == XD_CROSSING_GATHER || d->kind == XD_CROSSING_ALL_GATHER) cut = side ? -1 : d->dim;
+        memcpy(c->shape[side], d->shape, sizeof d->shape);
+        if (cut < 0) continue;
+        const xd_interval own = xd_chunk(d->shape[cut], c->ranks, c->rank);
+        c->shape[side][cut] = own.end - own.begin;
+    }
+}
+
+/* Distributes memory, whose sizes follow from the counts of both directions. */
+static bool xdi_crossing_lay_out(xd_crossing *c, xd_arena *host, xd_arena *device) {
+    const size_t size = xd_dtype_size(c->desc.dtype);
+    int64_t send = 0, recv = 0;
+    bool fits = true;
+    xdi_arena_array(host, 1, sizeof *c, &fits);
+    for (int i = 0; i < 2; i++) {
+        xdi_crossing_step *s = &c->step[i];
+        s->sends = (int64_t *)xdi_arena_array(host, c->ranks, sizeof(int64_t), &fits);
+        s->recvs = (int64_t *)xdi_arena_array(host, c->ranks, sizeof(int64_t), &fits);
+        s->copies = (xd_copy *)xdi_arena_array(host, s->copy_count, sizeof *s->copies, &fits);
+        if (s->staged_in > send) send = s->staged_in;
+        if (s->staged_out > recv) recv = s->staged_out;
+    }
+    c->send = xdi_arena_array(device, send, size, &fits);
+    c->recv = xdi_arena_array(device, recv, size, &fits);
+    return fits;
+}
+
+/* Everything but memory; the arenas have its sizes. */
+static xd_result xdi_crossing_count(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
+                                    xd_crossing *c, xd_arena *arenas) {
+    memset(c, 0, sizeof *c);
+    c->ctx = ctx;
+    c->desc = *desc;
+    c->ranks = ranks;
+    c->rank = rank;
+    XD_TRY(xdi_crossing_check(ctx, &c->desc, ranks, rank));
+    xdi_crossing_shapes(c);
+    for (int i = 0; i < 2; i++) xdi_crossing_plan(c, i != 0);
+    arenas[0] = arenas[1] = xd_arena_over(NULL, 0);
+    XD_REQUIRE(ctx, xdi_crossing_lay_out(c, &arenas[0], &arenas[1]), XD_ERROR_MEMORY,
+               "a crossing on %d ranks needs more bytes than there are", ranks);
+    return XD_OK;
+}
+
+/* Elements that this rank sends to others; the same as what a communicator counts. */
+static int64_t xdi_crossing_sent(const xd_crossing *c, const xdi_crossing_step *s) {
+    const int64_t others = c->ranks - 1;
+    int64_t begin = 0, end = 0;
+    xdi_crossing_view v = { 1, 1, 1 };
+    xd_interval own = { 0, 0 };
+    switch (s->act) {
+    case XDI_CROSSING_SUM:
+        xdi_comm_piece(s->in, c->ranks, c->rank, &begin, &end);
+        return (s->in - (end - begin)) * s->nodes + (end - begin) * others;
+    case XDI_CROSSING_JOIN: return s->in * others;
+    case XDI_CROSSING_SUM_CUT: return (s->in - s->out) * s->nodes;
+    case XDI_CROSSING_TURN:
+        v = xdi_crossing_view_of(c->desc.ndim, c->shape[s != c->step],
+                                 s->dim == c->desc.dim ? c->desc.other_dim : c->desc.dim);
+        own = xd_chunk(v.extent, c->ranks, c->rank);
+        return s->in - v.outer * (own.end - own.begin) * v.inner;
+    default: return 0;
+    }
+}
+
+XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
+                                   xd_exchange_bytes *out) {
+    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
+    const size_t size = xd_dtype_size(desc->dtype);
+    xd_crossing c;
+    xd_arena arenas[2];
+    XD_TRY(xdi_crossing_count(ctx, desc, ranks, rank, &c, arenas));
+    out->memory.host = arenas[0].peak + (apart ? 0 : arenas[1].peak);
+    out->memory.device = apart ? arenas[1].peak : 0;
+    out->forward_sent = (uint64_t)xdi_crossing_sent(&c, &c.step[0]) * size;
+    out->backward_sent = (uint64_t)xdi_crossing_sent(&c, &c.step[1]) * size;
+    return XD_OK;
+}
+
+static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    xd_crossing counted;
+    xd_arena arenas[2];
+    XD_TRY(xdi_crossing_count(ctx, desc, xd_comm_size(comm), xd_comm_rank(comm), &counted, arenas));
+    const size_t host_bytes = arenas[0].peak, device_bytes = arenas[1].peak;
+    xd_crossing *c = (xd_crossing *)xd_allocate(ctx, host_bytes);
+    void *block = c && device_bytes ? memory->allocate(ctx, device_bytes) : NULL;
+    if (!c || (device_bytes && !block)) {
+        xd_release(ctx, c);
+        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a crossing: %zu bytes, and %zu of the device",
+                       host_bytes, device_bytes);
+    }
+    *c = counted;
+    c->comm = comm;
+    c->memory = block;
+    arenas[0] = xd_arena_over(c, host_bytes);
+    arenas[1] = xd_arena_over(block, device_bytes);
+    (void)xdi_crossing_lay_out(c, &arenas[0], &arenas[1]);
+    for (int i = 0; i < 2; i++) xdi_crossing_plan(c, i != 0);
+    *out = c;
+    return XD_OK;
+}
+
+XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
+    xd_crossing *c = NULL;
+    xd_result result = xd_agree(comm, xdi_crossing_make(comm, desc, &c));
+    if (result == XD_OK) {
+        const xd_crossing_desc *d = &c->desc;
+        const bool cuts = xdi_crossing_cuts(d->kind);
+        const int facts[5] = { (int)d->kind, (int)d->dtype, d->ndim, cuts ? d->dim : 0,
+                               d->kind == XD_CROSSING_ALL_TO_ALL ? d->other_dim : 0 };
+        uint64_t hash = xd_hash(0, facts, sizeof facts);
+        hash = xd_hash(hash, d->shape, (size_t)d->ndim * sizeof *d->shape);
+        hash = xd_hash(hash, &d->leaves.total, sizeof d->leaves.total);
+        result = xd_agree_same(comm, hash, "crossing");
+    }
+    if (result != XD_OK) {
+        xd_crossing_destroy(c);
+        return result;
+    }
+    *out = c;
+    return XD_OK;
+}
+
+XD_API void xd_crossing_destroy(xd_crossing *crossing) {
+    if (!crossing) return;
+    xd_ctx *ctx = crossing->ctx;
+    xd_ctx_kernels(ctx)->memory.release(ctx, crossing->memory);
+    xd_release(ctx, crossing);
+}
+
+XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t *out) {
+    const size_t bytes = (size_t)crossing->desc.ndim * sizeof *in;
+    memcpy(in, crossing->shape[0], bytes);
+    memcpy(out, crossing->shape[1], bytes);
+}
+
+/* ---- running ---- */
+
+static xd_result xdi_crossing_copies(xd_crossing *c, const xdi_crossing_step *s, bool packs, const void *src,
+                                     void *dst) {
+    const xd_launch launch = xd_ctx_launch(c->ctx);
+    const int64_t begin = packs ? 0 : s->pack_count, end = packs ? s->pack_count : s->copy_count;
+    if (begin == end) return XD_OK;
+    return xd_ctx_kernels(c->ctx)->copies(&launch, s->copies + begin, end - begin, src, dst,
+                                          xd_dtype_size(c->desc.dtype));
+}
+
+/* What an act that communicates passes on. */
+static xd_collective xdi_crossing_record(const xd_crossing *c, const xdi_crossing_step *s, const void *in,
+                                         void *out) {
+    xd_collective r;
+    memset(&r, 0, sizeof r);
+    r.kind = s->act == XDI_CROSSING_SUM       ? XD_COLLECTIVE_ALL_REDUCE
+             : s->act == XDI_CROSSING_JOIN    ? XD_COLLECTIVE_ALL_GATHER
+             : s->act == XDI_CROSSING_SUM_CUT ? XD_COLLECTIVE_REDUCE_SCATTER
+                                              : XD_COLLECTIVE_ALL_TO_ALL;
+    r.send = s->staged_in ? c->send : in;
+    r.recv = s->staged_out ? c->recv : out;
+    r.count = s->act == XDI_CROSSING_SUM ? s->in : 0;
+    r.send_counts = s->sends;
+    r.recv_counts = s->recvs;
+    r.dtype = c->desc.dtype;
+    r.op = XD_SUM;
+    r.leaves = c->desc.leaves;
+    return r;
+}
+
+static xd_result xdi_crossing_check_arrays(const xd_crossing *c, const xdi_crossing_step *s, const void *in,
+                                           const void *out) {
+    XD_REQUIRE(c->ctx, in || s->in * s->nodes == 0, XD_ERROR_ARGUMENT,
+               "crossing: the input of %" PRId64 " elements is NULL", s->in * s->nodes);
+    XD_REQUIRE(c->ctx, out || s->out == 0, XD_ERROR_ARGUMENT,
+               "crossing: the output of %" PRId64 " elements is NULL", s->out);
+    return XD_OK;
+}
+
+static xd_result xdi_crossing_run(xd_crossing *c, const xdi_crossing_step *s, const void *in, void *out) {
+    const xd_launch launch = xd_ctx_launch(c->ctx);
+    const size_t bytes = (size_t)s->in * xd_dtype_size(c->desc.dtype);
+    xd_result result = xdi_crossing_check_arrays(c, s, in, out);
+    if (s->act == XDI_CROSSING_SAME) {
+        if (result != XD_OK || in == out || bytes == 0) return result;
+        return xd_ctx_kernels(c->ctx)->memory.copy(&launch, out, in, bytes, XD_COPY_ON_DEVICE);
+    }
+    if (s->act != XDI_CROSSING_CUT) {
+        const xd_collective record = xdi_crossing_record(c, s, in, out);
+        if (result == XD_OK) result = xdi_crossing_copies(c, s, true, in, c->send);
+        XD_TRY(xdi_comm_collective_as(c->comm, &record, result));
+    }
+    XD_TRY(result);
+    return xdi_crossing_copies(c, s, false, s->act == XDI_CROSSING_CUT ? in : c->recv, out);
+}
+
+XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out) {
+    return xdi_crossing_run(crossing, &crossing->step[0], in, out);
+}
+
+XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in) {
+    return xdi_crossing_run(crossing, &crossing->step[1], d_out, d_in);
 }
 
 
@@ -76040,4 +77739,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8aa3cb0302f08c1ec40fed6b7ec1995472e762a731dbeaa1c2d685bf2239c87d */
+/* xdistill sha256 3fab85b3e6e3bd0115d831f69b5c6cd98aeea11b3d63760199228445e7937510 */

@@ -70,6 +70,9 @@
 #include "tensor/part.h"
 #include "tensor/fill.h"
 #include "tensor/redistribute.h"
+#include "tensor/exchange.h"
+#include "tensor/halo.h"
+#include "tensor/crossing.h"
 
 /* Losses. */
 #include "loss/vocab.h"
@@ -328,6 +331,12 @@
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
 #include "tensor/runs.c"
+#include "tensor/halo_internal.h"
+#include "tensor/halo_map.c"
+#include "tensor/halo_cells.c"
+#include "tensor/halo_plan.c"
+#include "tensor/halo.c"
+#include "tensor/crossing.c"
 
 #include "train/internal.h"
 #include "train/param.c"

@@ -139,6 +139,36 @@ static xd_result run_plan(place *p) {
     xd_redistribution_destroy(plan);
     return XD_OK;
 }
+static xd_result run_halo(place *p) {
+    const xd_topology alone = { .axis_count = 1, .size = { 1 }, .rank_count = 1 };
+    xd_layout_desc cut = { .ndim = 2, .shape = { 8, 3 }, .topology = &alone };
+    xd_halo_desc d = { .dtype = XD_DTYPE_F32, .before = { 2 }, .boundary = { XD_HALO_PERIODIC } };
+    xd_layout *layout = NULL;
+    xd_comm *comm = NULL;
+    xd_halo *halo = NULL;
+    xd_exchange_bytes bytes;
+    XD_TRY(xd_layout_create(p->ctx, &cut, &layout));
+    d.layout = layout;
+    xd_result result = xd_comm_self(p->ctx, &comm);
+    if (result == XD_OK) result = xd_halo_bytes(p->ctx, &d, 1, 0, &bytes);
+    if (result == XD_OK) result = untouched(xd_halo_create(comm, &d, &halo), halo);
+    xd_halo_destroy(halo);
+    xd_comm_destroy(comm);
+    xd_layout_destroy(layout);
+    return result;
+}
+static xd_result run_crossing(place *p) {
+    const xd_crossing_desc d = {
+        .kind = XD_CROSSING_GATHER, .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 4, 3 }, .dim = 1
+    };
+    xd_comm *comm = NULL;
+    xd_crossing *crossing = NULL;
+    XD_TRY(xd_comm_self(p->ctx, &comm));
+    const xd_result result = untouched(xd_crossing_create(comm, &d, &crossing), crossing);
+    xd_crossing_destroy(crossing);
+    xd_comm_destroy(comm);
+    return result;
+}
 static xd_result run_leaves(place *p) {
     static const float leaf[4] = { 1, 2, 3, 4 };
     xd_leaf_stack *stack = NULL;
@@ -606,6 +636,8 @@ static const call calls[] = {
     { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout, false },
     { "xd_redistribution_create", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
+    { "xd_halo_create, xd_halo_bytes", run_halo, false },
+    { "xd_crossing_create", run_crossing, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },

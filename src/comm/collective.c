@@ -251,7 +251,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
     return result;
 }
 
-XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
@@ -259,13 +259,17 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
     if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
-    XD_TRY(xdi_comm_run(comm, &c, xdi_comm_validate(comm, &c), &deadline));
+    XD_TRY(xdi_comm_run(comm, &c, mine == XD_OK ? xdi_comm_validate(comm, &c) : mine, &deadline));
     if (c.kind != XD_COLLECTIVE_BARRIER)
         XD_TRY(xdi_comm_break(comm, comm->transport->ops->execute(comm->transport, &c, deadline)));
     xdi_comm_count(comm, &c);
     xd_log(comm->ctx, XD_LOG_TRACE, "%s %" PRIu64 " on %d ranks: %" PRIu64 " bytes sent so far",
            xdi_comm_kind((uint64_t)c.kind), c.sequence, comm->transport->size, comm->counters.bytes_sent);
     return XD_OK;
+}
+
+XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 
 /* ---- calls of one kind ---- */

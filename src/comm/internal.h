@@ -72,6 +72,9 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
 /* record.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
+/* collective.c: xd_collective_run, no message; of a rank that has failed before (`mine`), whose error the others are told instead. */
+XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine);
+
 /* collective.c: xd_all_gather of `count` elements from every rank. */
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);

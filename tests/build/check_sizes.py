@@ -24,7 +24,7 @@ xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkp
 xd_ema_match xd_ema_record xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_bucket xd_bucket_piece xd_safetensors_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_launch_info xd_loss_values
 xd_sample_values xd_norm_sum xd_projection_report xd_redistribution_step xd_route_info xd_route_window xd_safetensors_info xd_weights_tensor xd_special_pair
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
-xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
+xd_exchange_bytes xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
 # Numbers for which no value is wrong, or that nothing else in the call tells, by the reason.
 COUNTS_LEFT_OUT = {
     "a desc keeps it for the call that checks it": """xd_adam_defaults(param_count) xd_adamw_defaults(param_count)
@@ -71,6 +71,9 @@ COUNTS_LEFT_OUT = {
         xd_model_params(capacity) xd_model_weight_at(index) xd_weight_desc.group xd_weight_desc.ndim xd_weight_desc.room
         xd_weight_desc.stored_rows xd_weight_set_tensor_parallel(dim) xd_weight_set_tensor_parallel(stride)
         xd_weight_traits.partition_dim xd_weight_traits.partition_stride""",
+    "tests/test_halo.c and test_crossing.c make those wrong that can be": """xd_crossing_bytes(rank) xd_crossing_bytes(ranks)
+        xd_crossing_desc.dim xd_crossing_desc.ndim xd_crossing_desc.other_dim xd_halo_bytes(rank) xd_halo_bytes(ranks)
+        xd_halo_desc.longitude""",
     "tests/test_queue.c and test_exchange.c make those wrong that can be": """xd_exchange(count) xd_queue_desc.capacity
         xd_ticket.number""",
     "tests/test_checkpoint_refusals.c and its neighbours make those wrong that can be": """xd_checkpoint_file.bytes

@@ -262,6 +262,93 @@ XD_TEST(redistributions_on_device_memory_give_the_bits_of_the_host) {
     run_worlds(&host, &gpu, run_redistribution);
 }
 
+/* Halos of parts that are cut along rows, or along columns of which one beyond a pole lies on another rank, and their gradients. */
+static xd_result run_halos(xd_comm *comm, void *argument) {
+    enum { ROWS = 7, COLUMNS = 5, ROOM = 2 * (ROWS + 6) * (COLUMNS + 4) };
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F64, XD_DTYPE_I32 };
+    Member m(comm, (World *)argument);
+    xd_topology line = {};
+    line.axis_count = 1;
+    line.size[0] = line.rank_count = RANKS;
+    for (int form = 0; form < 12; form++) {
+        xd_layout_desc cut = {};
+        cut.ndim = 3;
+        cut.shape[0] = form % 3 ? 2 : ROWS;
+        cut.shape[1] = form % 3 ? ROWS : 2;
+        cut.shape[2] = COLUMNS;
+        cut.topology = &line;
+        cut.placement[0].kind = XD_SHARD;
+        cut.placement[0].dim = form % 3;
+        xd_layout *layout = nullptr;
+        xd_halo *halo = nullptr;
+        CHECK(xd_layout_create(m.ctx, &cut, &layout) == XD_OK);
+        xd_halo_desc desc = {};
+        desc.layout = layout;
+        desc.dtype = dtypes[form % 4];
+        desc.longitude = 2;
+        desc.gradient = form / 4 ? XD_HALO_PARTIAL : XD_HALO_COMPLETE;
+        if (form % 3 == 0) {
+            desc.before[0] = 3, desc.after[0] = 1;
+        } else {
+            desc.before[1] = 3, desc.after[1] = 2, desc.before[2] = desc.after[2] = 2;
+            desc.boundary[1] = XD_HALO_POLE;
+            desc.boundary[2] = form % 2 ? XD_HALO_PERIODIC : XD_HALO_REFLECT;
+        }
+        CHECK(xd_halo_create(comm, &desc, &halo) == XD_OK);
+        Buffer part(&m, elements(desc.dtype, ROOM, &m.random, false)), wide(&m, elements(desc.dtype, ROOM, &m.random, false));
+        for (int round = 0; round < 2; round++) {
+            if (m.on_device && round) seal(); /* the first round makes events of the group */
+            CHECK(xd_halo_exchange(halo, part.at(), wide.at()) == XD_OK);
+            CHECK(xd_halo_exchange_backward(halo, wide.at(), part.at()) == XD_OK);
+            unseal();
+            part.keep();
+            wide.keep();
+        }
+        xd_halo_destroy(halo);
+        xd_layout_destroy(layout);
+    }
+    return XD_OK;
+}
+
+XD_TEST(halos_on_device_memory_give_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    run_worlds(&host, &gpu, run_halos);
+}
+
+/* Activations across a region and back, along the first and the last dimension. */
+static xd_result run_crossings(xd_comm *comm, void *argument) {
+    enum { ROOM = 7 * 2 * 5 };
+    Member m(comm, (World *)argument);
+    for (int kind = 0; kind <= (int)XD_CROSSING_ALL_TO_ALL; kind++)
+        for (int dim = 0; dim < 3; dim += 2) {
+            xd_crossing_desc desc = {};
+            desc.kind = (xd_crossing_kind)kind;
+            desc.dtype = dim ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+            desc.ndim = 3;
+            desc.shape[0] = 7, desc.shape[1] = 2, desc.shape[2] = 5;
+            desc.dim = dim;
+            desc.other_dim = 2 - dim;
+            xd_crossing *crossing = nullptr;
+            CHECK(xd_crossing_create(comm, &desc, &crossing) == XD_OK);
+            Buffer in(&m, elements(desc.dtype, ROOM, &m.random, false)), out(&m, elements(desc.dtype, ROOM, &m.random, false));
+            for (int round = 0; round < 2; round++) {
+                if (m.on_device && round) seal();
+                CHECK(xd_crossing_forward(crossing, in.at(), out.at()) == XD_OK);
+                CHECK(xd_crossing_backward(crossing, out.at(), in.at()) == XD_OK);
+                unseal();
+                in.keep();
+                out.keep();
+            }
+            xd_crossing_destroy(crossing);
+        }
+    return XD_OK;
+}
+
+XD_TEST(crossings_on_device_memory_give_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    run_worlds(&host, &gpu, run_crossings);
+}
+
 /* Records on queues with streams of their own, several open at a time and waited for in another order; what the caller's stream
  * writes before a start is sent, and what it reads after the wait has arrived. */
 static xd_result run_queues(xd_comm *comm, void *argument) {

@@ -9619,10 +9619,14 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     return random;
 }
 
-/* Whether the source of an average differs from the average before. NaN does not: devices give it other bits. */
+/* Whether the source of an average differs from the average before. */
 XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
-    const double before = xd_add(target, (double)xd_bits_from_bf16(compensation));
-    return source < before || source > before;
+    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
+}
+
+/* Whether an average has stayed: to the bit, or as a NaN, whose bits are a device's own. */
+XD_SCALAR bool xd_average_stays(bool same_bits, double before, double after) {
+    return same_bits || (isnan(before) && isnan(after));
 }
 
 /* ---- norms ---- */
@@ -19363,10 +19367,11 @@ static int64_t xdi_average_counted(const xdi_average_job *j, const xd_average_ar
     xdi_average_move(j, a, at, n);
     for (int64_t i = 0; i < n; i++) {
         const size_t offset = (size_t)i * size;
-        if (memcmp((const char *)before + offset, target + offset, size) != 0) continue;
-        if (a->compensation && a->compensation[at + i] != lacked[i]) continue;
-        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i),
-                                      xd_load_f64(before, a->target_dtype, i), lacked[i]);
+        const bool same = memcmp((const char *)before + offset, target + offset, size) == 0 &&
+                          (!a->compensation || a->compensation[at + i] == lacked[i]);
+        const double was = xd_load_f64(before, a->target_dtype, i);
+        if (!xd_average_stays(same, was, xd_load_f64(a->target, a->target_dtype, at + i))) continue;
+        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i), was, lacked[i]);
     }
     return unmoved;
 }
@@ -77739,4 +77744,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3fab85b3e6e3bd0115d831f69b5c6cd98aeea11b3d63760199228445e7937510 */
+/* xdistill sha256 301768e6298434e6e772b443553c5e2f59fc67f09cc9055474cf4516d55a404a */

@@ -1865,9 +1865,11 @@ static __device__ inline bool xdi_cuda_average_element(const xdi_cuda_average_op
     }
     const uint64_t before = xdi_cuda_average_bits(a, i);
     const uint16_t lacked = a.compensation ? a.compensation[i] : (uint16_t)0;
-    const bool differs = o.unmoved && xd_average_differs(source, xd_element_load(a.target, a.target_dtype, i), lacked);
+    const double was = xd_element_load(a.target, a.target_dtype, i);
     xdi_cuda_average_move(o, a, i, source);
-    return differs && before == xdi_cuda_average_bits(a, i) && (!a.compensation || a.compensation[i] == lacked);
+    if (!o.unmoved || !xd_average_differs(source, was, lacked)) return false;
+    const bool same = before == xdi_cuda_average_bits(a, i) && (!a.compensation || a.compensation[i] == lacked);
+    return xd_average_stays(same, was, xd_element_load(a.target, a.target_dtype, i));
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
@@ -9192,4 +9194,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ad9aed407bf5b2f069c58fcbd78124f9c5a7485ac5440a52b835ba062689731f */
+/* xdistill sha256 e7caa2d956dcf3754d10bb9b71c2419923d100f68e40c3a2371e8d9f48f6b5c4 */

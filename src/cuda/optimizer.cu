@@ -558,9 +558,11 @@ static __device__ inline bool xdi_cuda_average_element(const xdi_cuda_average_op
     }
     const uint64_t before = xdi_cuda_average_bits(a, i);
     const uint16_t lacked = a.compensation ? a.compensation[i] : (uint16_t)0;
-    const bool differs = o.unmoved && xd_average_differs(source, xd_element_load(a.target, a.target_dtype, i), lacked);
+    const double was = xd_element_load(a.target, a.target_dtype, i);
     xdi_cuda_average_move(o, a, i, source);
-    return differs && before == xdi_cuda_average_bits(a, i) && (!a.compensation || a.compensation[i] == lacked);
+    if (!o.unmoved || !xd_average_differs(source, was, lacked)) return false;
+    const bool same = before == xdi_cuda_average_bits(a, i) && (!a.compensation || a.compensation[i] == lacked);
+    return xd_average_stays(same, was, xd_element_load(a.target, a.target_dtype, i));
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)

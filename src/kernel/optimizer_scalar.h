@@ -154,10 +154,14 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     return random;
 }
 
-/* Whether the source of an average differs from the average before. NaN does not: devices give it other bits. */
+/* Whether the source of an average differs from the average before. */
 XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
-    const double before = xd_add(target, (double)xd_bits_from_bf16(compensation));
-    return source < before || source > before;
+    return source != xd_add(target, (double)xd_bits_from_bf16(compensation));
+}
+
+/* Whether an average has stayed: to the bit, or as a NaN, whose bits are a device's own. */
+XD_SCALAR bool xd_average_stays(bool same_bits, double before, double after) {
+    return same_bits || (isnan(before) && isnan(after));
 }
 
 /* ---- norms ---- */

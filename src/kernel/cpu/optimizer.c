@@ -520,10 +520,11 @@ static int64_t xdi_average_counted(const xdi_average_job *j, const xd_average_ar
     xdi_average_move(j, a, at, n);
     for (int64_t i = 0; i < n; i++) {
         const size_t offset = (size_t)i * size;
-        if (memcmp((const char *)before + offset, target + offset, size) != 0) continue;
-        if (a->compensation && a->compensation[at + i] != lacked[i]) continue;
-        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i),
-                                      xd_load_f64(before, a->target_dtype, i), lacked[i]);
+        const bool same = memcmp((const char *)before + offset, target + offset, size) == 0 &&
+                          (!a->compensation || a->compensation[at + i] == lacked[i]);
+        const double was = xd_load_f64(before, a->target_dtype, i);
+        if (!xd_average_stays(same, was, xd_load_f64(a->target, a->target_dtype, at + i))) continue;
+        unmoved += xd_average_differs(xd_load_f64(a->source, a->source_dtype, at + i), was, lacked[i]);
     }
     return unmoved;
 }

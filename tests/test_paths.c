@@ -85,6 +85,13 @@ static xd_result open_weights(const scene *s) {
     return result;
 }
 
+static xd_result read_weights(const scene *s) {
+    xd_weights_reader *model = NULL;
+    const xd_result result = xd_weights_reader_open(s->ctx, s->directory, NULL, &model);
+    xd_weights_reader_close(model);
+    return result;
+}
+
 static xd_result open_checkpoint(const scene *s) {
     xd_checkpoint *checkpoint = NULL;
     const xd_result result = xd_checkpoint_open(s->ctx, s->directory, &checkpoint);
@@ -187,6 +194,7 @@ static const path_call calls[] = {
     { "xd_safetensors_open", open_tensors, "file", true, false },
     { "xd_safetensors_open", stream_tensors, "file", true, false },
     { "xd_weights_files_open", open_weights, "model.safetensors", true, false },
+    { "xd_weights_reader_open", read_weights, "model.safetensors", true, false },
     { "xd_weights_files_open", open_weights, "model.safetensors.index.json", true, false },
     { "xd_checkpoint_open", open_checkpoint, "manifest.json", true, false },
     { "xd_checkpoint_verify", verify_checkpoint, "manifest.json", true, false },
@@ -306,7 +314,8 @@ XD_TEST(a_directory_that_is_none_is_an_error_at_once) {
     s.ctx = new_ctx();
     alarm(60);
     for (int i = 0; i < CALLS; i++) {
-        if (calls[i].run != open_weights && calls[i].run != save_weights && calls[i].run != gather_weights)
+        if (calls[i].run != open_weights && calls[i].run != read_weights && calls[i].run != save_weights &&
+            calls[i].run != gather_weights)
             continue;
         strcpy(s.directory, "/tmp/xdistill-test-XXXXXX");
         CHECK(mkdtemp(s.directory) != NULL && rmdir(s.directory) == 0 && mkfifo(s.directory, 0600) == 0);

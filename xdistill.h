@@ -1061,14 +1061,13 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world);
 
 /* How a process joins. Zero is the default of the last two fields. */
 typedef struct xd_node_desc {
-    const char *
-        name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
-                       * '_'; 1 to 64 of them */
+    /* Names the job on this machine: the same on all ranks, different for each job; 1 to 64 letters, digits, '-', '_'. */
+    const char *name;
     int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
     double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
-    size_t
-        slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
-                        * `size`; 0 -> 512 KiB, or 16 KiB for each of `size` if that is more */
+    /* Shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of `size`; 0 ->
+     * 512 KiB, or 16 KiB for each of `size` if that is more. */
+    size_t slot_bytes;
 } xd_node_desc;
 
 /* Joins processes of one machine, and of one user, into a world. Data goes through memory that they share, so a group needs
@@ -29280,9 +29279,9 @@ XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counte
 enum {
     XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
     XDI_JOB_REGIONS = 1024,
-    XDI_JOB_LINE =
-        64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
-    XDI_JOB_TEXT = 192
+    XDI_JOB_TEXT = 192,
+    /* Bytes of a line of the cache: what one rank writes and another reads lies in a line of its own. */
+    XDI_JOB_LINE = 64
 };
 
 /* Where ranks sleep. */
@@ -29365,8 +29364,8 @@ typedef struct xdi_job_wait {
     int turn;       /* so far */
     bool armed;     /* sleeps in the next turn unless the bell rings */
     uint32_t rings; /* then: of the bell */
-    xd_result
-        excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before. */
+    xd_result excuse;
     bool tells; /* others may read whom this rank waits for */
 } xdi_job_wait;
 
@@ -29901,29 +29900,12 @@ XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
     xd_release(ctx, job);
 }
 
-/* >>comm/processes.c */
+/* >>comm/processes_internal */
 
-/* Ranks as processes of one machine. Every group has a region of the job's file (comm/job.c): rounds, control records and short
- * payloads go through it as in comm/threads.c. No process reads another one's own memory: longer data goes through a slot of
- * shared memory that each rank has, in steps. In a step a rank fills one of the chunks of its slot, then takes its part from the
- * chunks of the others, and it fills a chunk again when all have taken what was in it. Sums are computed from the chunks in
- * place. A slot is filled by one call at a time, on whatever group, so groups that are split from one another share slots;
- * a call ends on a rank when the others have taken all that is in its slot.
- *
- * A process may die at any moment, since nobody needs anything but counters of it: who waits for them finds out (comm/job.c). */
-
-#include <stdio.h>
-#include <string.h>
+/* What the files of the transport between processes share: the memory of a group, and a handle on it. */
 
 enum {
-    XDI_PROCESSES_INLINE = 4096, /* most bytes of a payload in the page */
-    XDI_PROCESSES_CHUNKS = 4,    /* of a slot */
-    XDI_PROCESSES_LEAST =
-        8 << 10, /* bytes of a slot for each rank: a chunk holds an element of every node of a forest */
-    XDI_PROCESSES_SLOT = 512 << 10,
-    XDI_PROCESSES_SLOT_RANK = 16 << 10,
-    XDI_PROCESSES_PORTION = 32 << 10, /* bytes of a message that are copied at a time */
-    XDI_PROCESSES_NAME = 64           /* letters of a job's */
+    XDI_PROCESSES_INLINE = 4096 /* most bytes of a payload in the page */
 };
 
 /* What a rank shows in a round. */
@@ -30007,6 +29989,26 @@ typedef struct xdi_processes {
     xdi_processes_lane *lanes; /* [2 size]: to rank r at 2 r, from it at 2 r + 1 */
 } xdi_processes;
 
+/* processes_wait.c: why the world is broken; `waiting`: this rank was waiting for others. */
+XD_PRIVATE xd_result xdi_processes_report(const xdi_processes *t, bool waiting);
+XD_PRIVATE bool xdi_processes_has_left(const xdi_processes *t, int rank);
+/* processes_wait.c: waits until *counter, which `rank` increases, reaches `target`. */
+XD_PRIVATE xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
+                                         double deadline);
+/* processes_wait.c: announces a counter of this rank. */
+XD_PRIVATE void xdi_processes_tell(const xdi_processes *t, uint64_t *counter, uint64_t value);
+
+/* processes_messages.c: the exchange of the table. */
+XD_PRIVATE xd_result xdi_processes_exchange(xd_transport *transport, xd_message *messages, int count,
+                                            double deadline);
+
+/* >>comm/processes_wait.c */
+
+/* How the ranks that are processes wait for one another, and what they say when that ends early. */
+
+#include <stdio.h>
+#include <string.h>
+
 /* ---- failure ---- */
 
 /* World ranks of the group that have not entered this round; `culprit` alone when there are none. */
@@ -30027,7 +30029,7 @@ static bool xdi_processes_missing(const xdi_processes *t, int culprit, char *tex
 }
 
 /* Reports the broken world as comm/threads.c does. */
-static xd_result xdi_processes_report(const xdi_processes *t, bool waiting) {
+XD_PRIVATE xd_result xdi_processes_report(const xdi_processes *t, bool waiting) {
     const uint64_t failure = xdi_job_failure(t->job);
     const xd_result cause = (xd_result)(failure >> 32);
     const int culprit = (int)(failure & 0xffffffffu) - 1, me = t->world_ranks[t->base.rank];
@@ -30044,15 +30046,14 @@ static xd_result xdi_processes_report(const xdi_processes *t, bool waiting) {
                                                      : "failed, died or left");
 }
 
-static bool xdi_processes_has_left(const xdi_processes *t, int rank) {
+XD_PRIVATE bool xdi_processes_has_left(const xdi_processes *t, int rank) {
     return __atomic_load_n(&t->seats[rank].left, __ATOMIC_ACQUIRE) != 0;
 }
 
 /* ---- waiting ---- */
 
-/* Waits until *counter, which `rank` increases, reaches `target`. */
-static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
-                                     double deadline) {
+XD_PRIVATE xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, uint64_t target, int rank,
+                                         double deadline) {
     if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
     xdi_job_wait wait = xdi_job_wait_begin(t->job, &t->group->bell, deadline);
     bool whole = true;
@@ -30063,11 +30064,240 @@ static xd_result xdi_processes_await(xdi_processes *t, const uint64_t *counter, 
     return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
-/* Announces a counter of this rank. */
-static void xdi_processes_tell(const xdi_processes *t, uint64_t *counter, uint64_t value) {
+XD_PRIVATE void xdi_processes_tell(const xdi_processes *t, uint64_t *counter, uint64_t value) {
     __atomic_store_n(counter, value, __ATOMIC_SEQ_CST);
     xdi_job_ring(&t->group->bell);
 }
+
+/* >>comm/processes_messages.c */
+
+/* Messages between two ranks that are processes. Each goes through a part of the sender's slot, a ring of bytes: both ranks copy
+ * at the same time, a portion at a time. */
+
+#include <string.h>
+
+enum {
+    XDI_PROCESSES_PORTION = 32 << 10 /* bytes of a message that are copied at a time */
+};
+
+/* Stages of a message: a sender posts it with its first bytes, and sends the rest when it has been accepted. */
+enum { XDI_PROCESSES_NEW = 0, XDI_PROCESSES_OPEN, XDI_PROCESSES_MET };
+
+static xdi_processes_mail *xdi_processes_mail_of(const xdi_processes *t, const xd_collective *c) {
+    const int me = t->base.rank, n = t->base.size;
+    return &t->mail[c->kind == XD_COLLECTIVE_SEND ? me * n + c->root : c->root * n + me];
+}
+
+static xdi_processes_lane *xdi_processes_lane_of(const xdi_processes *t, const xd_collective *c) {
+    return &t->lanes[2 * c->root + (c->kind == XD_COLLECTIVE_RECV ? 1 : 0)];
+}
+
+/* Bytes of the part of the sender's slot that a message goes through. */
+static size_t xdi_processes_ring(const xdi_processes *t) {
+    return t->slots->slot_bytes / (size_t)t->slots->size;
+}
+
+/* Bytes that are moved at a time, so that both ranks copy at the same time. */
+static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
+    const size_t half = (xdi_processes_ring(t) + 1) / 2, portion = (size_t)XDI_PROCESSES_PORTION;
+    const size_t most = half < portion ? half : portion;
+    return there < most ? there : most;
+}
+
+/* Those that come with the offer of a message. */
+static size_t xdi_processes_first_bytes(const xdi_processes *t, int64_t count, int32_t dtype) {
+    const bool some = dtype != (int32_t)XD_DTYPE_NONE;
+    return some ? xdi_processes_portion(t, (size_t)count * xd_dtype_size((xd_dtype)dtype)) : 0;
+}
+
+/* Both sides see the same four values. */
+static bool xdi_processes_agrees(const xdi_processes_mail *mail) {
+    return mail->dtype != (int32_t)XD_DTYPE_NONE && mail->dtype == mail->wanted_dtype &&
+           mail->count == mail->wanted;
+}
+
+/* Copies between the lane and this rank's memory as many bytes as there are, or as there is room for, from position `at`. */
+static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c, uint64_t at, size_t most) {
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
+    const size_t ring = xdi_processes_ring(t);
+    const bool sends = c->kind == XD_COLLECTIVE_SEND;
+    const int from = t->places[sends ? t->base.rank : c->root],
+              to = t->places[sends ? c->root : t->base.rank];
+    char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
+    size_t moved = 0;
+    while (moved < most && lane->left > 0) {
+        const size_t place = (size_t)((at + moved) % ring);
+        size_t bytes = most - moved < ring - place ? most - moved : ring - place;
+        if (bytes > lane->left) bytes = lane->left;
+        memcpy(sends ? memory + place : lane->data, sends ? lane->data : memory + place, bytes);
+        lane->data += bytes;
+        lane->left -= bytes;
+        moved += bytes;
+    }
+    return moved;
+}
+
+/* Whether there is something to do for a message that has not met. */
+static bool xdi_processes_can(const xdi_processes *t, const xd_message *m) {
+    const xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    const size_t left = xdi_processes_lane_of(t, &m->record)->left;
+    if (m->record.kind == XD_COLLECTIVE_RECV) {
+        if (m->stage == XDI_PROCESSES_NEW)
+            return __atomic_load_n(&mail->posted, __ATOMIC_SEQ_CST) > mail->done;
+        return __atomic_load_n(&mail->written, __ATOMIC_SEQ_CST) > mail->read;
+    }
+    if (m->stage == XDI_PROCESSES_NEW) return true;
+    if (__atomic_load_n(&mail->done, __ATOMIC_SEQ_CST) == mail->posted) return true;
+    return left > 0 && __atomic_load_n(&mail->met, __ATOMIC_SEQ_CST) == mail->posted &&
+           xdi_processes_agrees(mail) &&
+           mail->written - __atomic_load_n(&mail->read, __ATOMIC_SEQ_CST) < xdi_processes_ring(t);
+}
+
+/* Sends as much as there is room for. */
+static void xdi_processes_push(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
+    const size_t used = (size_t)(mail->written - __atomic_load_n(&mail->read, __ATOMIC_ACQUIRE));
+    const size_t room = xdi_processes_ring(t) - used;
+    const size_t moved = xdi_processes_move(t, c, mail->written, xdi_processes_portion(t, room));
+    __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
+}
+
+static void xdi_processes_pull(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
+    const size_t there = (size_t)(__atomic_load_n(&mail->written, __ATOMIC_ACQUIRE) - mail->read);
+    const size_t moved = xdi_processes_move(t, c, mail->read, xdi_processes_portion(t, there));
+    __atomic_store_n(&mail->read, mail->read + moved, __ATOMIC_SEQ_CST);
+}
+
+static void xdi_processes_advance_send(const xdi_processes *t, xd_message *m) {
+    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
+    if (m->stage == XDI_PROCESSES_NEW) {
+        mail->count = m->record.count;
+        mail->dtype = (int32_t)m->record.dtype;
+        lane->data = (char *)(uintptr_t)m->record.send; /* read only */
+        lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
+        const size_t first = xdi_processes_first_bytes(t, mail->count, mail->dtype);
+        const size_t moved = xdi_processes_move(t, &m->record, mail->written, first);
+        __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&mail->posted, mail->posted + 1, __ATOMIC_SEQ_CST);
+        m->stage = XDI_PROCESSES_OPEN;
+    } else if (__atomic_load_n(&mail->done, __ATOMIC_ACQUIRE) == mail->posted) {
+        m->their_count = mail->wanted;
+        m->their_dtype = (xd_dtype)mail->wanted_dtype;
+        m->stage = XDI_PROCESSES_MET;
+    } else {
+        xdi_processes_push(t, mail, &m->record);
+    }
+}
+
+static void xdi_processes_advance_receive(const xdi_processes *t, xd_message *m) {
+    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
+    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
+    if (m->stage == XDI_PROCESSES_NEW) {
+        m->their_count = mail->count;
+        m->their_dtype = (xd_dtype)mail->dtype;
+        mail->wanted = m->record.count;
+        mail->wanted_dtype = (int32_t)m->record.dtype;
+        lane->data = (char *)m->record.recv;
+        lane->left = 0;
+        if (xdi_processes_agrees(mail))
+            lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
+        else
+            mail->read += xdi_processes_first_bytes(t, mail->count, mail->dtype);
+        m->stage = XDI_PROCESSES_OPEN;
+        __atomic_store_n(&mail->met, mail->met + 1, __ATOMIC_SEQ_CST);
+    }
+    if (lane->left > 0) xdi_processes_pull(t, mail, &m->record);
+    if (lane->left > 0) return;
+    m->stage = XDI_PROCESSES_MET;
+    __atomic_store_n(&mail->done, mail->done + 1, __ATOMIC_SEQ_CST);
+}
+
+/* Does what can be done for a message, and wakes the other rank. */
+static void xdi_processes_advance(const xdi_processes *t, xd_message *m) {
+    if (m->record.kind == XD_COLLECTIVE_SEND)
+        xdi_processes_advance_send(t, m);
+    else
+        xdi_processes_advance_receive(t, m);
+    xdi_job_ring(&t->seats[m->record.root].bell);
+}
+
+/* The first message from `at` on that has not met and is not behind another between the same ranks; count without one. */
+static int xdi_processes_next(const xd_message *messages, int count, int at) {
+    for (; at < count; at++) {
+        const xd_collective *c = &messages[at].record;
+        bool free = messages[at].stage != XDI_PROCESSES_MET;
+        for (int i = 0; free && i < at; i++)
+            free = messages[i].stage == XDI_PROCESSES_MET || messages[i].record.kind != c->kind ||
+                   messages[i].record.root != c->root;
+        if (free) break;
+    }
+    return at;
+}
+
+/* Whom to wait for: a rank that has left or died, if a message waits for one, else that of the first message. */
+static int xdi_processes_awaited(const xdi_processes *t, const xd_message *messages, int count, bool sleeps,
+                                 bool *gone) {
+    const int first = xdi_processes_next(messages, count, 0);
+    *gone = false;
+    for (int i = first; i < count; i = xdi_processes_next(messages, count, i + 1)) {
+        const int peer = messages[i].record.root;
+        *gone = xdi_processes_has_left(t, peer) || xdi_job_has_left(t->job, t->world_ranks[peer]) ||
+                (sleeps && xdi_job_has_died(t->job, t->world_ranks[peer]));
+        if (*gone) return peer;
+    }
+    return messages[first].record.root;
+}
+
+XD_PRIVATE xd_result xdi_processes_exchange(xd_transport *transport, xd_message *messages, int count,
+                                            double deadline) {
+    xdi_processes *t = (xdi_processes *)transport;
+    xdi_job_bell *bell = &t->seats[t->base.rank].bell;
+    bool whole = true;
+    if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
+    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
+    while (whole && xdi_processes_next(messages, count, 0) < count) {
+        bool moved = false, gone = false;
+        for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
+            if (!xdi_processes_can(t, &messages[i])) continue;
+            xdi_processes_advance(t, &messages[i]);
+            moved = true;
+        }
+        if (moved) {
+            xdi_job_wait_end(t->job, &wait);
+            wait = xdi_job_wait_begin(t->job, bell, deadline);
+            continue;
+        }
+        const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
+        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
+    }
+    xdi_job_wait_end(t->job, &wait);
+    return whole ? XD_OK : xdi_processes_report(t, true);
+}
+
+/* >>comm/processes.c */
+
+/* Ranks as processes of one machine. Every group has a region of the job's file (comm/job.c): rounds, control records and short
+ * payloads go through it as in comm/threads.c. No process reads another one's own memory: longer data goes through a slot of
+ * shared memory that each rank has, in steps. In a step a rank fills one of the chunks of its slot, then takes its part from the
+ * chunks of the others, and it fills a chunk again when all have taken what was in it. Sums are computed from the chunks in
+ * place. A slot is filled by one call at a time, on whatever group, so groups that are split from one another share slots;
+ * a call ends on a rank when the others have taken all that is in its slot.
+ *
+ * A process may die at any moment, since nobody needs anything but counters of it: who waits for them finds out (comm/job.c). */
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    XDI_PROCESSES_CHUNKS = 4, /* of a slot */
+    /* Bytes of a slot for each rank: a chunk holds an element of every node of a forest. */
+    XDI_PROCESSES_LEAST = 8 << 10,
+    XDI_PROCESSES_SLOT = 512 << 10,
+    XDI_PROCESSES_SLOT_RANK = 16 << 10,
+    XDI_PROCESSES_NAME = 64 /* letters of a job's */
+};
+
+/* ---- rounds ---- */
 
 /* Enters the next round and waits for all. The last one to come sees that all have, and wakes them. */
 static xd_result xdi_processes_round(xdi_processes *t, double deadline) {
@@ -30440,202 +30670,6 @@ static xd_result xdi_processes_execute(xd_transport *transport, const xd_collect
     XD_TRY(xdi_processes_await_all(t, &cut, offsetof(xdi_processes_seat, taken), cut.steps));
     t->steps += (uint64_t)cut.steps;
     return XD_OK;
-}
-
-/* ---- two ranks ---- */
-
-/* Stages of a message: a sender posts it with its first bytes, and sends the rest when it has been accepted. */
-enum { XDI_PROCESSES_NEW = 0, XDI_PROCESSES_OPEN, XDI_PROCESSES_MET };
-
-static xdi_processes_mail *xdi_processes_mail_of(const xdi_processes *t, const xd_collective *c) {
-    const int me = t->base.rank, n = t->base.size;
-    return &t->mail[c->kind == XD_COLLECTIVE_SEND ? me * n + c->root : c->root * n + me];
-}
-
-static xdi_processes_lane *xdi_processes_lane_of(const xdi_processes *t, const xd_collective *c) {
-    return &t->lanes[2 * c->root + (c->kind == XD_COLLECTIVE_RECV ? 1 : 0)];
-}
-
-/* Bytes of the part of the sender's slot that a message goes through. */
-static size_t xdi_processes_ring(const xdi_processes *t) {
-    return t->slots->slot_bytes / (size_t)t->slots->size;
-}
-
-/* Bytes that are moved at a time, so that both ranks copy at the same time. */
-static size_t xdi_processes_portion(const xdi_processes *t, size_t there) {
-    const size_t half = (xdi_processes_ring(t) + 1) / 2, portion = (size_t)XDI_PROCESSES_PORTION;
-    const size_t most = half < portion ? half : portion;
-    return there < most ? there : most;
-}
-
-/* Those that come with the offer of a message. */
-static size_t xdi_processes_first_bytes(const xdi_processes *t, int64_t count, int32_t dtype) {
-    const bool some = dtype != (int32_t)XD_DTYPE_NONE;
-    return some ? xdi_processes_portion(t, (size_t)count * xd_dtype_size((xd_dtype)dtype)) : 0;
-}
-
-/* Both sides see the same four values. */
-static bool xdi_processes_agrees(const xdi_processes_mail *mail) {
-    return mail->dtype != (int32_t)XD_DTYPE_NONE && mail->dtype == mail->wanted_dtype &&
-           mail->count == mail->wanted;
-}
-
-/* Copies between the lane and this rank's memory as many bytes as there are, or as there is room for, from position `at`. */
-static size_t xdi_processes_move(const xdi_processes *t, const xd_collective *c, uint64_t at, size_t most) {
-    xdi_processes_lane *lane = xdi_processes_lane_of(t, c);
-    const size_t ring = xdi_processes_ring(t);
-    const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int from = t->places[sends ? t->base.rank : c->root],
-              to = t->places[sends ? c->root : t->base.rank];
-    char *memory = t->slots->first + (size_t)from * t->slots->slot_bytes + (size_t)to * ring;
-    size_t moved = 0;
-    while (moved < most && lane->left > 0) {
-        const size_t place = (size_t)((at + moved) % ring);
-        size_t bytes = most - moved < ring - place ? most - moved : ring - place;
-        if (bytes > lane->left) bytes = lane->left;
-        memcpy(sends ? memory + place : lane->data, sends ? lane->data : memory + place, bytes);
-        lane->data += bytes;
-        lane->left -= bytes;
-        moved += bytes;
-    }
-    return moved;
-}
-
-/* Whether there is something to do for a message that has not met. */
-static bool xdi_processes_can(const xdi_processes *t, const xd_message *m) {
-    const xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
-    const size_t left = xdi_processes_lane_of(t, &m->record)->left;
-    if (m->record.kind == XD_COLLECTIVE_RECV) {
-        if (m->stage == XDI_PROCESSES_NEW)
-            return __atomic_load_n(&mail->posted, __ATOMIC_SEQ_CST) > mail->done;
-        return __atomic_load_n(&mail->written, __ATOMIC_SEQ_CST) > mail->read;
-    }
-    if (m->stage == XDI_PROCESSES_NEW) return true;
-    if (__atomic_load_n(&mail->done, __ATOMIC_SEQ_CST) == mail->posted) return true;
-    return left > 0 && __atomic_load_n(&mail->met, __ATOMIC_SEQ_CST) == mail->posted &&
-           xdi_processes_agrees(mail) &&
-           mail->written - __atomic_load_n(&mail->read, __ATOMIC_SEQ_CST) < xdi_processes_ring(t);
-}
-
-/* Sends as much as there is room for. */
-static void xdi_processes_push(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
-    const size_t used = (size_t)(mail->written - __atomic_load_n(&mail->read, __ATOMIC_ACQUIRE));
-    const size_t room = xdi_processes_ring(t) - used;
-    const size_t moved = xdi_processes_move(t, c, mail->written, xdi_processes_portion(t, room));
-    __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
-}
-
-static void xdi_processes_pull(const xdi_processes *t, xdi_processes_mail *mail, const xd_collective *c) {
-    const size_t there = (size_t)(__atomic_load_n(&mail->written, __ATOMIC_ACQUIRE) - mail->read);
-    const size_t moved = xdi_processes_move(t, c, mail->read, xdi_processes_portion(t, there));
-    __atomic_store_n(&mail->read, mail->read + moved, __ATOMIC_SEQ_CST);
-}
-
-static void xdi_processes_advance_send(const xdi_processes *t, xd_message *m) {
-    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
-    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
-    if (m->stage == XDI_PROCESSES_NEW) {
-        mail->count = m->record.count;
-        mail->dtype = (int32_t)m->record.dtype;
-        lane->data = (char *)(uintptr_t)m->record.send; /* read only */
-        lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
-        const size_t first = xdi_processes_first_bytes(t, mail->count, mail->dtype);
-        const size_t moved = xdi_processes_move(t, &m->record, mail->written, first);
-        __atomic_store_n(&mail->written, mail->written + moved, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&mail->posted, mail->posted + 1, __ATOMIC_SEQ_CST);
-        m->stage = XDI_PROCESSES_OPEN;
-    } else if (__atomic_load_n(&mail->done, __ATOMIC_ACQUIRE) == mail->posted) {
-        m->their_count = mail->wanted;
-        m->their_dtype = (xd_dtype)mail->wanted_dtype;
-        m->stage = XDI_PROCESSES_MET;
-    } else {
-        xdi_processes_push(t, mail, &m->record);
-    }
-}
-
-static void xdi_processes_advance_receive(const xdi_processes *t, xd_message *m) {
-    xdi_processes_mail *mail = xdi_processes_mail_of(t, &m->record);
-    xdi_processes_lane *lane = xdi_processes_lane_of(t, &m->record);
-    if (m->stage == XDI_PROCESSES_NEW) {
-        m->their_count = mail->count;
-        m->their_dtype = (xd_dtype)mail->dtype;
-        mail->wanted = m->record.count;
-        mail->wanted_dtype = (int32_t)m->record.dtype;
-        lane->data = (char *)m->record.recv;
-        lane->left = 0;
-        if (xdi_processes_agrees(mail))
-            lane->left = (size_t)m->record.count * xd_dtype_size(m->record.dtype);
-        else
-            mail->read += xdi_processes_first_bytes(t, mail->count, mail->dtype);
-        m->stage = XDI_PROCESSES_OPEN;
-        __atomic_store_n(&mail->met, mail->met + 1, __ATOMIC_SEQ_CST);
-    }
-    if (lane->left > 0) xdi_processes_pull(t, mail, &m->record);
-    if (lane->left > 0) return;
-    m->stage = XDI_PROCESSES_MET;
-    __atomic_store_n(&mail->done, mail->done + 1, __ATOMIC_SEQ_CST);
-}
-
-/* Does what can be done for a message, and wakes the other rank. */
-static void xdi_processes_advance(const xdi_processes *t, xd_message *m) {
-    if (m->record.kind == XD_COLLECTIVE_SEND)
-        xdi_processes_advance_send(t, m);
-    else
-        xdi_processes_advance_receive(t, m);
-    xdi_job_ring(&t->seats[m->record.root].bell);
-}
-
-/* The first message from `at` on that has not met and is not behind another between the same ranks; count without one. */
-static int xdi_processes_next(const xd_message *messages, int count, int at) {
-    for (; at < count; at++) {
-        const xd_collective *c = &messages[at].record;
-        bool free = messages[at].stage != XDI_PROCESSES_MET;
-        for (int i = 0; free && i < at; i++)
-            free = messages[i].stage == XDI_PROCESSES_MET || messages[i].record.kind != c->kind ||
-                   messages[i].record.root != c->root;
-        if (free) break;
-    }
-    return at;
-}
-
-/* Whom to wait for: a rank that has left or died, if a message waits for one, else that of the first message. */
-static int xdi_processes_awaited(const xdi_processes *t, const xd_message *messages, int count, bool sleeps,
-                                 bool *gone) {
-    const int first = xdi_processes_next(messages, count, 0);
-    *gone = false;
-    for (int i = first; i < count; i = xdi_processes_next(messages, count, i + 1)) {
-        const int peer = messages[i].record.root;
-        *gone = xdi_processes_has_left(t, peer) || xdi_job_has_left(t->job, t->world_ranks[peer]) ||
-                (sleeps && xdi_job_has_died(t->job, t->world_ranks[peer]));
-        if (*gone) return peer;
-    }
-    return messages[first].record.root;
-}
-
-static xd_result xdi_processes_exchange(xd_transport *transport, xd_message *messages, int count,
-                                        double deadline) {
-    xdi_processes *t = (xdi_processes *)transport;
-    xdi_job_bell *bell = &t->seats[t->base.rank].bell;
-    bool whole = true;
-    if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_job_wait wait = xdi_job_wait_begin(t->job, bell, deadline);
-    while (whole && xdi_processes_next(messages, count, 0) < count) {
-        bool moved = false, gone = false;
-        for (int i = 0; (i = xdi_processes_next(messages, count, i)) < count; i++) {
-            if (!xdi_processes_can(t, &messages[i])) continue;
-            xdi_processes_advance(t, &messages[i]);
-            moved = true;
-        }
-        if (moved) {
-            xdi_job_wait_end(t->job, &wait);
-            wait = xdi_job_wait_begin(t->job, bell, deadline);
-            continue;
-        }
-        const int peer = xdi_processes_awaited(t, messages, count, wait.armed, &gone);
-        whole = xdi_job_turn(t->base.ctx, t->job, &wait, t->world_ranks[peer], gone);
-    }
-    xdi_job_wait_end(t->job, &wait);
-    return whole ? XD_OK : xdi_processes_report(t, true);
 }
 
 /* ---- handles ---- */
@@ -77744,4 +77778,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 301768e6298434e6e772b443553c5e2f59fc67f09cc9055474cf4516d55a404a */
+/* xdistill sha256 d496451fdccbe69bff5ad7d5d2b8f5202505ed8b069fa01e6de2b80693013f18 */

@@ -9,9 +9,9 @@
 enum {
     XDI_JOB_PAGE = 1 << 16, /* regions begin at multiples of it, which pages of every system divide */
     XDI_JOB_REGIONS = 1024,
-    XDI_JOB_LINE =
-        64, /* bytes of a line of the cache: what one rank writes and another reads lies in a line of its own */
-    XDI_JOB_TEXT = 192
+    XDI_JOB_TEXT = 192,
+    /* Bytes of a line of the cache: what one rank writes and another reads lies in a line of its own. */
+    XDI_JOB_LINE = 64
 };
 
 /* Where ranks sleep. */
@@ -94,8 +94,8 @@ typedef struct xdi_job_wait {
     int turn;       /* so far */
     bool armed;     /* sleeps in the next turn unless the bell rings */
     uint32_t rings; /* then: of the bell */
-    xd_result
-        excuse; /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before */
+    /* XD_OK, or why the next turn ends the wait: what was waited for may have come just before. */
+    xd_result excuse;
     bool tells; /* others may read whom this rank waits for */
 } xdi_job_wait;
 

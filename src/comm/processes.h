@@ -10,14 +10,13 @@
 
 /* How a process joins. Zero is the default of the last two fields. */
 typedef struct xd_node_desc {
-    const char *
-        name; /* names the job on this machine: the same on all ranks, different for each job; letters, digits, '-',
-                       * '_'; 1 to 64 of them */
+    /* Names the job on this machine: the same on all ranks, different for each job; 1 to 64 letters, digits, '-', '_'. */
+    const char *name;
     int rank, size;   /* of this process among the job's: size in [1, XD_NODE_RANKS_MAX] */
     double timeout_s; /* seconds until everybody has joined; 0 -> the context's init_timeout_seconds */
-    size_t
-        slot_bytes; /* shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of
-                        * `size`; 0 -> 512 KiB, or 16 KiB for each of `size` if that is more */
+    /* Shared memory of a rank through which its data goes, the same on all ranks; at least 8 KiB for each of `size`; 0 ->
+     * 512 KiB, or 16 KiB for each of `size` if that is more. */
+    size_t slot_bytes;
 } xd_node_desc;
 
 /* Joins processes of one machine, and of one user, into a world. Data goes through memory that they share, so a group needs

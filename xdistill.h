@@ -11959,6 +11959,8 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 /* sort.c: sorts pointers in O(n log n) for every input; not stable. `order` is as for qsort, on the pointers. */
 typedef int (*xdi_sort_order)(const void *a, const void *b);
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);
+/* sort.c: the number of an item in an array that is sorted by `order`, of items of `each` bytes; -1. `order` gets the key first. */
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count, xdi_sort_order order);
 
 /* >>base/dtype.c */
 
@@ -13162,7 +13164,7 @@ XD_API XDI_NOINLINE void xd_store_f64(void *data, xd_dtype dtype, int64_t index,
 
 /* >>base/sort.c */
 
-/* Heap sort of pointers. */
+/* Heap sort of pointers, and search among what is sorted. */
 
 /* Sifts items[root] down in the heap items[0, count). */
 static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
@@ -13185,6 +13187,20 @@ XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order)
         items[end] = largest;
         xdi_sort_sift(items, 0, end, order);
     }
+}
+
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count, xdi_sort_order order) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int side = order(key, (const char *)items + (size_t)middle * each);
+        if (side == 0) return middle;
+        if (side < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return -1;
 }
 
 /* >>base/philox.c */
@@ -38184,18 +38200,12 @@ XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
+static int xdi_safetensors_is_named(const void *name, const void *info) {
+    return strcmp((const char *)name, ((const xd_safetensors_info *)info)->name);
+}
+
 XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
-    int64_t low = 0, high = f->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, f->infos[middle].name);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {
@@ -38733,18 +38743,13 @@ static xd_result xdi_weights_collect(xd_weights_files *m) {
     return XD_OK;
 }
 
+static int xdi_weights_is_named(const void *name, const void *at) {
+    return strcmp((const char *)name, *(const char *const *)at);
+}
+
 static xd_safetensors *xdi_weights_file(const xd_weights_files *m, const char *name) {
-    int64_t low = 0, high = m->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, m->names[middle]);
-        if (order == 0) return m->files[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
+    const int64_t at = xdi_find(name, m->names, sizeof *m->names, m->count, xdi_weights_is_named);
+    return at < 0 ? NULL : m->files[at];
 }
 
 static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensors_desc *desc, int64_t i) {
@@ -39226,18 +39231,12 @@ XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r,
     return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
 }
 
+static int xdi_weights_reader_is_named(const void *name, const void *tensor) {
+    return strcmp((const char *)name, ((const xd_weights_tensor *)tensor)->name);
+}
+
 XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
-    int64_t low = 0, high = r->tensor_count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, r->tensors[middle].name);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_reader_is_named);
 }
 
 XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights_reader *r) {
@@ -48195,21 +48194,11 @@ XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpo
 }
 
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *c, const char *group, const char *name) {
-    int64_t low = 0, high = c->info.tensor_count;
     xd_checkpoint_tensor_info key;
     memset(&key, 0, sizeof key);
     key.group = group;
     key.name = name;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = xdi_manifest_by_name(&key, &c->tensors[middle]);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(&key, c->tensors, sizeof *c->tensors, c->info.tensor_count, xdi_manifest_by_name);
 }
 
 XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name) {
@@ -51651,17 +51640,8 @@ static int xdi_import_by_name(const void *name, const void *tensor) {
 
 static bool xdi_import_expects(const xdi_import *l, const char *name) {
     const xdi_mapped_plan *p = &l->m.plan;
-    int64_t low = 0, high = p->tensor_count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = xdi_import_by_name(name, &p->tensors[middle]);
-        if (order == 0) return true;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return xdi_mapped_leaves_out(p->weights, name);
+    return xdi_find(name, p->tensors, sizeof *p->tensors, p->tensor_count, xdi_import_by_name) >= 0 ||
+           xdi_mapped_leaves_out(p->weights, name);
 }
 
 static void xdi_import_find_unexpected(xdi_import *l) {
@@ -77778,4 +77758,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 d496451fdccbe69bff5ad7d5d2b8f5202505ed8b069fa01e6de2b80693013f18 */
+/* xdistill sha256 eb0114b24c2ab4d5a8ab9f51ec34e318a261d01f013489d54872626cd27fa3a0 */

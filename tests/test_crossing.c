@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
+#include "live_bytes.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -271,24 +272,6 @@ XD_TEST(forests_are_reduced_and_scattered_along_any_dimension) {
 }
 
 /* ---- memory ---- */
-
-static __thread long long live_bytes;
-
-static void *count_allocate(void *user, size_t bytes) {
-    size_t *block = (size_t *)malloc(bytes + 64);
-    (void)user;
-    if (!block) return NULL;
-    *block = bytes;
-    live_bytes += (long long)bytes;
-    return (char *)block + 64;
-}
-
-static void count_release(void *user, void *memory) {
-    size_t *block = (size_t *)(void *)((char *)memory - 64);
-    (void)user;
-    live_bytes -= (long long)*block;
-    free(block);
-}
 
 static xd_result weigh(xd_comm *world, void *argument) {
     (void)argument;

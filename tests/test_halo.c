@@ -2,6 +2,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
+#include "live_bytes.h"
 #include "xd_test.h"
 
 #include "halo_scene.h"
@@ -360,24 +361,6 @@ XD_TEST(a_complete_gradient_has_the_bits_of_one_rank_on_up_to_eight_in_invariant
 }
 
 /* ---- memory ---- */
-
-static __thread long long live_bytes;
-
-static void *count_allocate(void *user, size_t bytes) {
-    size_t *block = (size_t *)malloc(bytes + 64);
-    (void)user;
-    if (!block) return NULL;
-    *block = bytes;
-    live_bytes += (long long)bytes;
-    return (char *)block + 64;
-}
-
-static void count_release(void *user, void *memory) {
-    size_t *block = (size_t *)(void *)((char *)memory - 64);
-    (void)user;
-    live_bytes -= (long long)*block;
-    free(block);
-}
 
 static xd_result weigh(xd_comm *world, void *argument) {
     xd_ctx *ctx = xd_comm_ctx(world);

@@ -135,5 +135,8 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 /* sort.c: sorts pointers in O(n log n) for every input; not stable. `order` is as for qsort, on the pointers. */
 typedef int (*xdi_sort_order)(const void *a, const void *b);
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);
+/* sort.c: the number of an item in an array that is sorted by `order`, of items of `each` bytes; -1. `order` gets the key first. */
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count,
+                            xdi_sort_order order);
 
 #endif

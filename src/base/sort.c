@@ -1,4 +1,4 @@
-/* Heap sort of pointers. */
+/* Heap sort of pointers, and search among what is sorted. */
 
 #include "base/internal.h"
 
@@ -23,4 +23,19 @@ XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order)
         items[end] = largest;
         xdi_sort_sift(items, 0, end, order);
     }
+}
+
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count,
+                            xdi_sort_order order) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        const int side = order(key, (const char *)items + (size_t)middle * each);
+        if (side == 0) return middle;
+        if (side < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return -1;
 }

@@ -461,21 +461,11 @@ XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpo
 }
 
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *c, const char *group, const char *name) {
-    int64_t low = 0, high = c->info.tensor_count;
     xd_checkpoint_tensor_info key;
     memset(&key, 0, sizeof key);
     key.group = group;
     key.name = name;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = xdi_manifest_by_name(&key, &c->tensors[middle]);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(&key, c->tensors, sizeof *c->tensors, c->info.tensor_count, xdi_manifest_by_name);
 }
 
 XD_PRIVATE int64_t xdi_manifest_find_file(const xd_checkpoint *c, const char *name) {

@@ -154,17 +154,8 @@ static int xdi_import_by_name(const void *name, const void *tensor) {
 
 static bool xdi_import_expects(const xdi_import *l, const char *name) {
     const xdi_mapped_plan *p = &l->m.plan;
-    int64_t low = 0, high = p->tensor_count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = xdi_import_by_name(name, &p->tensors[middle]);
-        if (order == 0) return true;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return xdi_mapped_leaves_out(p->weights, name);
+    return xdi_find(name, p->tensors, sizeof *p->tensors, p->tensor_count, xdi_import_by_name) >= 0 ||
+           xdi_mapped_leaves_out(p->weights, name);
 }
 
 static void xdi_import_find_unexpected(xdi_import *l) {

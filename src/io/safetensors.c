@@ -325,18 +325,12 @@ XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
+static int xdi_safetensors_is_named(const void *name, const void *info) {
+    return strcmp((const char *)name, ((const xd_safetensors_info *)info)->name);
+}
+
 XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
-    int64_t low = 0, high = f->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, f->infos[middle].name);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {

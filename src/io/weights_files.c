@@ -66,18 +66,13 @@ static xd_result xdi_weights_collect(xd_weights_files *m) {
     return XD_OK;
 }
 
+static int xdi_weights_is_named(const void *name, const void *at) {
+    return strcmp((const char *)name, *(const char *const *)at);
+}
+
 static xd_safetensors *xdi_weights_file(const xd_weights_files *m, const char *name) {
-    int64_t low = 0, high = m->count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, m->names[middle]);
-        if (order == 0) return m->files[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
+    const int64_t at = xdi_find(name, m->names, sizeof *m->names, m->count, xdi_weights_is_named);
+    return at < 0 ? NULL : m->files[at];
 }
 
 static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensors_desc *desc, int64_t i) {

@@ -323,18 +323,12 @@ XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r,
     return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
 }
 
+static int xdi_weights_reader_is_named(const void *name, const void *tensor) {
+    return strcmp((const char *)name, ((const xd_weights_tensor *)tensor)->name);
+}
+
 XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
-    int64_t low = 0, high = r->tensor_count;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        const int order = strcmp(name, r->tensors[middle].name);
-        if (order == 0) return middle;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_reader_is_named);
 }
 
 XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights_reader *r) {

@@ -682,6 +682,14 @@ static bool set_up(job *j) {
     return false;
 }
 
+/* Where ranks of xd_comm_node meet: one that was killed there alone has left it. */
+static void remove_meeting(const job *j) {
+    char path[128];
+    if (!j->name[0]) return;
+    snprintf(path, sizeof path, "/dev/shm/xdistill-job-%s", j->name);
+    (void)unlink(path);
+}
+
 static void tear_down(job *j) {
     for (int i = 0; j->ranks && i < 2 * j->count; i++) {
         stream *s = &j->ranks[i / 2].streams[i % 2];
@@ -689,6 +697,7 @@ static void tear_down(job *j) {
         free(s->line);
     }
     free(j->ranks);
+    remove_meeting(j);
     if (j->keeper_process <= 0) return;
     (void)close(j->keeper);
     while (waitpid(j->keeper_process, NULL, 0) < 0 && errno == EINTR) {

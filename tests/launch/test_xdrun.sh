@@ -58,6 +58,12 @@ job -n 1 sh -c 'echo "$XDISTILL_JOB"'
 [ -n "$first" ] && ! grep -q "$first" "$work/out"
 verdict $? 'the next job has another name' "$work/out"
 
+if [ -w /dev/shm ]; then
+    job -n 1 sh -c 'echo "$XDISTILL_JOB"; : >"/dev/shm/xdistill-job-$XDISTILL_JOB"'
+    [ "$status" -eq 0 ] && [ ! -e "/dev/shm/xdistill-job-$(sed 's/^\[0\] //' "$work/out")" ]
+    verdict $? 'what ranks have left where they meet is gone with the job' "$work/out"
+fi
+
 # ---- what comes out ----
 
 job -n 4 sh -c 'i=0; while [ $i -lt 300 ]; do printf "%s" "$i "; printf "%s" "a$RANK a$RANK"; echo " $RANK"; echo "e$RANK" >&2; i=$((i + 1)); done'

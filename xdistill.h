@@ -11960,7 +11960,8 @@ XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 typedef int (*xdi_sort_order)(const void *a, const void *b);
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);
 /* sort.c: the number of an item in an array that is sorted by `order`, of items of `each` bytes; -1. `order` gets the key first. */
-XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count, xdi_sort_order order);
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count,
+                            xdi_sort_order order);
 
 /* >>base/dtype.c */
 
@@ -13189,7 +13190,8 @@ XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order)
     }
 }
 
-XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count, xdi_sort_order order) {
+XD_PRIVATE int64_t xdi_find(const void *key, const void *items, size_t each, int64_t count,
+                            xdi_sort_order order) {
     int64_t low = 0, high = count;
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
@@ -77758,4 +77760,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 eb0114b24c2ab4d5a8ab9f51ec34e318a261d01f013489d54872626cd27fa3a0 */
+/* xdistill sha256 dad852d45a68d09296a407491951cf8af7c3dec150d1cf35cb702bd705137e84 */

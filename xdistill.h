@@ -52318,12 +52318,14 @@ struct xd_tokenizer {
     int32_t size, count;
     uint8_t *blob;
     size_t blob_bytes, blob_capacity;
-    xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
-    uint32_t piece_slots;    /* of each, a power of two */
-    xdi_merge *merges;       /* hash table */
-    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
+    xdi_slot *pieces,
+        *raws; /* hash tables by text and, when the symbols are characters or there are strays, by raw bytes */
+    uint32_t piece_slots; /* of each, a power of two */
+    xdi_merge *merges;    /* hash table */
+    uint64_t *merge_bits; /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
+    bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
     bool ignore_merges; /* a piece that is a token is not merged */
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
@@ -55321,17 +55323,25 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The table by raw bytes; if the symbols are bytes it would equal the table by text. Of two tokens with the
- * same bytes the NORMAL one is stored. */
+/* Which of several tokens with the same bytes is stored, the lowest first; 3: none of them. */
+static int xdi_tokenizer_order(const xd_tokenizer *t, int32_t id) {
+    const xdi_token *token = &t->tokens[id];
+    if (token->kind == XD_TOKEN_KIND_BYTE) return 2;
+    if (token->kind != XD_TOKEN_KIND_NORMAL) return 3;
+    return t->strays && xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes) != id ? 1 : 0;
+}
+
+/* The table by raw bytes; if the symbols are bytes it would equal the table by text, but for strays. Of two tokens with the
+ * same bytes a NORMAL one is stored, one that texts become before a stray. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
-    if (t->byte_level) return XD_OK;
+    if (t->byte_level && !t->strays) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
     XD_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
                (unsigned)t->piece_slots);
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < 3; pass++) {
         for (int32_t id = 0; id < t->size; id++) {
             const xdi_token *token = &t->tokens[id];
-            if (token->kind != (pass == 0 ? XD_TOKEN_KIND_NORMAL : XD_TOKEN_KIND_BYTE)) continue;
+            if (xdi_tokenizer_order(t, id) != pass) continue;
             xdi_slot *slot = xdi_tokenizer_slot(t, true, t->blob + token->raw, token->raw_bytes);
             if (slot && slot->id == 0) xdi_tokenizer_fill_slot(t, slot, true, id);
         }
@@ -56822,8 +56832,10 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
     int64_t id = -1;
     (void)xd_json_int64(item, &id); /* it is one: they were measured */
     if (l->byte_level) {
-        if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes))
+        if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes)) {
+            l->t->strays = true;
             return xdi_tokenizer_set(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes);
+        }
         return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, l->buffer, raw_bytes, NULL, 0);
     }
     const int byte = l->t->byte_fallback ? xdi_tokenizer_fallback_byte((const uint8_t *)text, bytes) : -1;
@@ -77760,4 +77772,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dad852d45a68d09296a407491951cf8af7c3dec150d1cf35cb702bd705137e84 */
+/* xdistill sha256 3d139841996291c25ed61a9eee09ed2f21f69931329ce8fa49ef0fe20315081f */

@@ -3389,8 +3389,9 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
 template <typename X, typename Y, bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
-    const xdi_cuda_loss_row w =
+    xdi_cuda_loss_row w =
         xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+    w.soft = xdi_cuda_loss_has_soft(a);
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
@@ -3453,11 +3454,11 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with the types of a call's logits. */
-#define XDI_CUDA_LOSS_TYPES(a, X, Y, ...)                                          \
+/* Runs the statements with the types of a call's logits; Y is NONE where it has no teacher. */
+#define XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, ...)                                    \
     XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
         if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
-            typedef xdi_cuda_none Y;                                               \
+            typedef NONE Y;                                                        \
             __VA_ARGS__                                                            \
         } else {                                                                   \
             XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
@@ -3465,13 +3466,15 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     })
 
 /* And TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...) \
-    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { XDI_CUDA_LOSS_TYPES(a, X, Y, { __VA_ARGS__ }) })
+#define XDI_CUDA_LOSS_CASES(a, X, Y, NONE, TEAM, ...)         \
+    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { \
+        XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, { __VA_ARGS__ })   \
+    })
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, X, TEAM, { /* their terms ask what a call has one by one anyway */
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
@@ -3856,7 +3859,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
     })
@@ -4198,7 +4201,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
@@ -4206,9 +4209,12 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 
 /* ---- loading, also for loss.cu ---- */
 
-template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_stats(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    return xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>);
+}
+
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
 }
@@ -4217,6 +4223,10 @@ template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XD_TRY((xdi_cuda_loss_load_stats<float, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
@@ -4654,7 +4664,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_TYPES(a, X, Y, {
+    XDI_CUDA_LOSS_TYPES(a, X, Y, xdi_cuda_none, {
         return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
     })
 }
@@ -9194,4 +9204,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 e7caa2d956dcf3754d10bb9b71c2419923d100f68e40c3a2371e8d9f48f6b5c4 */
+/* xdistill sha256 2a2b3d893bcddac8811fac4318c19f137d1b99efa02c583d3c570fd53a08ba05 */

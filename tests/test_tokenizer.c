@@ -330,6 +330,20 @@ XD_TEST(a_byte_level_prefix_is_a_blank_that_is_not_in_the_text) {
     unload(&f);
 }
 
+/* A name with a blank spells no bytes, so no text becomes token 2 or 3; token 1 has the bytes of 3. */
+XD_TEST(tokens_that_no_text_becomes_are_found_by_their_bytes) {
+    static const char data[] = "{\"pre_tokenizer\":" PLAIN_BYTES ",\"model\":{\"type\":\"BPE\",\"vocab\":"
+                               "{\"a\":0,\"\xc4\xa0"
+                               "a\":1,\" b\":2,\" a\":3},\"merges\":[]}}";
+    fixture f = load_with(data, sizeof data - 1, NULL);
+    CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "a", 1), 0);
+    CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, " a", 2), 1);
+    CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, " b", 2), 2);
+    CHECK_EQ_INT(xd_tokenizer_find(f.tokenizer, "b", 1), -1);
+    CHECK_EQ_STR(ids(&f, "a"), "0");
+    unload(&f);
+}
+
 /* ---- characters as symbols ---- */
 
 XD_TEST(characters_fall_back_to_bytes) {

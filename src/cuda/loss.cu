@@ -143,8 +143,9 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
 template <typename X, typename Y, bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
-    const xdi_cuda_loss_row w =
+    xdi_cuda_loss_row w =
         xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+    w.soft = xdi_cuda_loss_has_soft(a);
     const X *student = xdi_cuda_row<X>(a.student, r);
     const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
@@ -207,11 +208,11 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with the types of a call's logits. */
-#define XDI_CUDA_LOSS_TYPES(a, X, Y, ...)                                          \
+/* Runs the statements with the types of a call's logits; Y is NONE where it has no teacher. */
+#define XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, ...)                                    \
     XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
         if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
-            typedef xdi_cuda_none Y;                                               \
+            typedef NONE Y;                                                        \
             __VA_ARGS__                                                            \
         } else {                                                                   \
             XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
@@ -219,13 +220,15 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     })
 
 /* And TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...) \
-    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { XDI_CUDA_LOSS_TYPES(a, X, Y, { __VA_ARGS__ }) })
+#define XDI_CUDA_LOSS_CASES(a, X, Y, NONE, TEAM, ...)         \
+    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { \
+        XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, { __VA_ARGS__ })   \
+    })
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, X, TEAM, { /* their terms ask what a call has one by one anyway */
         const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
         return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
                         : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
@@ -610,7 +613,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
     })

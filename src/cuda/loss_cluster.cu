@@ -404,7 +404,7 @@ static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_
     if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_TYPES(a, X, Y, {
+    XDI_CUDA_LOSS_TYPES(a, X, Y, xdi_cuda_none, {
         return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
     })
 }

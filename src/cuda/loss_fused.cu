@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
 static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
@@ -74,9 +74,12 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 
 /* ---- loading, also for loss.cu ---- */
 
-template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_stats(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    return xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>);
+}
+
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
 }
@@ -85,6 +88,10 @@ template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XD_TRY((xdi_cuda_loss_load_stats<float, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, float, TEAM>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, TEAM>(ctx)));
     XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));

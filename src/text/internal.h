@@ -177,12 +177,14 @@ struct xd_tokenizer {
     int32_t size, count;
     uint8_t *blob;
     size_t blob_bytes, blob_capacity;
-    xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
-    uint32_t piece_slots;    /* of each, a power of two */
-    xdi_merge *merges;       /* hash table */
-    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
+    xdi_slot *pieces,
+        *raws; /* hash tables by text and, when the symbols are characters or there are strays, by raw bytes */
+    uint32_t piece_slots; /* of each, a power of two */
+    xdi_merge *merges;    /* hash table */
+    uint64_t *merge_bits; /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
+    bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
     bool ignore_merges; /* a piece that is a token is not merged */
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */

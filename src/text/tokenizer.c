@@ -573,17 +573,25 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
     return XD_OK;
 }
 
-/* The table by raw bytes; if the symbols are bytes it would equal the table by text. Of two tokens with the
- * same bytes the NORMAL one is stored. */
+/* Which of several tokens with the same bytes is stored, the lowest first; 3: none of them. */
+static int xdi_tokenizer_order(const xd_tokenizer *t, int32_t id) {
+    const xdi_token *token = &t->tokens[id];
+    if (token->kind == XD_TOKEN_KIND_BYTE) return 2;
+    if (token->kind != XD_TOKEN_KIND_NORMAL) return 3;
+    return t->strays && xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes) != id ? 1 : 0;
+}
+
+/* The table by raw bytes; if the symbols are bytes it would equal the table by text, but for strays. Of two tokens with the
+ * same bytes a NORMAL one is stored, one that texts become before a stray. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
-    if (t->byte_level) return XD_OK;
+    if (t->byte_level && !t->strays) return XD_OK;
     t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
     XD_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
                (unsigned)t->piece_slots);
-    for (int pass = 0; pass < 2; pass++) {
+    for (int pass = 0; pass < 3; pass++) {
         for (int32_t id = 0; id < t->size; id++) {
             const xdi_token *token = &t->tokens[id];
-            if (token->kind != (pass == 0 ? XD_TOKEN_KIND_NORMAL : XD_TOKEN_KIND_BYTE)) continue;
+            if (xdi_tokenizer_order(t, id) != pass) continue;
             xdi_slot *slot = xdi_tokenizer_slot(t, true, t->blob + token->raw, token->raw_bytes);
             if (slot && slot->id == 0) xdi_tokenizer_fill_slot(t, slot, true, id);
         }

@@ -86,8 +86,10 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
     int64_t id = -1;
     (void)xd_json_int64(item, &id); /* it is one: they were measured */
     if (l->byte_level) {
-        if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes))
+        if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes)) {
+            l->t->strays = true;
             return xdi_tokenizer_set(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes);
+        }
         return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, l->buffer, raw_bytes, NULL, 0);
     }
     const int byte = l->t->byte_fallback ? xdi_tokenizer_fallback_byte((const uint8_t *)text, bytes) : -1;

@@ -204,6 +204,26 @@ XD_TEST(rows_that_stay_in_a_cluster_have_the_losses_of_the_cpu) {
     }
 }
 
+/* These kernels have no code for a teacher: short rows and long ones, summed as they come, exactly, and in a cluster. */
+XD_TEST(losses_without_a_teacher_are_those_of_the_cpu) {
+    Pair plain, invariant(XD_REDUCTION_INVARIANT), clustered(XD_REDUCTION_DETERMINISTIC, true);
+    for (int i = 0; i < 16; i++) {
+        static const int64_t widths[] = { 37, 1000, 2049, 4864 };
+        const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+        const int64_t cols = widths[i / 2 % 4];
+        LossCase c = { { i < 8 ? 9 : 3, cols, cols % 8 ? 5 : 0, 0, x, x, i % 3 ? x : XD_DTYPE_F32 },
+                       XD_KL_FORWARD,
+                       i % 4 < 2 ? 1.0 : 1.7,
+                       0.7,
+                       0.0,
+                       i % 8 == 5 ? 0.1 : 0.0,
+                       false,
+                       i < 8 };
+        c.rising = i >= 8;
+        for (Pair *pair : { &plain, &invariant, &clustered }) compare_losses(pair, c, (uint64_t)(800 + i));
+    }
+}
+
 /* Clusters of 1, 2, 4, 8 and 16 blocks, and a row that is too long for any. */
 XD_TEST(every_size_of_a_cluster_has_the_losses_of_the_cpu) {
     if (!has_clusters()) SKIP("needs compute capability 9.0");

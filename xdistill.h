@@ -30398,6 +30398,7 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
             if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
+            if (t->counts[r] == 0) continue; /* send may be NULL */
             xdi_processes_copy(to + (size_t)at * size,
                                (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
                                t->counts[r], size);
@@ -30490,7 +30491,7 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         t->pieces[r] = data;
         if (sums || r == me) continue;
         const int64_t count = xdi_processes_room(t, c, r, &to);
-        xdi_processes_copy((char *)c->recv + (size_t)to * size, data, count, size);
+        if (count > 0) xdi_processes_copy((char *)c->recv + (size_t)to * size, data, count, size);
     }
     if (!sums) {
         xdi_processes_keep(t, c);
@@ -77772,4 +77773,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3d139841996291c25ed61a9eee09ed2f21f69931329ce8fa49ef0fe20315081f */
+/* xdistill sha256 7631d0d8bd6aebf3db26fb62282d5a467f163f63cfe87da9e7d6958cc6d29d3f */

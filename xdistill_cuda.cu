@@ -3638,7 +3638,7 @@ xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
 }
 
 template <bool FIXED, int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const bool counts = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
@@ -9204,4 +9204,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 2a2b3d893bcddac8811fac4318c19f137d1b99efa02c583d3c570fd53a08ba05 */
+/* xdistill sha256 59325bb15e5613cf893549a51736273ad7f091335ed6f8a5c9c8041771b047c5 */

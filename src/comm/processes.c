@@ -105,6 +105,7 @@ static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page,
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
             if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
+            if (t->counts[r] == 0) continue; /* send may be NULL */
             xdi_processes_copy(to + (size_t)at * size,
                                (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
                                t->counts[r], size);
@@ -197,7 +198,7 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         t->pieces[r] = data;
         if (sums || r == me) continue;
         const int64_t count = xdi_processes_room(t, c, r, &to);
-        xdi_processes_copy((char *)c->recv + (size_t)to * size, data, count, size);
+        if (count > 0) xdi_processes_copy((char *)c->recv + (size_t)to * size, data, count, size);
     }
     if (!sums) {
         xdi_processes_keep(t, c);

@@ -392,7 +392,7 @@ xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
 }
 
 template <bool FIXED, int TEAM>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
     const bool counts = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;

@@ -267,7 +267,7 @@ verdicts() {
     last_lines | sed 's/.*"step":"\([^"]*\)","verdict":"\([a-z]*\)".*/\1 \2/' >"$build/last"
     steps | while read -r step; do
         verdict=$(sed -n "s/^$step //p" "$build/last")
-        case $step in compile:* | link:*) made "$step" || verdict= ;; esac
+        case $step:$verdict in compile:*:ok | link:*:ok) made "$step" || verdict= ;; esac
         echo "$step $verdict"
     done
 }
@@ -294,7 +294,7 @@ go_through() {
     wanted=$1 cores=$(getconf _NPROCESSORS_ONLN)
     go compile "$cores"
     go link "$cores"
-    go 'test|golden' 1
+    go 'test|example|golden' 1
     go 'memcheck|racecheck|bench' 1
 }
 

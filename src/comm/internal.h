@@ -43,6 +43,9 @@ XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, co
 XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
                                         double deadline);
 
+/* record.c: a number from which the one before cannot be told; what hashes of records are made of. */
+XD_PRIVATE uint64_t xdi_comm_mix(uint64_t x);
+
 /* record.c: what is compared of the control records. */
 typedef enum xdi_comm_field {
     XDI_COMM_KIND,

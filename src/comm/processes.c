@@ -24,20 +24,33 @@ enum {
 
 /* ---- rounds ---- */
 
-/* Enters the next round and waits for all. The last one to come sees that all have, and wakes them. */
-static xd_result xdi_processes_round(xdi_processes *t, double deadline) {
-    const int n = t->base.size;
-    __atomic_store_n(&t->seats[t->base.rank].arrived, ++t->round, __ATOMIC_SEQ_CST);
-    int there = 0;
-    while (there < n && __atomic_load_n(&t->seats[there].arrived, __ATOMIC_SEQ_CST) >= t->round) there++;
-    if (there == n) xdi_job_ring(&t->group->bell);
-    for (int r = there; r < n; r++)
-        XD_TRY(xdi_processes_await(t, &t->seats[r].arrived, t->round, r, deadline));
-    return XD_OK;
+static xdi_processes_flag *xdi_processes_flag_of(const xdi_processes *t, int rank) {
+    return &t->seats[rank].flag[t->round & 1];
 }
 
 static xdi_processes_page *xdi_processes_page_of(const xdi_processes *t, int rank) {
     return &t->seats[rank].page[t->round & 1];
+}
+
+/* Enters the round and waits for all. The last one to come sees that all have, and wakes them. */
+static xd_result xdi_processes_enter(xdi_processes *t, double deadline) {
+    const int n = t->base.size;
+    __atomic_store_n(&xdi_processes_flag_of(t, t->base.rank)->arrived, t->round, __ATOMIC_SEQ_CST);
+    int there = 0;
+    while (there < n &&
+           __atomic_load_n(&xdi_processes_flag_of(t, there)->arrived, __ATOMIC_SEQ_CST) >= t->round)
+        there++;
+    if (there == n) xdi_job_ring(&t->group->bell);
+    for (int r = there; r < n; r++)
+        XD_TRY(xdi_processes_await(t, &xdi_processes_flag_of(t, r)->arrived, t->round, r, deadline));
+    return XD_OK;
+}
+
+static uint64_t xdi_processes_digest(const xd_control *control) {
+    uint64_t words[sizeof *control / 8], digest = 0;
+    memcpy(words, control, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) digest = xdi_comm_mix(digest + words[i]);
+    return digest;
 }
 
 /* ---- what a rank sends ---- */
@@ -94,45 +107,72 @@ static void xdi_processes_copy(void *to, const void *from, int64_t count, size_t
     if (count > 0) memcpy(to, from, (size_t)count * size);
 }
 
-/* Copies all blocks into the page, back to back; each node of a forest like this. */
-static void xdi_processes_show(const xdi_processes *t, xdi_processes_page *page, const xd_collective *c) {
+/* Where this rank shows a payload. A block for each other rank, other than of a sum, needs the page's offsets. */
+static uint32_t xdi_processes_place(const xd_collective *c, size_t bytes) {
+    const bool offsets = xdi_processes_addresses(c->kind) && !xdi_comm_reduces(c->kind);
+    if (bytes <= XDI_PROCESSES_TINY && !offsets) return XDI_PROCESSES_IN_FLAG;
+    return bytes <= XDI_PROCESSES_INLINE ? XDI_PROCESSES_IN_PAGE : XDI_PROCESSES_IN_SLOT;
+}
+
+/* Whether this rank reads its own part of a sum where the caller has it. In a forest nodes have one distance for all ranks. */
+static bool xdi_processes_reads_own(const xd_collective *c) {
+    return xdi_comm_reduces(c->kind) && !c->leaves.total;
+}
+
+/* Where the blocks of this rank are in its payload. A rank without leaves shows none, but reads those of others. */
+static void xdi_processes_locate(const xdi_processes *t) {
+    int64_t *offsets = xdi_processes_page_of(t, t->base.rank)->offsets, at = 0;
+    for (int r = 0; r < t->base.size; at += t->counts[r++]) offsets[r] = at;
+}
+
+/* Copies all blocks that others read, as if all lay back to back; each node of a forest like this. */
+static void xdi_processes_show(const xdi_processes *t, void *payload, const xd_collective *c) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size;
     const int64_t nodes = xdi_comm_reduces(c->kind) ? xdi_comm_nodes(&c->leaves) : 1;
     const int64_t stride = nodes > 1 ? xdi_processes_stride(c, n) : 0;
-    char *to = (char *)page->payload;
+    const bool skips = xdi_processes_reads_own(c) && c->kind != XD_COLLECTIVE_ALL_REDUCE;
+    char *to = (char *)payload;
     int64_t at = 0;
     for (int64_t k = 0; k < nodes; k++)
         for (int r = 0; r < n; r++) {
-            if (k == 0 && c->kind != XD_COLLECTIVE_ALL_REDUCE) page->offsets[r] = at;
             if (t->counts[r] == 0) continue; /* send may be NULL */
-            xdi_processes_copy(to + (size_t)at * size,
-                               (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
-                               t->counts[r], size);
+            if (r != t->base.rank || !skips)
+                xdi_processes_copy(to + (size_t)at * size,
+                                   (const char *)c->send + (size_t)(k * stride + t->begins[r]) * size,
+                                   t->counts[r], size);
             at += t->counts[r];
         }
 }
 
-static void xdi_processes_publish(xdi_processes *t, xdi_processes_page *page, const xd_collective *c) {
+static void xdi_processes_publish(xdi_processes *t, xdi_processes_flag *flag, const xd_collective *c) {
     const size_t bytes =
         (size_t)xdi_comm_send_elements(c, t->base.rank, t->base.size) * xd_dtype_size(c->dtype);
-    page->is_short = bytes <= sizeof page->payload;
-    page->longest = 0;
+    flag->place = xdi_processes_place(c, bytes);
+    flag->longest = 0;
     if (c->kind == XD_COLLECTIVE_BARRIER) return;
     xdi_processes_plan(t, c);
-    page->longest = xdi_processes_longest(t, c);
-    if (page->is_short) xdi_processes_show(t, page, c);
+    flag->longest = xdi_processes_longest(t, c);
+    if (xdi_processes_addresses(c->kind) && c->kind != XD_COLLECTIVE_ALL_REDUCE) xdi_processes_locate(t);
+    if (flag->place == XDI_PROCESSES_IN_FLAG) xdi_processes_show(t, flag->payload, c);
+    if (flag->place == XDI_PROCESSES_IN_PAGE)
+        xdi_processes_show(t, xdi_processes_page_of(t, t->base.rank)->payload, c);
 }
 
 static xd_result xdi_processes_control(xd_transport *transport, const xd_control *mine,
                                        const xd_collective *next, xd_control *all, double deadline) {
     xdi_processes *t = (xdi_processes *)transport;
     if (xdi_job_failure(t->job)) return xdi_processes_report(t, false);
-    xdi_processes_page *page = &t->seats[t->base.rank].page[(t->round + 1) & 1];
-    page->control = *mine;
-    if (next) xdi_processes_publish(t, page, next);
-    XD_TRY(xdi_processes_round(t, deadline));
-    for (int r = 0; r < t->base.size; r++) all[r] = xdi_processes_page_of(t, r)->control;
+    t->round++;
+    xdi_processes_flag *flag = xdi_processes_flag_of(t, t->base.rank);
+    xdi_processes_page_of(t, t->base.rank)->control = *mine;
+    flag->digest = xdi_processes_digest(mine);
+    if (next) xdi_processes_publish(t, flag, next);
+    XD_TRY(xdi_processes_enter(t, deadline));
+    for (int r = 0; r < t->base.size; r++) {
+        const bool same = xdi_processes_flag_of(t, r)->digest == flag->digest;
+        all[r] = same ? *mine : xdi_processes_page_of(t, r)->control;
+    }
     return XD_OK;
 }
 
@@ -150,15 +190,16 @@ static xd_result xdi_processes_reduce(const xdi_processes *t, const xd_collectiv
     return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Reads every rank's leaves from the control records; returns the most nodes of one. */
+/* Reads every rank's leaves from the control records, which a sum without leaves leaves alone; returns the most nodes of one. */
 static int64_t xdi_processes_nodes(const xdi_processes *t, const xd_collective *c) {
     int64_t most = 1;
+    if (!c->leaves.total) return most;
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *control = &xdi_processes_page_of(t, r)->control;
         t->leaves[r].first = (int64_t)control->extra;
         t->leaves[r].count = (int64_t)control->leaves;
         t->leaves[r].total = c->leaves.total;
-        if (c->leaves.total && xdi_comm_nodes(&t->leaves[r]) > most) most = xdi_comm_nodes(&t->leaves[r]);
+        if (xdi_comm_nodes(&t->leaves[r]) > most) most = xdi_comm_nodes(&t->leaves[r]);
     }
     return most;
 }
@@ -185,15 +226,24 @@ static void xdi_processes_keep(const xdi_processes *t, const xd_collective *c) {
     if (send != recv) xdi_processes_copy(recv, send, count, size);
 }
 
-/* Everything is in the pages. */
+/* Where rank r shows the block for this rank; all ranks cut a sum alike. */
+static const void *xdi_processes_shown(const xdi_processes *t, const xd_collective *c, int r) {
+    const xdi_processes_page *page = xdi_processes_page_of(t, r);
+    const xdi_processes_flag *flag = xdi_processes_flag_of(t, r);
+    const uint64_t *payload = flag->place == XDI_PROCESSES_IN_FLAG ? flag->payload : page->payload;
+    int64_t from = 0;
+    if (xdi_processes_addresses(c->kind) && c->kind != XD_COLLECTIVE_ALL_REDUCE)
+        from = xdi_processes_page_of(t, xdi_comm_reduces(c->kind) ? t->base.rank : r)->offsets[t->base.rank];
+    return (const char *)payload + (size_t)from * xd_dtype_size(c->dtype);
+}
+
+/* Everything is in the flags and pages. */
 static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_collective *c) {
     const size_t size = xd_dtype_size(c->dtype);
     const int me = t->base.rank, n = t->base.size;
     const bool sums = xdi_comm_reduces(c->kind), whole = c->kind == XD_COLLECTIVE_ALL_REDUCE;
     for (int r = 0; r < n; r++) {
-        const xdi_processes_page *page = xdi_processes_page_of(t, r);
-        const int64_t from = xdi_processes_addresses(c->kind) && !whole ? page->offsets[me] : 0;
-        const char *data = (const char *)page->payload + (size_t)from * size;
+        const void *data = xdi_processes_shown(t, c, r);
         int64_t to;
         t->pieces[r] = data;
         if (sums || r == me) continue;
@@ -205,8 +255,9 @@ static xd_result xdi_processes_take_short(const xdi_processes *t, const xd_colle
         return XD_OK;
     }
     xdi_processes_nodes(t, c);
-    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n),
-                                whole ? c->count : c->send_counts[me]);
+    const int64_t begin = whole ? 0 : t->begins[me], count = whole ? c->count : c->send_counts[me];
+    if (xdi_processes_reads_own(c) && count > 0) t->pieces[me] = (const char *)c->send + (size_t)begin * size;
+    return xdi_processes_reduce(t, c, c->recv, xdi_processes_stride(c, n), count);
 }
 
 /* ---- steps ---- */
@@ -250,7 +301,7 @@ static xdi_processes_cut xdi_processes_cut_of(const xdi_processes *t, const xd_c
     cut.tile = (int64_t)(t->slots->slot_bytes / XDI_PROCESSES_CHUNKS / cut.size);
     cut.tile /= parts ? n * cut.nodes + (cut.whole ? 1 : 0) : 1;
     for (int r = 0; r < n; r++)
-        if (xdi_processes_page_of(t, r)->longest > longest) longest = xdi_processes_page_of(t, r)->longest;
+        if (xdi_processes_flag_of(t, r)->longest > longest) longest = xdi_processes_flag_of(t, r)->longest;
     xdi_processes_even_out(&cut, longest);
     cut.begin = t->steps;
     cut.deadline = deadline;
@@ -279,10 +330,11 @@ static char *xdi_processes_part(char *chunk, const xdi_processes_cut *cut, int64
 static void xdi_processes_fill(const xdi_processes *t, const xdi_processes_cut *cut, int64_t step) {
     char *chunk = xdi_processes_chunk(t, t->base.rank, cut, step);
     const int64_t nodes = cut->sums ? xdi_comm_nodes(&cut->c->leaves) : 1;
-    const bool own = cut->sums && cut->c->leaves.total > 0;
+    const bool skips =
+        xdi_processes_addresses(cut->c->kind) && (!cut->sums || xdi_processes_reads_own(cut->c));
     for (int r = 0; r < t->base.size; r++) {
         const int64_t count = xdi_processes_in_step(cut, t->counts[r], step);
-        if (r == t->base.rank && xdi_processes_addresses(cut->c->kind) && !own) continue;
+        if (r == t->base.rank && skips) continue;
         for (int64_t k = 0; k < nodes && count > 0; k++)
             xdi_processes_copy(xdi_processes_part(chunk, cut, r) + (size_t)(k * cut->tile) * cut->size,
                                (const char *)cut->c->send +
@@ -297,7 +349,7 @@ static xd_result xdi_processes_add(const xdi_processes *t, const xdi_processes_c
     const int64_t at = step * cut->tile, count = xdi_processes_in_step(cut, t->counts[me], step);
     for (int r = 0; r < n; r++)
         t->pieces[r] = xdi_processes_part(xdi_processes_chunk(t, r, cut, step), cut, me);
-    if (!cut->c->leaves.total && count > 0)
+    if (xdi_processes_reads_own(cut->c) && count > 0)
         t->pieces[me] = (const char *)cut->c->send + (size_t)(t->begins[me] + at) * cut->size;
     char *sums =
         count > 0 ? (char *)cut->c->recv + (size_t)((cut->whole ? t->begins[me] : 0) + at) * cut->size : NULL;
@@ -381,7 +433,8 @@ static xd_result xdi_processes_spread(xdi_processes *t, const xdi_processes_cut 
 static xd_result xdi_processes_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_processes *t = (xdi_processes *)transport;
     bool is_short = true;
-    for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_processes_page_of(t, r)->is_short;
+    for (int r = 0; r < t->base.size; r++)
+        is_short = is_short && xdi_processes_flag_of(t, r)->place != XDI_PROCESSES_IN_SLOT;
     if (is_short) return xdi_processes_take_short(t, c);
     const xdi_processes_cut cut = xdi_processes_cut_of(t, c, deadline);
     if (!cut.sums) xdi_processes_keep(t, c);

@@ -6,31 +6,42 @@
 /* What the files of the transport between processes share: the memory of a group, and a handle on it. */
 
 enum {
-    XDI_PROCESSES_INLINE = 4096 /* most bytes of a payload in the page */
+    XDI_PROCESSES_INLINE = 4096, /* most bytes of a payload in the page */
+    XDI_PROCESSES_TINY = 32      /* most in the flag */
 };
 
-/* What a rank shows in a round. */
+/* Where a rank's payload of a round is: in its slot, which it fills step by step, or in its page or flag already. */
+enum { XDI_PROCESSES_IN_SLOT = 0, XDI_PROCESSES_IN_PAGE, XDI_PROCESSES_IN_FLAG };
+
+/* With what a rank enters a round: one line of the cache, since fetching a line from another core is what a short call costs. */
+typedef struct xdi_processes_flag {
+    uint64_t arrived; /* the round; atomic, written last */
+    uint64_t digest;  /* of the control record: who has the same one need not read that */
+    int64_t longest;  /* elements of the longest block that it sends or receives */
+    uint32_t place;
+    uint32_t unused;
+    uint64_t payload[XDI_PROCESSES_TINY / 8];
+} xdi_processes_flag;
+
+/* What a rank shows besides in a round. */
 typedef struct xdi_processes_page {
     xd_control control;
-    int64_t longest; /* elements of the longest block that it sends or receives */
-    uint32_t is_short;
-    uint32_t unused;
     uint64_t payload[XDI_PROCESSES_INLINE / 8];
     int64_t offsets[XD_NODE_RANKS_MAX]; /* in the payload, of the block for each rank; not of an all_reduce */
 } xdi_processes_page;
 
-/* A rank's place in a group. The counters lie in lines of their own. */
+/* A rank's place in a group. The counters lie in lines of their own. Of flags and pages, a round has those of its parity: they are
+ * written again when all have entered the round between. */
 typedef struct xdi_processes_seat {
-    uint64_t arrived; /* rounds this rank has entered; atomic */
-    char line[XDI_JOB_LINE - 8];
+    xdi_processes_flag flag[2];
     uint64_t filled, summed; /* chunks that it has filled; tiles of sums that it has added; atomic */
-    char second_line[XDI_JOB_LINE - 16];
+    char line[XDI_JOB_LINE - 16];
     uint64_t taken; /* steps in which it has taken its part; atomic */
-    char third_line[XDI_JOB_LINE - 8];
+    char second_line[XDI_JOB_LINE - 8];
     uint32_t left;        /* this rank has destroyed its handle; atomic */
     int32_t child;        /* region of the group that was made in */
     uint64_t child_round; /* this round; atomic */
-    char fourth_line[XDI_JOB_LINE - 16];
+    char third_line[XDI_JOB_LINE - 16];
     xdi_job_bell bell; /* where this rank waits for messages */
     xdi_processes_page page[2];
 } xdi_processes_seat;

@@ -14,7 +14,7 @@ static bool xdi_processes_missing(const xdi_processes *t, int culprit, char *tex
     for (int r = 0; r < t->base.size; r++) {
         const bool is_culprit = t->world_ranks[r] == culprit;
         member = member || is_culprit;
-        if (__atomic_load_n(&t->seats[r].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
+        if (__atomic_load_n(&t->seats[r].flag[t->round & 1].arrived, __ATOMIC_ACQUIRE) >= t->round) continue;
         missed = missed || is_culprit;
         if (used + 16 < size)
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->world_ranks[r]);

@@ -214,7 +214,7 @@ XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective 
 
 /* ---- the control record ---- */
 
-static uint64_t xdi_comm_mix(uint64_t x) {
+XD_PRIVATE uint64_t xdi_comm_mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);

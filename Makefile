@@ -303,6 +303,8 @@ endif
 .PHONY: build-mpi
 build-mpi: $(mpi_tests)
 
+build/mpi/test_mpi_equivalence: $(wildcard tests/equivalence/* examples/nn/*)
+
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
 	mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 

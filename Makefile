@@ -209,6 +209,11 @@ build-examples: $(examples)
 build/examples/%: examples/%.c $(library) | build/examples
 	$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
 
+# These two train the models of examples/nn.
+nn_examples = build/examples/24_fsdp_transformer
+$(nn_examples): build/examples/%: examples/%.c $(wildcard examples/nn/*.[ch]) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. $< $(wildcard examples/nn/*.c) $(library) -o $@ $(LIBS)
+
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 

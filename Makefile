@@ -220,6 +220,10 @@ build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/exampl
 build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
 	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
+# And this one is made of the parts of the demos.
+build/examples/25_xtoken_student: examples/25_xtoken_student.c $(filter-out examples/sharded/sharded.c,$(sharded_sources)) $(wildcard examples/*/*.h) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $(filter %.c,$^) $(library) -o $@ $(LIBS)
+
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
 node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)

@@ -209,20 +209,21 @@ build-examples: $(examples)
 build/examples/%: examples/%.c $(library) | build/examples
 	$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
 
-# These two train the models of examples/nn.
-nn_examples = build/examples/24_fsdp_transformer
-$(nn_examples): build/examples/%: examples/%.c $(wildcard examples/nn/*.[ch]) $(library) | build/examples
-	$(CC) -std=c99 -O2 $(linked) -I. $< $(wildcard examples/nn/*.c) $(library) -o $@ $(LIBS)
+# These two train the transformer of examples/nn; the second is made of parts of the demos, with shorter rows.
+transformer_sources = $(patsubst %,examples/nn/nn_%.c,blocks describe exp layers matmul model patch_positions patch_rows sequence transformer)
+student_sources = $(patsubst %,examples/demo/demo_%.c,bridge data flat load loss rank shares text) $(patsubst %,examples/sharded/sharded_%.c,memory stages student) $(patsubst %,examples/common/%.c,folders model_directory sample)
+
+build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(transformer_sources) $(wildcard examples/nn/*.h) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. $< $(transformer_sources) $(library) -o $@ $(LIBS)
+
+build/examples/25_xtoken_student: examples/25_xtoken_student.c $(transformer_sources) $(student_sources) $(wildcard examples/*/*.h) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(transformer_sources) $(student_sources) $(library) -o $@ $(LIBS)
 
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 
 build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
 	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
-
-# And this one is made of the parts of the demos.
-build/examples/25_xtoken_student: examples/25_xtoken_student.c $(filter-out examples/sharded/sharded.c,$(sharded_sources)) $(wildcard examples/*/*.h) $(library) | build/examples
-	$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $(filter %.c,$^) $(library) -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
 node_mpi := $(if $(bench_mpi),build/bench/node_mpi)

@@ -81,28 +81,27 @@ static void add_pipelines(void) {
 
 /* Ranks that share sequences, of eleven positions, or of three to thirteen. */
 static void add_sequences(train_wrap wrap, int dp, int cp, int tp, int groups) {
-    for (int lengths = 0; lengths < 2; lengths++) {
-        train_config c;
-        memset(&c, 0, sizeof c);
-        c.wrap = wrap;
-        c.dp = dp;
-        c.cp = cp;
-        c.tp = tp;
-        c.groups = groups;
-        c.lengths = lengths != 0;
-        c.whole = wrap >= TRAIN_FSDP && listed % 4 < 2;
-        c.bf16 = listed % 5 == 1;
-        c.workers = listed % 3 == 1;
-        c.recompute = listed % 7 == 3;
-        c.reduction = XD_REDUCTION_INVARIANT;
-        c.steps = TRAIN_STEPS;
-        list[listed++] = c;
-    }
+    train_config c;
+    memset(&c, 0, sizeof c);
+    c.wrap = wrap;
+    c.dp = dp;
+    c.cp = cp;
+    c.tp = tp;
+    c.groups = groups;
+    c.lengths = listed % 2 == 1;
+    c.whole = wrap >= TRAIN_FSDP && listed % 4 < 2;
+    c.bf16 = listed % 5 == 1;
+    c.workers = listed % 3 == 1;
+    c.recompute = listed % 7 == 3;
+    c.reduction = XD_REDUCTION_INVARIANT;
+    c.steps = TRAIN_STEPS;
+    list[listed++] = c;
 }
 
+/* Seven for each wrapper, so that those of FSDP have either kind of sequences in turn. */
 static void add_all_sequences(void) {
-    static const train_wrap wraps[] = { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP };
-    for (int i = 0; i < 3; i++) {
+    static const train_wrap wraps[] = { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_FSDP };
+    for (int i = 0; i < 4; i++) {
         for (int dp = 1; dp <= 4; dp++) add_sequences(wraps[i], dp, 2, 1, 0);
         for (int dp = 1; dp <= 2; dp++) add_sequences(wraps[i], dp, 4, 1, 0);
         add_sequences(wraps[i], 2, 2, 2, 0);

@@ -209,6 +209,16 @@ build-examples: $(examples)
 build/examples/%: examples/%.c $(library) | build/examples
 	$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
 
+# These two train the transformer of examples/nn; the second is made of parts of the demos, with shorter rows.
+transformer_sources = $(patsubst %,examples/nn/nn_%.c,blocks describe exp layers matmul model patch_positions patch_rows sequence transformer)
+student_sources = $(patsubst %,examples/demo/demo_%.c,bridge data flat load loss rank shares text) $(patsubst %,examples/sharded/sharded_%.c,memory stages student) $(patsubst %,examples/common/%.c,folders model_directory sample)
+
+build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(transformer_sources) $(wildcard examples/nn/*.h) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. $< $(transformer_sources) $(library) -o $@ $(LIBS)
+
+build/examples/25_xtoken_student: examples/25_xtoken_student.c $(transformer_sources) $(student_sources) $(wildcard examples/*/*.h) $(library) | build/examples
+	$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(transformer_sources) $(student_sources) $(library) -o $@ $(LIBS)
+
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 
@@ -302,6 +312,8 @@ endif
 
 .PHONY: build-mpi
 build-mpi: $(mpi_tests)
+
+build/mpi/test_mpi_equivalence: $(wildcard tests/equivalence/* examples/nn/*)
 
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
 	mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)

@@ -9,6 +9,9 @@
 #include "../examples/nn/nn_layers.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_model.c"
+#include "../examples/nn/nn_patch_positions.c"
+#include "../examples/nn/nn_patch_rows.c"
+#include "../examples/nn/nn_sequence.c"
 #include "../examples/nn/nn_transformer.c"
 #include "equivalence/stages.c"
 #include "equivalence/train.c"
@@ -57,6 +60,28 @@ XD_TEST(a_transformer_under_any_wrapper_and_tensor_parallel_cut_has_the_bits_of_
     CHECK(memcmp(one->values, half->values, sizeof one->values) != 0);
     free(one);
     free(half);
+}
+
+/* Ranks share sequences of eleven positions, or of three to thirteen, of which the last blocks and ranks may have none. */
+XD_TEST(ranks_that_share_sequences_in_blocks_have_the_bits_of_one_rank) {
+    const train_config list[] = { config_of(TRAIN_DDP, 1, 2, 0), config_of(TRAIN_SHARDED, 2, 1, 0),
+                                  config_of(TRAIN_FSDP, 2, 1, 0) };
+    for (int lengths = 0; lengths < 2; lengths++) {
+        train_config c = config_of(TRAIN_DDP, 1, 1, 0);
+        train_result *one = (train_result *)calloc(1, sizeof *one);
+        char message[512] = "";
+        c.cp = 1;
+        c.lengths = lengths != 0;
+        CHECK(train_on_threads(&c, one, message));
+        for (int i = 0; i < 3; i++) {
+            c = list[i];
+            c.cp = i == 1 ? 4 : 2;
+            c.lengths = lengths != 0;
+            c.recompute = c.workers = i == 2;
+            check_run(&c, one);
+        }
+        free(one);
+    }
 }
 
 /* What the pieces are for: in the other modes a cut has other bits, and is close. */

@@ -10,8 +10,12 @@
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_model.c"
 #include "../examples/nn/nn_layers.c"
+#include "../examples/nn/nn_patch_positions.c"
+#include "../examples/nn/nn_patch_rows.c"
+#include "../examples/nn/nn_sequence.c"
 #include "../examples/nn/nn_transformer.c"
 #include "../examples/nn/nn_describe.c"
+#include "../examples/nn/nn_blocks.c"
 
 /* ---- help ---- */
 
@@ -370,6 +374,174 @@ XD_TEST(two_context_parallel_ranks_with_uneven_position_lists_equal_one) {
 
 XD_TEST(tensor_and_context_parallel_together_equal_one) {
     check_split(2, 2, false);
+}
+
+/* ---- fixed blocks of positions ---- */
+
+/* Nodes of the ranks of a group that meets: rank r has the pieces from 8 r / size on. */
+typedef struct met_nodes {
+    const meeting *place;
+    int64_t count;
+} met_nodes;
+
+/* Where a rank's node [first, first + size) is; NULL if that is no whole node of anybody. */
+static const float *met_node(const met_nodes *met, int first, int size) {
+    for (int r = 0; r < met->place->size; r++) {
+        const int end = 8 * (r + 1) / met->place->size;
+        int at = 8 * r / met->place->size, number = 0;
+        while (at < end) {
+            int most = 8;
+            while (at % most != 0 || at + most > end) most /= 2;
+            if (at == first && most == size) return met->place->part[r] + number * met->count;
+            at += most;
+            number++;
+        }
+    }
+    return NULL;
+}
+
+static float met_sum(const met_nodes *met, int first, int size, int64_t i) {
+    const float *node = met_node(met, first, size);
+    if (node) return node[i];
+    return met_sum(met, first, size / 2, i) + met_sum(met, first + size / 2, size / 2, i);
+}
+
+static int meet_and_sum_pieces(void *user, const float *forest, nn_pieces pieces, int64_t count, float *x) {
+    const member *me = (const member *)user;
+    const met_nodes met = { me->place, count };
+    CHECK_EQ_INT(pieces.total, 8);
+    CHECK_EQ_INT(pieces.first, 8 * me->rank / me->place->size);
+    CHECK_EQ_INT(pieces.count, 8 * (me->rank + 1) / me->place->size - pieces.first);
+    me->place->part[me->rank] = forest;
+    meet(me->place);
+    for (int64_t i = 0; i < count; i++) x[i] = met_sum(&met, 0, 8, i);
+    meet(me->place);
+    return 0;
+}
+
+typedef struct block_rank {
+    const tiny_run *one; /* with blocks, on one rank */
+    meeting *place;
+    int rank, positions;
+} block_rank;
+
+/* In order; blocks of ceil(positions / 8) of them, some at the end empty. */
+static int block_cut(const block_rank *me, int rank) {
+    const int cut = 8 * rank / me->place->size * ((me->positions + 7) / 8);
+    return cut < me->positions ? cut : me->positions;
+}
+
+static void *run_block_rank(void *argument) {
+    const block_rank *me = (const block_rank *)argument;
+    member mine = { me->place, me->rank };
+    const nn_group cp = {
+        me->place->size, me->rank, &mine, NULL, meet_and_gather, true, meet_and_sum_pieces
+    };
+    const int first = block_cut(me, me->rank), count = block_cut(me, me->rank + 1) - first;
+    int32_t ids[SEQUENCES * POSITIONS], all[POSITIONS], counts[MOST];
+    tiny_run t;
+    for (int i = 0; i < POSITIONS; i++) all[i] = i;
+    for (int r = 0; r < me->place->size; r++) counts[r] = block_cut(me, r + 1) - block_cut(me, r);
+    tiny_start(&t, false, NULL, &cp, count, all + first, ids);
+    t.batch.cp_count = counts;
+    t.batch.cp_position = all;
+    tiny_step(&t);
+    CHECK_EQ_INT(t.code, 0);
+    for (int s = 0; s < SEQUENCES && t.code == 0; s++)
+        CHECK(memcmp(t.logits + s * count * VOCAB, me->one->logits + (s * me->positions + first) * VOCAB,
+                     (size_t)(count * VOCAB) * sizeof(float)) == 0);
+    CHECK(memcmp(t.gradient, me->one->gradient, (size_t)t.model.float_count * sizeof(float)) == 0);
+    tiny_end(&t);
+    return NULL;
+}
+
+static void check_block_ranks(const tiny_run *one, int ranks, int positions) {
+    meeting place = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, { NULL } };
+    block_rank all[MOST];
+    pthread_t threads[MOST];
+    place.size = ranks;
+    for (int r = 0; r < ranks; r++) {
+        const block_rank rank = { one, &place, r, positions };
+        all[r] = rank;
+        CHECK_EQ_INT(pthread_create(&threads[r], NULL, run_block_rank, &all[r]), 0);
+    }
+    for (int r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
+}
+
+static nn_group one_with_blocks(void) {
+    nn_group cp;
+    memset(&cp, 0, sizeof cp);
+    cp.size = 1;
+    cp.invariant = true;
+    return cp;
+}
+
+/* Nine positions are five blocks of two or less and three empty ones; three positions leave ranks without any. */
+XD_TEST(ranks_that_share_fixed_blocks_of_positions_have_the_bits_of_one) {
+    const nn_group cp = one_with_blocks();
+    for (int positions = 3; positions <= POSITIONS; positions += 3)
+        for (int ranks = 2; ranks <= MOST; ranks++) {
+            int32_t ids[SEQUENCES * POSITIONS];
+            tiny_run one;
+            tiny_start(&one, false, NULL, &cp, positions, NULL, ids);
+            tiny_step(&one);
+            CHECK_EQ_INT(one.code, 0);
+            check_block_ranks(&one, ranks, positions);
+            tiny_end(&one);
+        }
+}
+
+/* Blocks add in another order, and compute the same. */
+XD_TEST(blocks_of_positions_have_the_same_logits_and_nearly_the_same_gradients) {
+    const nn_group cp = one_with_blocks();
+    int32_t ids[SEQUENCES * POSITIONS];
+    tiny_run whole, blocks;
+    const split_rank me = { &whole, NULL, NULL, 1, 0, 1, 0, true };
+    tiny_start(&whole, true, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&whole);
+    tiny_start(&blocks, true, NULL, &cp, POSITIONS, NULL, ids);
+    tiny_step(&blocks);
+    CHECK(memcmp(whole.logits, blocks.logits, SEQUENCES * POSITIONS * VOCAB * sizeof(float)) == 0);
+    CHECK(memcmp(whole.gradient, blocks.gradient, (size_t)whole.model.float_count * sizeof(float)) != 0);
+    compare_gradients(&me, &blocks, blocks.gradient);
+    tiny_end(&whole);
+    tiny_end(&blocks);
+}
+
+static void check_misfit(xd_ctx *ctx, const int32_t counts[2], const int32_t *list, const char *text) {
+    nn_group cp = one_with_blocks();
+    int32_t ids[SEQUENCES * POSITIONS];
+    tiny_run t;
+    cp.size = 2;
+    tiny_start(&t, false, NULL, &cp, counts[0], list, ids);
+    t.batch.cp_count = counts;
+    t.batch.cp_position = list;
+    tiny_step(&t);
+    CHECK_EQ_INT(t.code, XD_ERROR_UNSUPPORTED);
+    CHECK(nn_blocks_check(ctx, &t.model, &t.batch) == XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(ctx)->message, text) != NULL);
+    t.model.cp.invariant = false;
+    CHECK(nn_batch_fits(&t.model, &t.batch));
+    CHECK(nn_blocks_check(ctx, &t.model, &t.batch) == XD_OK);
+    tiny_end(&t);
+}
+
+/* Nine positions: the first of two ranks has the first four blocks of two, eight of them. */
+XD_TEST(balanced_cuts_of_positions_are_refused_with_fixed_blocks) {
+    const int32_t in_order[POSITIONS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8 };
+    const int32_t balanced[POSITIONS] = { 0, 1, 2, 3, 5, 6, 7, 8, 4 };
+    const int32_t half[2] = { 5, 4 }, blocks[2] = { 8, 1 };
+    const nn_config config = tiny_config(true);
+    nn_group cp = one_with_blocks();
+    nn_model model;
+    xd_ctx *ctx;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    check_misfit(ctx, half, in_order, "rank 0 of 2 has 5 of 9 positions, its blocks have 8");
+    check_misfit(ctx, blocks, balanced, "positions of 2 ranks are not runs of blocks");
+    cp.size = 9;
+    CHECK_EQ_STR(nn_model_init(&config, NULL, &cp, &model),
+                 "more context-parallel ranks than blocks of positions");
+    xd_ctx_destroy(ctx);
 }
 
 /* ---- blocks ---- */

@@ -1,6 +1,8 @@
 /* nn_blocks.c - a block is opened where a pass enters it, and closed where the pass leaves. */
 #include "nn_blocks.h"
 
+#include "nn_patch_positions.h"
+
 #include <string.h>
 
 /* What a stage has not is NULL. */
@@ -62,6 +64,22 @@ static int nn_blocks_recompute(void *user, int block, nn_again forward, void *ar
 nn_source nn_blocks_source(nn_blocks *blocks) {
     const nn_source source = { blocks, nn_blocks_begin, nn_blocks_end, nn_blocks_keep, nn_blocks_recompute };
     return source;
+}
+
+xd_result nn_blocks_check(xd_ctx *ctx, const nn_model *model, const nn_batch *batch) {
+    const nn_group *cp = &model->cp;
+    int all = 0;
+    if (nn_batch_fits(model, batch)) return XD_OK;
+    for (int r = 0; r < cp->size && cp->size > 1; r++) all += batch->cp_count[r];
+    const nn_positions at = nn_positions_share(cp->size, 0, all);
+    for (int r = 0; r < cp->size && cp->size > 1; r++) {
+        const xd_interval tokens = nn_positions_tokens(&at, r);
+        XD_REQUIRE(ctx, batch->cp_count[r] == tokens.end - tokens.begin, XD_ERROR_UNSUPPORTED,
+                   "rank %d of %d has %d of %d positions, its blocks have %lld", r, cp->size,
+                   batch->cp_count[r], all, (long long)(tokens.end - tokens.begin));
+    }
+    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED, "positions of %d ranks are not runs of blocks, in their order",
+                   cp->size);
 }
 
 int nn_blocks_sum_pieces(void *comm, const float *forest, nn_pieces pieces, int64_t count, float *x) {

@@ -105,6 +105,10 @@ static int32_t nn_position(const int32_t *list, int index) {
     return list ? list[index] : index;
 }
 
+static int32_t nn_query_position(const nn_attention *a, int index) {
+    return a->query_pos ? a->query_pos[index] : a->query_first + index;
+}
+
 /* One row of scores to probabilities. No key from number `seen` on is seen; those before it that come after the
  * query's position are not either. */
 static void nn_masked_softmax(const nn_attention *a, int32_t position, float scale, int seen, float *row) {
@@ -136,10 +140,10 @@ enum { NN_QUERY_BLOCK = 256 };
 
 /* How many keys, from the first on, the queries [begin, end) see: all keys behind them are after every one. */
 static int nn_keys_seen(const nn_attention *a, int begin, int end) {
-    int32_t last = nn_position(a->query_pos, begin);
+    int32_t last = nn_query_position(a, begin);
     int seen = a->keys;
     for (int i = begin; i < end; i++)
-        if (nn_position(a->query_pos, i) > last) last = nn_position(a->query_pos, i);
+        if (nn_query_position(a, i) > last) last = nn_query_position(a, i);
     while (seen > 0 && nn_position(a->key_pos, seen - 1) > last) seen--;
     return seen;
 }
@@ -155,8 +159,7 @@ static void nn_attend_block(const nn_attention *a, int h, int begin, int end, fl
     const nn_view v = nn_head(a->v, group, a->kv_heads, a->head_dim, seen);
     nn_matmul(q, nn_transpose(k), probs, a->keys, false);
     for (int i = begin; i < end; i++)
-        nn_masked_softmax(a, nn_position(a->query_pos, i), scale, seen,
-                          probs + (int64_t)(i - begin) * a->keys);
+        nn_masked_softmax(a, nn_query_position(a, i), scale, seen, probs + (int64_t)(i - begin) * a->keys);
     nn_matmul(nn_block(probs, end - begin, seen, a->keys), v, out + begin * stride + h * a->head_dim, stride,
               false);
 }

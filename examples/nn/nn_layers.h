@@ -44,10 +44,11 @@ void nn_rope(int64_t rows, int positions, int heads, int head_dim, const float *
 typedef struct nn_attention {
     int heads, kv_heads, head_dim;      /* held by this rank */
     int queries, keys;                  /* rows of q, rows of k and v */
-    const int32_t *query_pos, *key_pos; /* [queries], [keys]; NULL = 0, 1, 2, ... */
+    const int32_t *query_pos, *key_pos; /* [queries], [keys]; NULL = `query_first` and up; 0, 1, 2, ... */
     const float *q;                     /* [queries, heads * head_dim], rotated */
     const float *k, *v;                 /* [keys, kv_heads * head_dim], k rotated */
     float *probs;                       /* [heads, queries, keys]: written forward, read backward */
+    int query_first;
 } nn_attention;
 
 /* out [queries, heads * head_dim] = softmax(q k^T / sqrt(head_dim)) v. */

@@ -123,6 +123,8 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
     m.cp = nn_group_or_alone(cp);
     if (m.tp.size > NN_MOST_RANKS || m.cp.size > NN_MOST_RANKS)
         return "a group has more than NN_MOST_RANKS ranks";
+    if (m.cp.invariant && m.cp.size > NN_PIECES)
+        return "more context-parallel ranks than blocks of positions";
     m.params =
         (nn_param *)calloc((size_t)config->layers * NN_LAYER_WEIGHTS + NN_ROOT_WEIGHTS, sizeof *m.params);
     if (!m.params) return "out of memory";

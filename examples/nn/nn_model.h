@@ -46,8 +46,9 @@ typedef struct nn_group {
     int (*all_reduce_sum)(void *user, float *x, int64_t count);
     /* received = every rank's part, in rank order, counts[r] floats from rank r. */
     int (*all_gather_v)(void *user, const float *send, float *received, const int64_t *counts);
-    /* Tensor-parallel: sums are made of pieces that do not depend on the number of ranks, and added along the canonical tree of
-     * xd_leaves, so that every split has the bits of one rank. Slower. Ranks are cut between pieces. */
+    /* Sums are made of pieces that do not depend on the number of ranks, and added along the canonical tree of xd_leaves, so that
+     * every split has the bits of one rank with it. Slower. Ranks are cut between pieces: tensor-parallel ones as below, context-
+     * parallel ones between the eight blocks of positions of nn_patch_positions.h, each a run of them. */
     bool invariant;
     /* x = the root of the tree over all ranks' pieces; forest holds this rank's nodes, each `count` floats. Called only when
      * `invariant`. */

@@ -7,26 +7,42 @@
 
 /* ---- who has what ---- */
 
+/* The first block of a rank. */
 static int64_t nn_positions_cut(const nn_positions *at, int rank) {
-    return at->comm ? (int64_t)NN_POSITION_BLOCKS * rank / xd_comm_size(at->comm)
-                    : (int64_t)NN_POSITION_BLOCKS * rank;
+    return (int64_t)NN_POSITION_BLOCKS * rank / at->ranks;
 }
 
-nn_positions nn_positions_of(xd_comm *comm, int64_t tokens) {
+nn_positions nn_positions_share(int ranks, int rank, int64_t tokens) {
     nn_positions at;
-    const int rank = comm ? xd_comm_rank(comm) : 0;
-    at.comm = comm && xd_comm_size(comm) > 1 ? comm : NULL;
+    at.comm = NULL;
+    at.ranks = ranks;
     at.all = tokens;
-    at.each = tokens / NN_POSITION_BLOCKS;
+    at.each = (tokens + NN_POSITION_BLOCKS - 1) / NN_POSITION_BLOCKS;
     at.first = nn_positions_cut(&at, rank);
     at.count = nn_positions_cut(&at, rank + 1) - at.first;
     return at;
 }
 
-xd_interval nn_positions_tokens(const nn_positions *at, int rank) {
-    const xd_interval tokens = { nn_positions_cut(at, rank) * at->each,
-                                 nn_positions_cut(at, rank + 1) * at->each };
+nn_positions nn_positions_of(xd_comm *comm, int64_t tokens) {
+    nn_positions at =
+        nn_positions_share(comm ? xd_comm_size(comm) : 1, comm ? xd_comm_rank(comm) : 0, tokens);
+    if (at.ranks > 1) at.comm = comm;
+    return at;
+}
+
+/* Tokens of the blocks [begin, end). */
+static xd_interval nn_positions_range(const nn_positions *at, int64_t begin, int64_t end) {
+    const xd_interval tokens = { begin * at->each < at->all ? begin * at->each : at->all,
+                                 end * at->each < at->all ? end * at->each : at->all };
     return tokens;
+}
+
+xd_interval nn_positions_tokens(const nn_positions *at, int rank) {
+    return nn_positions_range(at, nn_positions_cut(at, rank), nn_positions_cut(at, rank + 1));
+}
+
+xd_interval nn_positions_block(const nn_positions *at, int64_t block) {
+    return nn_positions_range(at, at->first + block, at->first + block + 1);
 }
 
 xd_result nn_positions_gather(const nn_positions *at, int64_t width, const float *here, float *all) {

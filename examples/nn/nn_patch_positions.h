@@ -1,4 +1,5 @@
-/* nn_patch_positions.h - the tokens of a sample in eight blocks, which ranks may share, and sums over them that do not depend on how.
+/* nn_patch_positions.h - the tokens of a sample or sequence in eight blocks, which ranks may share, and sums over them that do not depend
+ * on how.
  *
  * A rank has a run of whole blocks. What is summed over tokens is a sum of each block, and those are added along the canonical tree
  * of xd_leaves. So a rank that has a block makes the bits that any other would, and the sum is that of one rank. */
@@ -14,17 +15,20 @@ extern "C" {
 enum { NN_POSITION_BLOCKS = 8 };
 
 typedef struct nn_positions {
-    xd_comm *comm;        /* NULL -> all tokens are here */
-    int64_t all;          /* tokens of a sample, a multiple of the blocks */
-    int64_t each;         /* tokens of a block */
+    xd_comm *comm;        /* NULL -> all tokens are here, or nothing is gathered or joined */
+    int ranks;            /* that share the blocks */
+    int64_t all;          /* tokens of a sample */
+    int64_t each;         /* tokens of a block; the last blocks may be shorter, and empty */
     int64_t first, count; /* blocks here */
 } nn_positions;
 
-/* Those of a rank. Pure. */
+/* Those of a rank; of one among `ranks`, without a communicator. Pure. */
 nn_positions nn_positions_of(xd_comm *comm, int64_t tokens);
+nn_positions nn_positions_share(int ranks, int rank, int64_t tokens);
 
-/* Tokens of a sample that a rank of `comm` has. Pure. */
+/* Tokens of a sample that a rank has; that are in a block, counted from the first here. Pure. */
 xd_interval nn_positions_tokens(const nn_positions *at, int rank);
+xd_interval nn_positions_block(const nn_positions *at, int64_t block);
 
 /* all [tokens of a sample, width] = the tokens of all ranks, of which here [tokens here, width] are this one's. Collective. */
 xd_result nn_positions_gather(const nn_positions *at, int64_t width, const float *here, float *all);

@@ -7,12 +7,13 @@
  * Tensor-parallel: every rank computes a part of what is added to x, and the parts are summed: two sums a
  * layer forward, and two backward, where a norm's gradient gathers what the ranks know about it.
  * Context-parallel: a rank has the queries of its own positions and the keys and values of all, so keys and
- * values are gathered, and their gradients summed.
+ * values are gathered, and their gradients summed. With fixed blocks of positions that is one more sum over these.
  *
  * A pass opens the root, then one layer after another, and the root closes last. */
 #include "nn_transformer.h"
 #include "nn_layers.h"
 #include "nn_matmul.h"
+#include "nn_sequence.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -61,6 +62,8 @@ typedef struct nn_space {
     float *part;                   /* [rows, hidden]: this rank's part of a sum */
     float *forest;                 /* nodes of that size; NULL unless sums are made of pieces */
     float *local_kv, *gathered_kv; /* context-parallel: own keys or values, everybody's in rank order */
+    nn_sequence sequence;          /* its sums over positions are for the backward pass */
+    float *key_nodes, *key_root; /* with blocks: as its nodes and root, of the gradients of keys and values */
     /* backward only */
     float *d_x, *d_q, *d_k, *d_v, *d_heads, *d_scores, *d_gate, *d_up, *d_act;
     float *d_local_k, *d_local_v;
@@ -115,7 +118,8 @@ static nn_kept nn_take_layer(const nn_model *model, const nn_sizes *s, float *ba
     return a;
 }
 
-static void nn_take_backward(const nn_sizes *s, bool gathers, float *base, int64_t *offset, nn_space *w) {
+/* `apart`: gradients of the keys and values here have room beside those of all. */
+static void nn_take_backward(const nn_sizes *s, bool apart, float *base, int64_t *offset, nn_space *w) {
     w->d_x = nn_take(base, offset, s->rows * s->hidden);
     w->d_q = nn_take(base, offset, s->rows * s->q_width);
     w->d_k = nn_take(base, offset, s->key_rows * s->kv_width);
@@ -125,8 +129,50 @@ static void nn_take_backward(const nn_sizes *s, bool gathers, float *base, int64
     w->d_gate = nn_take(base, offset, s->rows * s->ffn);
     w->d_up = nn_take(base, offset, s->rows * s->ffn);
     w->d_act = nn_take(base, offset, s->rows * s->ffn);
-    w->d_local_k = gathers ? nn_take(base, offset, s->rows * s->kv_width) : w->d_k;
-    w->d_local_v = gathers ? nn_take(base, offset, s->rows * s->kv_width) : w->d_v;
+    w->d_local_k = apart ? nn_take(base, offset, s->rows * s->kv_width) : w->d_k;
+    w->d_local_v = apart ? nn_take(base, offset, s->rows * s->kv_width) : w->d_v;
+}
+
+static int64_t nn_larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Floats of a layer's weights before one of them, here. */
+static int64_t nn_layer_offset(const nn_model *model, int weight) {
+    int64_t offset = 0;
+    for (int i = 0; i < weight; i++) offset += nn_param_count(nn_block_param(model, 0, i));
+    return offset;
+}
+
+/* Of keys and values together, as their gradients are. */
+static int64_t nn_keys_floats(const nn_sizes *s) {
+    return 2 * s->key_rows * s->kv_width;
+}
+
+/* Room for gradients that are open together: those of a layer, of the last norm and the head, of the embedding. */
+static void nn_take_sums(const nn_model *model, const nn_sizes *s, float *base, int64_t *offset,
+                         nn_space *w) {
+    const int64_t vocab = model->share.vocab_count * s->hidden, keys = nn_keys_floats(s);
+    const int64_t nodes = nn_positions_nodes(&w->sequence.at);
+    const int64_t all = nn_larger(nn_layer_offset(model, NN_LAYER_WEIGHTS), s->hidden + vocab);
+    int64_t largest = nn_larger(nn_larger(vocab, keys), s->hidden);
+    for (int i = 0; i < NN_LAYER_WEIGHTS; i++)
+        largest = nn_larger(largest, nn_param_count(nn_block_param(model, 0, i)));
+    w->sequence.nodes = nn_take(base, offset, nodes * all);
+    w->sequence.root = nn_take(base, offset, model->cp.size > 1 ? all : 0);
+    w->sequence.room = nn_take(base, offset, nn_sums_room(largest));
+    w->key_nodes = nn_take(base, offset, nodes * keys);
+    w->key_root = nn_take(base, offset, model->cp.size > 1 ? keys : 0);
+}
+
+static nn_sequence nn_sequence_of(const nn_model *model, const nn_batch *batch) {
+    nn_sequence s;
+    memset(&s, 0, sizeof s);
+    s.sequences = batch->sequences;
+    s.positions = batch->positions;
+    s.blocks = model->cp.invariant;
+    s.at = nn_positions_share(model->cp.size, model->cp.rank, nn_key_count(model, batch));
+    return s;
 }
 
 static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool training, float *base) {
@@ -137,6 +183,7 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
     int64_t offset = 0, layer = 0;
     memset(&w, 0, sizeof w);
     w.size = s = nn_sizes_of(model, batch);
+    w.sequence = nn_sequence_of(model, batch);
     (void)nn_take_layer(model, &s, NULL, &layer);
     w.layer_step = training && !model->recompute ? layer : 0;
     w.layers = nn_take(base, &offset, w.layer_step && layers > 1 ? layer * layers : layer);
@@ -152,7 +199,8 @@ static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool train
         w.local_kv = nn_take(base, &offset, s.rows * s.kv_width);
         w.gathered_kv = nn_take(base, &offset, s.key_rows * s.kv_width);
     }
-    if (training) nn_take_backward(&s, gathers, base, &offset, &w);
+    if (training) nn_take_backward(&s, gathers || w.sequence.blocks, base, &offset, &w);
+    if (training && w.sequence.blocks) nn_take_sums(model, &s, base, &offset, &w);
     w.total = offset;
     return w;
 }
@@ -174,26 +222,56 @@ static int nn_sum(const nn_group *group, float *x, int64_t count) {
     return group->size == 1 ? 0 : group->all_reduce_sum(group->user, x, count);
 }
 
+static void nn_add_to(int64_t count, const float *a, const float *b, float *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
+}
+
 /* y [rows, out] = x [rows, in] * weight^T, weight [out, in]. */
 static void nn_linear(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight, float *y) {
     nn_matmul(nn_dense(x, rows, in), nn_transpose(nn_dense(weight, out, in)), y, out, false);
 }
 
-/* d_weight += d_y^T * x. */
-static void nn_weight_gradient(int64_t rows, int64_t in, int64_t out, const float *x, const float *d_y,
-                               float *d_weight) {
-    nn_matmul(nn_transpose(nn_dense(d_y, rows, out)), nn_dense(x, rows, in), d_weight, in, true);
+/* Where the gradient of a layer's weight goes. */
+static nn_place nn_layer_place(const nn_model *model, const nn_weights *b, int weight) {
+    const nn_place place = { b->gradient[weight], nn_layer_offset(model, weight),
+                             nn_layer_offset(model, NN_LAYER_WEIGHTS) };
+    return place;
 }
 
-/* d_x = d_y * weight,  d_weight += d_y^T * x. */
-static void nn_linear_backward(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight,
-                               const float *d_y, float *d_x, float *d_weight) {
-    nn_matmul(nn_dense(d_y, rows, out), nn_dense(weight, out, in), d_x, in, false);
-    nn_weight_gradient(rows, in, out, x, d_y, d_weight);
+/* The gradient of a layer's matrix += d_y^T * x. */
+static void nn_matrix_gradient(const nn_model *model, const nn_weights *b, const nn_space *w, int weight,
+                               const float *x, const float *d_y) {
+    const nn_param *p = nn_block_param(model, 0, weight);
+    const nn_matrix_slope slope = { p->cols, p->rows, x, d_y, nn_layer_place(model, b, weight) };
+    nn_sequence_matrix(&w->sequence, &slope);
 }
 
-static void nn_add_to(int64_t count, const float *a, const float *b, float *out) {
-    for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
+/* d_x = d_y * weight, of a layer's matrix. */
+static void nn_linear_backward(const nn_model *model, const nn_weights *b, const nn_space *w, int weight,
+                               const float *d_y, float *d_x) {
+    const nn_param *p = nn_block_param(model, 0, weight);
+    nn_matmul(nn_dense(d_y, w->size.rows, p->rows), nn_dense(b->value[weight], p->rows, p->cols), d_x,
+              p->cols, false);
+}
+
+/* From w->part, through a layer's norm, to w->d_x. */
+static void nn_norm_gradient(const nn_model *model, const nn_weights *b, const nn_space *w, int weight,
+                             const float *x, const float *inverse_rms) {
+    const nn_norm_slope slope = {
+        w->size.hidden, x, b->value[weight], inverse_rms, w->part, w->d_x, nn_layer_place(model, b, weight)
+    };
+    nn_sequence_norm(&w->sequence, &slope);
+}
+
+/* Sums by blocks of positions to the gradients of an open layer. */
+static int nn_give_layer(const nn_model *model, const nn_weights *b, const nn_space *w) {
+    const float *sum;
+    if (!w->sequence.blocks) return 0;
+    NN_TRY(nn_sequence_join(&w->sequence, &model->cp, nn_layer_offset(model, NN_LAYER_WEIGHTS), &sum));
+    for (int i = 0; i < NN_LAYER_WEIGHTS; i++)
+        nn_add_to(nn_param_count(nn_block_param(model, 0, i)), b->gradient[i],
+                  sum + nn_layer_offset(model, i), b->gradient[i]);
+    return 0;
 }
 
 /* ---- sums over the tensor-parallel ranks ---- */
@@ -303,14 +381,18 @@ static int nn_embed(const nn_model *model, const float *table, const nn_batch *b
     return nn_sum_embedding(model, w, x);
 }
 
-static void nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
-                              float *d_table) {
-    const int64_t hidden = w->size.hidden;
-    for (int64_t r = 0; r < w->size.rows; r++) {
-        const int64_t row = (int64_t)batch->ids[r] - model->share.vocab_begin;
-        if (row < 0 || row >= model->share.vocab_count) continue;
-        nn_add_to(hidden, d_table + row * hidden, w->d_x + r * hidden, d_table + row * hidden);
-    }
+static int nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
+                             float *d_table) {
+    const nn_share *share = &model->share;
+    const int64_t count = share->vocab_count * w->size.hidden;
+    const nn_embed_slope slope = { w->size.hidden, share->vocab_begin,   share->vocab_count, batch->ids,
+                                   w->d_x,         { d_table, 0, count } };
+    const float *sum;
+    nn_sequence_embed(&w->sequence, &slope);
+    if (!w->sequence.blocks) return 0;
+    NN_TRY(nn_sequence_join(&w->sequence, &model->cp, count, &sum));
+    nn_add_to(count, d_table, sum, d_table);
+    return 0;
 }
 
 /* ---- keys and values over the sequence axis ---- */
@@ -349,39 +431,77 @@ static int nn_project_kv(const nn_model *model, const nn_batch *batch, const nn_
     return 0;
 }
 
-/* The gradients of all keys (or values), summed over the ranks; then the rows of this rank's own positions.
- */
-static int nn_collect_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_all,
-                         float *d_local) {
+/* Of the gradients of all keys (or values), the rows of this rank's own positions. */
+static void nn_own_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, const float *d_all,
+                      float *d_local) {
     const int64_t width = w->size.kv_width;
     int64_t first = 0;
-    if (model->cp.size == 1) return 0;
-    NN_TRY(model->cp.all_reduce_sum(model->cp.user, d_all, w->size.key_rows * width));
     for (int r = 0; r < model->cp.rank; r++) first += batch->cp_count[r];
     for (int s = 0; s < batch->sequences; s++)
         memcpy(d_local + s * (int64_t)batch->positions * width,
                d_all + (s * (int64_t)w->size.keys + first) * width,
                (size_t)(batch->positions * width) * sizeof *d_local);
+}
+
+/* The same, after these are summed over the ranks. */
+static int nn_collect_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_all,
+                         float *d_local) {
+    if (model->cp.size == 1) return 0;
+    NN_TRY(model->cp.all_reduce_sum(model->cp.user, d_all, w->size.key_rows * w->size.kv_width));
+    nn_own_kv(model, batch, w, d_all, d_local);
     return 0;
 }
 
-/* Sequence number `sequence` of a layer, as nn_layers.h wants it. */
-static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch, const nn_space *w,
-                                    const nn_kept *a, int sequence) {
-    const nn_sizes *s = &w->size;
+/* What attention in a layer is about. */
+typedef struct nn_attending {
+    const nn_model *model;
+    const nn_batch *batch;
+    const nn_space *space;
+    const nn_kept *kept;
+} nn_attending;
+
+/* How many parts the positions here have, and which they are: the blocks, or all at once. */
+static int64_t nn_part_count(const nn_space *w) {
+    return w->sequence.blocks ? w->sequence.at.count : 1;
+}
+
+static xd_interval nn_part_of(const nn_space *w, int64_t part) {
+    const xd_interval all = { 0, w->sequence.positions };
+    return w->sequence.blocks ? nn_sequence_part(&w->sequence, part) : all;
+}
+
+/* A part's queries of sequence number `sequence`, as nn_layers.h wants them. Each part has its probabilities one after another. */
+static nn_attention nn_attention_of(const nn_attending *of, int sequence, xd_interval part) {
+    const nn_model *model = of->model;
+    const nn_sizes *s = &of->space->size;
+    const nn_batch *batch = of->batch;
+    const int64_t first = sequence * (int64_t)batch->positions + part.begin;
     nn_attention view;
     view.kv_heads = model->share.kv_count;
     view.heads = model->share.kv_count * (model->config.heads / model->config.kv_heads);
     view.head_dim = model->config.head_dim;
-    view.queries = batch->positions;
+    view.queries = (int)(part.end - part.begin);
     view.keys = s->keys;
-    view.query_pos = batch->position;
+    view.query_pos = batch->position ? batch->position + part.begin : NULL;
+    view.query_first = (int)part.begin;
     view.key_pos = model->cp.size > 1 ? batch->cp_position : batch->position;
-    view.q = a->q + sequence * (int64_t)batch->positions * s->q_width;
-    view.k = a->k + sequence * (int64_t)s->keys * s->kv_width;
-    view.v = a->v + sequence * (int64_t)s->keys * s->kv_width;
-    view.probs = a->probs + sequence * (int64_t)view.heads * batch->positions * s->keys;
+    view.q = of->kept->q + first * s->q_width;
+    view.k = of->kept->k + sequence * (int64_t)s->keys * s->kv_width;
+    view.v = of->kept->v + sequence * (int64_t)s->keys * s->kv_width;
+    view.probs = of->kept->probs + first * view.heads * s->keys;
     return view;
+}
+
+bool nn_batch_fits(const nn_model *model, const nn_batch *batch) {
+    const nn_group *cp = &model->cp;
+    const int keys = nn_key_count(model, batch);
+    int64_t first = 0;
+    if (!nn_sequence_fits(cp, keys, batch->cp_count, cp->size > 1 ? batch->cp_position : batch->position))
+        return false;
+    for (int r = 0; r < cp->rank && cp->invariant; r++) first += batch->cp_count[r];
+    for (int i = 0; i < batch->positions && cp->invariant && cp->size > 1; i++)
+        if ((batch->position ? batch->position[i] : i) != first + i) return false;
+    return true;
 }
 
 /* ---- forward ---- */
@@ -396,9 +516,13 @@ static int nn_attention_block(const nn_model *model, const nn_weights *b, const 
             w->cosine, w->sine, 1.0f, a->q);
     NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_K], true, a->k));
     NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_V], false, a->v));
-    for (int i = 0; i < batch->sequences; i++) {
-        const nn_attention view = nn_attention_of(model, batch, w, a, i);
-        nn_attention_forward(&view, a->heads + i * (int64_t)batch->positions * s->q_width);
+    const nn_attending of = { model, batch, w, a };
+    for (int64_t n = 0; n < batch->sequences * nn_part_count(w); n++) {
+        const xd_interval part = nn_part_of(w, n % nn_part_count(w));
+        const int sequence = (int)(n / nn_part_count(w));
+        const nn_attention view = nn_attention_of(&of, sequence, part);
+        nn_attention_forward(&view,
+                             a->heads + (sequence * (int64_t)batch->positions + part.begin) * s->q_width);
     }
     const nn_product project = { a->heads, b->value[NN_O], true, s->q_width, nn_q_piece(model) };
     NN_TRY(nn_sum_products(model, w, &project, 1, nn_heads_pieces(model)));
@@ -458,6 +582,7 @@ int nn_forward_stage(const nn_model *model, const nn_source *source, const nn_ba
     const bool last = !model->cut.is || model->cut.last;
     nn_weights b;
     if (pass == NN_FORWARD && model->recompute && !source->keep) return NN_NO_INPUTS;
+    if (!nn_batch_fits(model, batch)) return (int)XD_ERROR_UNSUPPORTED;
     nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
                   w.cosine, w.sine);
     NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
@@ -491,36 +616,70 @@ int nn_forward(const nn_model *model, const float *weights, const nn_batch *batc
  * d_x; what flows through it is gathered in w->part, summed over the ranks, and goes through the norm. */
 static int nn_ffn_backward(const nn_model *model, const nn_weights *b, const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, b->value[NN_DOWN], w->d_x, w->d_act,
-                       b->gradient[NN_DOWN]);
+    nn_linear_backward(model, b, w, NN_DOWN, w->d_x, w->d_act);
+    nn_matrix_gradient(model, b, w, NN_DOWN, a->act, w->d_x);
     nn_swiglu_backward(s->rows * s->ffn, a->gate, a->up, w->d_act, w->d_gate, w->d_up);
     const int64_t piece = nn_piece_length(model->config.ffn);
     const nn_product back[2] = { { w->d_gate, b->value[NN_GATE], false, s->ffn, piece },
                                  { w->d_up, b->value[NN_UP], false, s->ffn, piece } };
-    nn_weight_gradient(s->rows, s->hidden, s->ffn, a->ffn_in, w->d_gate, b->gradient[NN_GATE]);
-    nn_weight_gradient(s->rows, s->hidden, s->ffn, a->ffn_in, w->d_up, b->gradient[NN_UP]);
+    nn_matrix_gradient(model, b, w, NN_GATE, a->ffn_in, w->d_gate);
+    nn_matrix_gradient(model, b, w, NN_UP, a->ffn_in, w->d_up);
     NN_TRY(nn_sum_products(model, w, back, 2, nn_ffn_pieces(model)));
-    nn_rmsnorm_backward(s->rows, s->hidden, a->middle, b->value[NN_POST_NORM], a->post_rms, w->part, w->d_x,
-                        b->gradient[NN_POST_NORM]);
+    nn_norm_gradient(model, b, w, NN_POST_NORM, a->middle, a->post_rms);
     return 0;
+}
+
+/* What a part's queries give: their w->d_q = ..., and to all keys and values d_k = ..., d_v = ... */
+static void nn_part_backward(const nn_attending *of, xd_interval part, float *d_k, float *d_v) {
+    const nn_space *w = of->space;
+    const nn_sizes *s = &w->size;
+    memset(d_k, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *d_k);
+    memset(d_v, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *d_v);
+    for (int i = 0; i < of->batch->sequences; i++) {
+        const nn_attention view = nn_attention_of(of, i, part);
+        const int64_t q_at = (i * (int64_t)of->batch->positions + part.begin) * s->q_width,
+                      kv_at = i * (int64_t)s->keys * s->kv_width;
+        nn_attention_backward(&view, w->d_heads + q_at, w->d_q + q_at, d_k + kv_at, d_v + kv_at, w->d_scores);
+    }
+}
+
+/* The gradients of keys, and of values behind them, that one block gives. */
+static void nn_keys_block(const void *user, int64_t block, float *out) {
+    const nn_attending *of = (const nn_attending *)user;
+    nn_part_backward(of, nn_part_of(of->space, block), out, out + nn_keys_floats(&of->space->size) / 2);
+}
+
+/* By blocks of positions: w->d_q, w->d_local_k, w->d_local_v. */
+static int nn_blocks_backward(const nn_attending *of) {
+    const nn_space *w = of->space;
+    const int64_t count = nn_keys_floats(&w->size);
+    const nn_block_sum sum = { nn_keys_block, of, 0, count };
+    const float *d_keys;
+    nn_sequence keys = w->sequence;
+    keys.nodes = w->key_nodes;
+    keys.root = w->key_root;
+    nn_sequence_add(&keys, count, &sum);
+    NN_TRY(nn_sequence_join(&keys, &of->model->cp, count, &d_keys));
+    nn_own_kv(of->model, of->batch, w, d_keys, w->d_local_k);
+    nn_own_kv(of->model, of->batch, w, d_keys + count / 2, w->d_local_v);
+    return 0;
+}
+
+/* The same with all queries here at once. */
+static int nn_queries_backward(const nn_attending *of) {
+    const nn_space *w = of->space;
+    nn_part_backward(of, nn_part_of(w, 0), w->d_k, w->d_v);
+    NN_TRY(nn_collect_kv(of->model, of->batch, w, w->d_k, w->d_local_k));
+    return nn_collect_kv(of->model, of->batch, w, w->d_v, w->d_local_v);
 }
 
 /* w->d_heads -> w->d_q, w->d_local_k, w->d_local_v, turned back to where the projections left them. */
 static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
                              const nn_kept *a) {
     const nn_sizes *s = &w->size;
+    const nn_attending of = { model, batch, w, a };
     const int head_dim = model->config.head_dim;
-    memset(w->d_k, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_k);
-    memset(w->d_v, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_v);
-    for (int i = 0; i < batch->sequences; i++) {
-        const nn_attention view = nn_attention_of(model, batch, w, a, i);
-        const int64_t q_at = i * (int64_t)batch->positions * s->q_width,
-                      kv_at = i * (int64_t)s->keys * s->kv_width;
-        nn_attention_backward(&view, w->d_heads + q_at, w->d_q + q_at, w->d_k + kv_at, w->d_v + kv_at,
-                              w->d_scores);
-    }
-    NN_TRY(nn_collect_kv(model, batch, w, w->d_k, w->d_local_k));
-    NN_TRY(nn_collect_kv(model, batch, w, w->d_v, w->d_local_v));
+    NN_TRY(w->sequence.blocks ? nn_blocks_backward(&of) : nn_queries_backward(&of));
     nn_rope(s->rows, batch->positions, (int)(s->q_width / head_dim), head_dim, w->cosine, w->sine, -1.0f,
             w->d_q);
     nn_rope(s->rows, batch->positions, (int)(s->kv_width / head_dim), head_dim, w->cosine, w->sine, -1.0f,
@@ -531,20 +690,19 @@ static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const
 static int nn_attention_block_backward(const nn_model *model, const nn_weights *b, const nn_batch *batch,
                                        const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, b->value[NN_O], w->d_x, w->d_heads,
-                       b->gradient[NN_O]);
+    nn_linear_backward(model, b, w, NN_O, w->d_x, w->d_heads);
+    nn_matrix_gradient(model, b, w, NN_O, a->heads, w->d_x);
     NN_TRY(nn_heads_backward(model, batch, w, a));
     const nn_product back[3] = {
         { w->d_q, b->value[NN_Q], false, s->q_width, nn_q_piece(model) },
         { w->d_local_k, b->value[NN_K], false, s->kv_width, model->config.head_dim },
         { w->d_local_v, b->value[NN_V], false, s->kv_width, model->config.head_dim },
     };
-    nn_weight_gradient(s->rows, s->hidden, s->q_width, a->attn_in, w->d_q, b->gradient[NN_Q]);
-    nn_weight_gradient(s->rows, s->hidden, s->kv_width, a->attn_in, w->d_local_k, b->gradient[NN_K]);
-    nn_weight_gradient(s->rows, s->hidden, s->kv_width, a->attn_in, w->d_local_v, b->gradient[NN_V]);
+    nn_matrix_gradient(model, b, w, NN_Q, a->attn_in, w->d_q);
+    nn_matrix_gradient(model, b, w, NN_K, a->attn_in, w->d_local_k);
+    nn_matrix_gradient(model, b, w, NN_V, a->attn_in, w->d_local_v);
     NN_TRY(nn_sum_products(model, w, back, 3, nn_heads_pieces(model)));
-    nn_rmsnorm_backward(s->rows, s->hidden, a->x, b->value[NN_INPUT_NORM], a->input_rms, w->part, w->d_x,
-                        b->gradient[NN_INPUT_NORM]);
+    nn_norm_gradient(model, b, w, NN_INPUT_NORM, a->x, a->input_rms);
     return 0;
 }
 
@@ -574,6 +732,7 @@ static int nn_layers_backward(const nn_model *model, const nn_source *source, co
         if (model->recompute) NN_TRY(source->recompute(source->user, i, nn_layer_again, &layer));
         NN_TRY(nn_ffn_backward(model, &b, w, &a));
         NN_TRY(nn_attention_block_backward(model, &b, batch, w, &a));
+        NN_TRY(nn_give_layer(model, &b, w));
         NN_TRY(source->end(source->user, i));
     }
     return 0;
@@ -586,12 +745,23 @@ static int nn_head_backward(const nn_model *model, const nn_weights *b, const nn
     const nn_share *share = &model->share;
     const nn_product head = { d_logits, b->value[NN_HEAD], false, share->vocab_count,
                               nn_piece_length(model->config.vocab) };
-    nn_weight_gradient(s->rows, s->hidden, share->vocab_count, w->head_in, d_logits, b->gradient[NN_HEAD]);
+    const int64_t width = s->hidden, floats = width + share->vocab_count * width;
+    const nn_matrix_slope matrix = {
+        width, share->vocab_count, w->head_in, d_logits, { b->gradient[NN_HEAD], width, floats }
+    };
+    const nn_norm_slope norm = {
+        width, w->last, b->value[NN_NORM], w->last_rms, w->part, w->d_x, { b->gradient[NN_NORM], 0, floats }
+    };
+    const float *sum;
+    nn_sequence_matrix(&w->sequence, &matrix);
     NN_TRY(nn_sum_products(model, w, &head, 1,
                            nn_pieces_of(model->config.vocab, share->vocab_begin, share->vocab_count)));
     memset(w->d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w->d_x);
-    nn_rmsnorm_backward(s->rows, s->hidden, w->last, b->value[NN_NORM], w->last_rms, w->part, w->d_x,
-                        b->gradient[NN_NORM]);
+    nn_sequence_norm(&w->sequence, &norm);
+    if (!w->sequence.blocks) return 0;
+    NN_TRY(nn_sequence_join(&w->sequence, &model->cp, floats, &sum));
+    nn_add_to(width, b->gradient[NN_NORM], sum, b->gradient[NN_NORM]);
+    nn_add_to(floats - width, b->gradient[NN_HEAD], sum + width, b->gradient[NN_HEAD]);
     return 0;
 }
 
@@ -608,7 +778,7 @@ int nn_backward_stage(const nn_model *model, const nn_source *source, const nn_b
         memcpy(w.d_x, ends->input, bytes);
     NN_TRY(nn_layers_backward(model, source, batch, &w));
     if (first)
-        nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]);
+        NN_TRY(nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]));
     else
         memcpy(ends->output, w.d_x, bytes);
     return source->end(source->user, NN_ROOT);

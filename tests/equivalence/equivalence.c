@@ -17,6 +17,7 @@ enum { TRAIN_MOST = 800, EQUIVALENCE_RANKS = 8 };
 static train_config list[TRAIN_MOST];
 static int listed;
 static train_result one[2], staged[3], other; /* staged: as it is, with bf16, with copies */
+static train_result blocks[4];                /* with blocks of positions: bf16 + 2 * lengths */
 
 static void add(train_wrap wrap, int dp, int tp, int groups, bool whole) {
     for (int variant = 0; variant < 4; variant++) {
@@ -78,11 +79,44 @@ static void add_pipelines(void) {
     }
 }
 
+/* Ranks that share sequences, of eleven positions, or of three to thirteen. */
+static void add_sequences(train_wrap wrap, int dp, int cp, int tp, int groups) {
+    train_config c;
+    memset(&c, 0, sizeof c);
+    c.wrap = wrap;
+    c.dp = dp;
+    c.cp = cp;
+    c.tp = tp;
+    c.groups = groups;
+    c.lengths = listed % 2 == 1;
+    c.whole = wrap >= TRAIN_FSDP && listed % 4 < 2;
+    c.bf16 = listed % 5 == 1;
+    c.workers = listed % 3 == 1;
+    c.recompute = listed % 7 == 3;
+    c.reduction = XD_REDUCTION_INVARIANT;
+    c.steps = TRAIN_STEPS;
+    list[listed++] = c;
+}
+
+/* Seven for each wrapper, so that those of FSDP have either kind of sequences in turn. */
+static void add_all_sequences(void) {
+    static const train_wrap wraps[] = { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_FSDP };
+    for (int i = 0; i < 4; i++) {
+        for (int dp = 1; dp <= 4; dp++) add_sequences(wraps[i], dp, 2, 1, 0);
+        for (int dp = 1; dp <= 2; dp++) add_sequences(wraps[i], dp, 4, 1, 0);
+        add_sequences(wraps[i], 2, 2, 2, 0);
+    }
+    add_sequences(TRAIN_HSDP, 3, 2, 1, 3);
+    add_sequences(TRAIN_FSDP, 2, 3, 1, 0);
+    add_sequences(TRAIN_FSDP, 1, 8, 1, 0);
+}
+
 static void fill_list(void) {
     add_pipelines();
     for (int dp = 1; dp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, 1);
     for (int tp = 2; tp <= EQUIVALENCE_RANKS; tp++)
         for (int dp = 1; dp * tp <= EQUIVALENCE_RANKS; dp++) add_mesh(dp, tp);
+    add_all_sequences();
 }
 
 /* ---- runs ---- */
@@ -104,6 +138,7 @@ static train_config alone(bool bf16, xd_reduction reduction) {
 }
 
 static const train_result *reference(const train_config *c) {
+    if (c->cp) return &blocks[c->bf16 + 2 * c->lengths];
     return c->pp ? &staged[c->bf16 + 2 * c->copies] : &one[c->bf16];
 }
 
@@ -113,6 +148,30 @@ static bool run(const train_config *c) {
     const bool ok = train_on_threads(c, &other, message) && train_equal(reference(c), &other, message);
     train_name(c, name);
     printf("%-6s %s  %.2f s  %s\n", ok ? "ok" : "FAILED", name, seconds_now() - begin, message);
+    return ok;
+}
+
+/* One rank of each kind. */
+static bool run_references(void) {
+    char message[512] = "";
+    bool ok = true;
+    for (int bf16 = 0; bf16 < 2 && ok; bf16++) {
+        const train_config c = alone(bf16 != 0, XD_REDUCTION_INVARIANT);
+        ok = train_on_threads(&c, &one[bf16], message);
+    }
+    for (int i = 0; i < 3 && ok; i++) {
+        train_config c = alone(i == 1, XD_REDUCTION_INVARIANT);
+        c.pp = 1;
+        c.copies = i == 2;
+        ok = train_on_threads(&c, &staged[i], message);
+    }
+    for (int i = 0; i < 4 && ok; i++) {
+        train_config c = alone(i % 2 == 1, XD_REDUCTION_INVARIANT);
+        c.cp = 1;
+        c.lengths = i >= 2;
+        ok = train_on_threads(&c, &blocks[i], message);
+    }
+    if (!ok) fprintf(stderr, "one rank: %s\n", message);
     return ok;
 }
 
@@ -137,24 +196,13 @@ int main(int argc, char **argv) {
     int runs = 0, failed = 0;
     if (argc > 2 || (argc == 2 && !few)) return fprintf(stderr, "equivalence [--few]\n"), 2;
     fill_list();
-    for (int bf16 = 0; bf16 < 2; bf16++) {
-        const train_config c = alone(bf16 != 0, XD_REDUCTION_INVARIANT);
-        char message[512] = "";
-        if (!train_on_threads(&c, &one[bf16], message)) return fprintf(stderr, "one rank: %s\n", message), 1;
-    }
-    for (int i = 0; i < 3; i++) {
-        train_config c = alone(i == 1, XD_REDUCTION_INVARIANT);
-        char message[512] = "";
-        c.pp = 1;
-        c.copies = i == 2;
-        if (!train_on_threads(&c, &staged[i], message)) return fprintf(stderr, "one stage: %s\n", message), 1;
-    }
+    if (!run_references()) return 1;
     printf("one rank: loss %.6f to %.6f in f32, to %.6f in bf16\n", one[0].losses[0],
            one[0].losses[TRAIN_STEPS - 1], one[1].losses[TRAIN_STEPS - 1]);
     for (int i = 0; i < listed; i += few ? 7 : 1) {
         failed += !run(&list[i]);
         runs++;
-        if (i % 13 != 5) continue;
+        if (i % 13 != 5 || list[i].cp) continue;
         failed += !run_closely(&list[i]);
         runs++;
     }

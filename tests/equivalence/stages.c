@@ -236,7 +236,8 @@ static void stage_open(stage_state *s, const xd_pipeline_call *call, stage_work 
     w->batch.positions = TRAIN_POSITIONS;
     w->batch.ids = w->ids;
     const nn_share *share = &w->part->model.share;
-    const train_data data = { w->ids, w->labels, s->teacher, share->vocab_begin, share->vocab_count };
+    const train_data data = { w->ids, w->labels, s->teacher,     share->vocab_begin, share->vocab_count,
+                              0,      TRAIN_POSITIONS };
     if (w->leaf >= 0) train_read_leaf(s->step, w->leaf, &data);
 }
 

@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include "../../examples/nn/nn_blocks.h"
+#include "../../examples/nn/nn_patch_positions.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WEIGHTS = 32, POSITIONS = TRAIN_POSITIONS, VOCAB = TRAIN_VOCAB };
+enum { WEIGHTS = 32, MOST_POSITIONS = TRAIN_MOST_POSITIONS, VOCAB = TRAIN_VOCAB };
 
 /* Sizes that divide by nothing, and more ranks than some of them have pieces. For a pipeline more layers, which are smaller. */
 nn_config train_model(bool pipeline) {
@@ -86,6 +87,8 @@ typedef struct train_state {
     train_result *out;
     xd_ctx *ctx;
     xd_comm *world, *dp, *tp;
+    xd_comm *cp, *rows, *model_ranks; /* NULL without cp: that group; dp and cp; dp and tp, which have the model once */
+    int cp_rank;
     xd_comm *data, *replicas; /* of the wrapper; NULL -> dp */
     train_blocks memory;
     nn_model model, whole; /* this rank's share; all of it */
@@ -97,8 +100,11 @@ typedef struct train_state {
     xd_inputs *inputs;
     int64_t own, most;
     xd_vocab *vocab;
-    int32_t ids[TRAIN_LEAVES * POSITIONS];
-    int64_t labels[TRAIN_LEAVES * POSITIONS];
+    int64_t room;                     /* rows of a leaf; those behind its positions here count nothing */
+    int32_t positions[MOST_POSITIONS]; /* 0, 1, 2, ... */
+    int32_t cp_count[NN_POSITION_BLOCKS];
+    int32_t ids[TRAIN_LEAVES * MOST_POSITIONS];
+    int64_t labels[TRAIN_LEAVES * MOST_POSITIONS];
     float *workspace, *logits, *teacher; /* [own] leaves */
     int64_t workspace_floats;
     xd_param params[WEIGHTS];
@@ -110,9 +116,16 @@ typedef struct train_state {
 
 static xd_result train_groups(train_state *s) {
     const train_config *c = s->config;
-    const int me = xd_comm_rank(s->world), rank = me / c->tp;
-    XD_TRY(xd_comm_split(s->world, me % c->tp, me, &s->dp));
-    XD_TRY(xd_comm_split(s->world, rank, me, &s->tp));
+    const int cp = c->cp ? c->cp : 1, across = c->tp * cp;
+    const int me = xd_comm_rank(s->world), rank = me / across, column = me % c->tp;
+    s->cp_rank = me / c->tp % cp;
+    XD_TRY(xd_comm_split(s->world, me % across, me, &s->dp));
+    XD_TRY(xd_comm_split(s->world, me / c->tp, me, &s->tp));
+    if (c->cp) {
+        XD_TRY(xd_comm_split(s->world, rank * c->tp + column, me, &s->cp));
+        XD_TRY(xd_comm_split(s->world, column, me, &s->rows));
+        XD_TRY(xd_comm_split(s->world, s->cp_rank, me, &s->model_ranks));
+    }
     if (c->wrap != TRAIN_HSDP) return XD_OK;
     const int each = c->dp / c->groups;
     XD_TRY(xd_comm_split(s->dp, rank / each, rank, &s->data));
@@ -123,8 +136,25 @@ int train_sum(void *user, float *x, int64_t count) {
     return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
 }
 
+static int train_gather(void *user, const float *send, float *received, const int64_t *counts) {
+    return (int)xd_all_gather((xd_comm *)user, send, received, counts, XD_DTYPE_F32);
+}
+
+static nn_group train_cp_group(const train_state *s) {
+    nn_group cp;
+    memset(&cp, 0, sizeof cp);
+    cp.size = s->config->cp;
+    cp.rank = s->cp_rank;
+    cp.user = s->cp;
+    cp.all_gather_v = train_gather;
+    cp.invariant = s->config->cp > 0;
+    cp.sum_pieces = nn_blocks_sum_pieces;
+    return cp;
+}
+
 static xd_result train_describe(train_state *s) {
     const nn_config config = train_model(false);
+    const nn_group cp = train_cp_group(s);
     nn_group tp;
     memset(&tp, 0, sizeof tp);
     tp.size = s->config->tp;
@@ -133,7 +163,7 @@ static xd_result train_describe(train_state *s) {
     tp.all_reduce_sum = train_sum;
     tp.invariant = s->config->reduction == XD_REDUCTION_INVARIANT;
     tp.sum_pieces = nn_blocks_sum_pieces;
-    const char *problem = nn_model_init(&config, &tp, NULL, &s->model);
+    const char *problem = nn_model_init(&config, &tp, &cp, &s->model);
     if (!problem) problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
     s->model.recompute = s->config->recompute;
@@ -211,7 +241,7 @@ static xd_result train_make_state(train_state *s) {
 /* Room for the inputs of all forwards that a step has in flight, planned before the model is wrapped. */
 static xd_result train_make_inputs(train_state *s) {
     const nn_config config = train_model(false);
-    const xd_inputs_desc d = { (size_t)(POSITIONS * config.hidden) * sizeof(float), (int)s->own };
+    const xd_inputs_desc d = { (size_t)(s->room * config.hidden) * sizeof(float), (int)s->own };
     const xd_memory_bytes planned = xd_inputs_bytes(s->description.model, &d);
     const int64_t before = s->memory.bytes;
     if (!s->config->recompute || s->own == 0) return XD_OK;
@@ -227,19 +257,46 @@ static float *train_floats(int64_t count) {
     return (float *)calloc((size_t)count + 1, sizeof(float));
 }
 
-static nn_batch train_batch(const train_state *s, int64_t k) {
+static int train_length(const train_config *c, int64_t leaf) {
+    if (!c->cp) return TRAIN_POSITIONS;
+    return c->lengths ? 3 + (int)(leaf * 5 % 11) : 11;
+}
+
+/* The positions here of a leaf's sequence. */
+static xd_interval train_here(const train_state *s, int64_t leaf) {
+    const nn_positions at =
+        nn_positions_share(s->config->cp ? s->config->cp : 1, s->cp_rank, train_length(s->config, leaf));
+    return nn_positions_tokens(&at, s->cp_rank);
+}
+
+static nn_batch train_batch(train_state *s, int64_t k) {
+    const int64_t leaf = xd_parallel_leaf(s->parallel, k);
+    const xd_interval here = train_here(s, leaf);
+    const nn_positions at = nn_positions_share(s->model.cp.size, 0, train_length(s->config, leaf));
     nn_batch batch;
     memset(&batch, 0, sizeof batch);
     batch.sequences = 1;
-    batch.positions = POSITIONS;
-    batch.ids = s->ids + k * POSITIONS;
+    batch.positions = (int)(here.end - here.begin);
+    batch.ids = s->ids + k * s->room;
+    if (!s->config->cp) return batch;
+    for (int i = 0; i < MOST_POSITIONS; i++) s->positions[i] = i;
+    for (int r = 0; r < s->config->cp; r++) {
+        const xd_interval tokens = nn_positions_tokens(&at, r);
+        s->cp_count[r] = (int32_t)(tokens.end - tokens.begin);
+    }
+    batch.position = s->positions + here.begin;
+    batch.cp_count = s->cp_count;
+    batch.cp_position = s->positions;
     return batch;
 }
 
 static void train_make_buffers(train_state *s) {
-    const nn_batch batch = train_batch(s, 0);
-    const int64_t logits = s->own * POSITIONS * s->model.share.vocab_count;
-    s->workspace_floats = nn_workspace_floats(&s->model, &batch, true);
+    const int64_t logits = s->own * s->room * s->model.share.vocab_count;
+    for (int64_t k = 0; k < s->own; k++) {
+        const nn_batch batch = train_batch(s, k);
+        const int64_t floats = nn_workspace_floats(&s->model, &batch, true);
+        s->workspace_floats = floats > s->workspace_floats ? floats : s->workspace_floats;
+    }
     s->workspace = train_floats(s->own * s->workspace_floats);
     s->logits = train_floats(logits);
     s->teacher = train_floats(logits);
@@ -261,24 +318,31 @@ static uint64_t train_mix(int64_t a, int64_t b, int64_t c) {
 
 /* What a micro-batch holds depends on its number alone. */
 void train_read_leaf(int step, int64_t leaf, const train_data *out) {
-    for (int i = 0; i < POSITIONS; i++) {
-        const int64_t token = step * 100 + leaf;
-        out->ids[i] = (int32_t)(train_mix(token, i, 0) % VOCAB);
+    for (int i = 0; i < out->positions; i++) {
+        const int64_t token = step * 100 + leaf, position = out->first + i;
+        out->ids[i] = (int32_t)(train_mix(token, position, 0) % VOCAB);
         out->labels[i] = (out->ids[i] * 3 + 1) % VOCAB;
-        if ((leaf + i) % 7 == 0) out->labels[i] = XD_IGNORE_INDEX;
+        if ((leaf + position) % 7 == 0) out->labels[i] = XD_IGNORE_INDEX;
         for (int v = 0; v < out->columns && out->teacher; v++)
             out->teacher[i * out->columns + v] =
-                (float)(train_mix(token, i, v + out->column + 1) % 4096) / 1024.0f;
+                (float)(train_mix(token, position, v + out->column + 1) % 4096) / 1024.0f;
     }
 }
 
 static void train_read(train_state *s, int step) {
     const nn_share *share = &s->model.share;
+    for (int64_t i = 0; i < s->own * s->room; i++) s->labels[i] = XD_IGNORE_INDEX;
     for (int64_t k = 0; k < s->own; k++) {
-        const int64_t at = k * POSITIONS;
-        const train_data data = { s->ids + at, s->labels + at, s->teacher + at * share->vocab_count,
-                                  share->vocab_begin, share->vocab_count };
-        train_read_leaf(step, xd_parallel_leaf(s->parallel, k), &data);
+        const int64_t at = k * s->room, leaf = xd_parallel_leaf(s->parallel, k);
+        const xd_interval here = train_here(s, leaf);
+        const train_data data = { s->ids + at,
+                                  s->labels + at,
+                                  s->teacher + at * share->vocab_count,
+                                  share->vocab_begin,
+                                  share->vocab_count,
+                                  (int)here.begin,
+                                  (int)(here.end - here.begin) };
+        train_read_leaf(step, leaf, &data);
     }
 }
 
@@ -287,13 +351,13 @@ static xd_result train_loss(train_state *s, int step) {
     xd_loss_values values;
     xd_loss_desc d;
     memset(&d, 0, sizeof d);
-    d.student = xd_rows_of(s->logits, XD_DTYPE_F32, s->own * POSITIONS, width);
-    d.teacher = xd_rows_of(s->teacher, XD_DTYPE_F32, s->own * POSITIONS, width);
+    d.student = xd_rows_of(s->logits, XD_DTYPE_F32, s->own * s->room, width);
+    d.teacher = xd_rows_of(s->teacher, XD_DTYPE_F32, s->own * s->room, width);
     d.vocab = s->vocab;
     d.common.labels = xd_ids_of(s->labels, XD_DTYPE_I64);
     d.common.gradient = d.student;
-    d.common.comm = s->dp;
-    d.common.denominator_value = TRAIN_LEAVES * POSITIONS;
+    d.common.comm = s->rows ? s->rows : s->dp;
+    d.common.denominator_value = TRAIN_LEAVES * TRAIN_POSITIONS;
     d.hard_weight = 1.0;
     d.soft_weight = 0.5;
     XD_TRY(xd_loss(s->ctx, &d, &values));
@@ -302,7 +366,7 @@ static xd_result train_loss(train_state *s, int step) {
 }
 
 static xd_result train_passes(train_state *s, int step) {
-    const int64_t logits = (int64_t)POSITIONS * s->model.share.vocab_count;
+    const int64_t logits = s->room * s->model.share.vocab_count;
     int code = 0;
     for (int64_t k = 0; k < s->most && !code; k++) {
         const nn_batch batch = train_batch(s, k);
@@ -335,7 +399,7 @@ static xd_result train_step(train_state *s, int step) {
     clip.params = s->params;
     clip.param_count = s->count;
     clip.max_norm = 0.05;
-    XD_TRY(xd_gradient_norm_compute(s->ctx, s->world, &clip, &norm));
+    XD_TRY(xd_gradient_norm_compute(s->ctx, s->model_ranks ? s->model_ranks : s->world, &clip, &norm));
     if (xd_comm_rank(s->world) == 0) s->out->norms[step] = norm.norm;
     d.gradient_scale = &norm.coefficient;
     d.averages = &s->average;
@@ -354,7 +418,7 @@ static int64_t train_place(const nn_param *share, const nn_param *whole, int64_t
 
 static void train_keep(const train_state *s) {
     train_result *out = s->out;
-    for (int64_t i = 0; i < s->count; i++) {
+    for (int64_t i = 0; i < s->count && s->cp_rank == 0; i++) {
         const xd_tensor_part *part = &s->parts[i];
         const nn_param *share = &s->model.params[nn_param_find(&s->model, part->name)];
         const nn_param *whole = &s->whole.params[nn_param_find(&s->whole, part->name)];
@@ -371,6 +435,7 @@ static void train_keep(const train_state *s) {
 }
 
 static xd_result train_run(train_state *s) {
+    s->room = s->config->cp ? MOST_POSITIONS : TRAIN_POSITIONS;
     XD_TRY(train_groups(s));
     XD_TRY(xd_agree(s->world, train_describe(s)));
     XD_TRY(xd_agree(s->world, train_wrap_model(s)));
@@ -396,6 +461,9 @@ static void train_close(train_state *s) {
     nn_model_free(&s->whole);
     if (s->replicas) xd_comm_destroy(s->replicas);
     if (s->data) xd_comm_destroy(s->data);
+    if (s->model_ranks) xd_comm_destroy(s->model_ranks);
+    if (s->rows) xd_comm_destroy(s->rows);
+    if (s->cp) xd_comm_destroy(s->cp);
     if (s->tp) xd_comm_destroy(s->tp);
     if (s->dp) xd_comm_destroy(s->dp);
     free(s->workspace);
@@ -418,6 +486,10 @@ xd_result train_rank(xd_comm *world, void *job) {
     return result;
 }
 
+int train_ranks(const train_config *c) {
+    return c->dp * c->tp * (c->pp ? c->pp : 1) * (c->cp ? c->cp : 1);
+}
+
 bool train_on_threads(const train_config *config, train_result *out, char message[512]) {
     const train_job job = { config, out };
     xd_ctx_desc d;
@@ -427,7 +499,7 @@ bool train_on_threads(const train_config *config, train_result *out, char messag
     d.reduction = config->reduction;
     d.timeout_seconds = 60;
     d.allocator = train_allocator();
-    const int ranks = config->dp * config->tp * (config->pp ? config->pp : 1);
+    const int ranks = train_ranks(config);
     if (xd_run_threads(ranks, &d, config->pp ? train_stages_rank : train_rank, (void *)&job, &error) == XD_OK)
         return true;
     snprintf(message, 512, "%.500s", error.message);
@@ -493,6 +565,11 @@ void train_name(const train_config *c, char name[TRAIN_NAME]) {
         snprintf(stages, sizeof stages, " pp=%d x %d%s%s", c->pp, c->virtual_stages ? c->virtual_stages : 1,
                  c->uneven ? " uneven" : "", c->copies ? " copies" : "");
         strcat(name, stages);
+    }
+    if (c->cp) {
+        char sequences[24];
+        snprintf(sequences, sizeof sequences, " cp=%d%s", c->cp, c->lengths ? " lengths" : "");
+        strcat(name, sequences);
     }
     if (c->workers) strcat(name, " workers");
     if (c->recompute) strcat(name, " recompute");

@@ -8,7 +8,7 @@ enum { TRAIN_STEPS = 20, TRAIN_LEAVES = 24, TRAIN_ROOM = 9000 };
 
 typedef enum train_wrap { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_HSDP } train_wrap;
 
-/* How the ranks hold the model: dp * tp of them, tensor-parallel ones side by side. */
+/* How the ranks hold the model: dp * cp * tp of them, tensor-parallel ones side by side, then those that share sequences. */
 typedef struct train_config {
     train_wrap wrap;
     int dp, tp;
@@ -23,6 +23,10 @@ typedef struct train_config {
     int pp, virtual_stages;
     bool uneven; /* the first and the last chunk have no layers */
     bool copies; /* head and embedding are copies of one weight */
+    /* So many ranks share the positions of a sequence, in fixed blocks; 1 -> one rank with these blocks; 0 -> none, and no blocks.
+     * Not with a pipeline */
+    int cp;
+    bool lengths; /* with cp: sequences of 3 to 13 positions instead of 11 each */
 } train_config;
 
 /* Whole tensors, one after another in the order of the whole model's table. */
@@ -42,7 +46,7 @@ typedef struct train_job {
     train_result *out; /* zero before; each rank writes what it counts */
 } train_job;
 
-/* What each rank of dp * tp runs. The context's allocator is train_allocator. A rank whose planned bytes are not those that
+/* What each rank of dp * cp * tp runs. The context's allocator is train_allocator. A rank whose planned bytes are not those that
  * were counted fails with STATE and both numbers. Collective. */
 xd_result train_rank(xd_comm *world, void *job);
 
@@ -50,19 +54,23 @@ xd_result train_rank(xd_comm *world, void *job);
 xd_result train_stages_rank(xd_comm *world, void *job);
 
 /* What both train, and on what: the micro-batch of a leaf. */
-enum { TRAIN_POSITIONS = 5, TRAIN_VOCAB = 29 };
+enum { TRAIN_POSITIONS = 5, TRAIN_MOST_POSITIONS = 13, TRAIN_VOCAB = 29 };
 struct nn_config train_model(bool pipeline);
 typedef struct train_data {
-    int32_t *ids;    /* [TRAIN_POSITIONS] */
+    int32_t *ids;    /* [positions] */
     int64_t *labels; /* likewise */
-    float *teacher;  /* [TRAIN_POSITIONS, columns]; NULL -> not wanted */
+    float *teacher;  /* [positions, columns]; NULL -> not wanted */
     int column, columns;
+    int first, positions; /* of the sequence, here */
 } train_data;
 void train_read_leaf(int step, int64_t leaf, const train_data *out);
 int train_sum(void *user, float *x, int64_t count);
 
 /* An allocator that counts by thread. */
 xd_allocator train_allocator(void);
+
+/* Ranks of a configuration. */
+int train_ranks(const train_config *config);
 
 /* Runs a configuration on threads; false with a message. */
 bool train_on_threads(const train_config *config, train_result *out, char message[512]);

@@ -7201,7 +7201,8 @@ typedef enum xd_sampler_kind {
 /* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
  * xd_sampler_of_student. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its forward is called without `keep`; its guidance must be off */
+    /* Its forward is called without `keep`; of its guidance `rescale` alone is read, with `guided`. */
+    xd_network network;
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
@@ -7217,26 +7218,32 @@ typedef struct xd_sampler_desc {
     int64_t elements;      /* of a sample on this rank */
     int64_t first_element; /* in the whole sample, of this rank's */
     xd_dtype dtype;        /* of samples: F32, BF16, F16 */
-    uint64_t
-        seed; /* of drawn noise, with `step` and the sample's number: that of xd_dmd's student in that step */
-    int64_t step; /* 0 to 2^32 - 1 */
+    /* Of drawn noise, with `step` and the sample's number: that of xd_dmd's student in that step. */
+    uint64_t seed;
+    int64_t step;           /* 0 to 2^32 - 1 */
+    int64_t whole_elements; /* of a whole sample, for network.guidance.rescale; 0 -> elements */
+    /* Ranks that hold the other elements of the same samples, whose deviations rescaled guidance needs; NULL -> there are none. */
+    xd_comm *split;
 } xd_sampler_desc;
 
 /* ODE, F32, guidance scale 1, everything else zero; times as networks see them in f32. Pure. */
 XD_API xd_sampler_desc xd_sampler_defaults(void);
 
-/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided. Pure. */
+/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided, and so without
+ * `split`, which the caller may add. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
 /* A network with its settings and memory. */
 typedef struct xd_sampler xd_sampler;
 
-/* Checks everything and takes all memory. Local. Errors, nothing kept: ARGUMENT (a network without forward, steps, samples, a list
- * that does not descend or has times outside the schedule's range, EULER or HEUN under a schedule without rates, with the
- * number or name), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
+/* Checks everything and takes all memory. Collective over `split` where it is given: the settings are compared; local otherwise. Errors,
+ * nothing kept, with `split` on the rank that has one and PEER on the others: ARGUMENT (a network without forward, steps, samples, a list
+ * that does not descend or has times outside the schedule's range, EULER or HEUN under a schedule without rates, a rescale outside
+ * [0, 1] or without guidance, elements beyond the whole sample, with the number or name), DTYPE, MISMATCH, MEMORY; those of
+ * xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
-/* What xd_sampler_create takes. Local, allocates nothing. Errors: those of it, but MEMORY. */
+/* What xd_sampler_create takes. Local, allocates nothing. Errors: those of it that one rank can see, but MEMORY. */
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out);
 
 /* NULL is fine. Local. */
@@ -7244,11 +7251,13 @@ XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
 /* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
  * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of xd_dmd's
- * roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on.
+ * roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on. Guidance is xd_dmd's of the teacher: with
+ * rescale among clean samples, as xd_guidance says, whatever the network predicts, and back to what it predicts. In INVARIANT mode
+ * a split sample has the bits of a whole one then, as it has without.
  *
- * Collective over what the network's own calls are collective over; the number of those calls depends on desc alone, so ranks without
- * samples say samples = 0. Allocates nothing. Deterministic: a sample depends on its number, not on the batch, where the
- * network's does not. Errors, with `out` undefined once the network was called: ARGUMENT (samples, missing arrays), those of the
+ * Collective over `split` with rescale, and over what the network's own calls are collective over; the number of those calls depends
+ * on desc alone, so ranks without samples say samples = 0. Allocates nothing; with rescale it waits for a GPU. Deterministic: a sample
+ * depends on its number, not on the batch, where the network's does not. Errors, with `out` undefined once the network was called: ARGUMENT (samples, missing arrays), those of the
  * network. What is not finite goes through. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
@@ -12818,6 +12827,23 @@ static void xdi_ctx_release(void *user, void *memory) {
     free(memory);
 }
 
+/* The first pages of a block of xdi_ctx_allocate, as zeros; how many bytes. Pages given back are zeros when they are next written, which
+ * then costs one pass instead of two, and none for what is never written. Some emulators say yes and do nothing, hence the look. */
+enum { XDI_CTX_GIVEN_BACK = 16 << 20 };
+
+static size_t xdi_ctx_give_back(void *memory, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE) && defined(MADV_DONTNEED)
+    const size_t whole = bytes / XDI_CTX_LARGE_PAGE * XDI_CTX_LARGE_PAGE;
+    volatile unsigned char *first = (volatile unsigned char *)memory;
+    if (bytes < XDI_CTX_GIVEN_BACK || (uintptr_t)memory % XDI_CTX_LARGE_PAGE != 0) return 0;
+    *first = 1;
+    return madvise(memory, whole, MADV_DONTNEED) == 0 && *first == 0 ? whole : 0;
+#else
+    (void)memory, (void)bytes;
+    return 0;
+#endif
+}
+
 static double xdi_ctx_clock(void *user) {
     (void)user;
     struct timespec now;
@@ -12962,8 +12988,10 @@ XD_API double xd_now(const xd_ctx *ctx) {
 }
 
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
-    void *memory = ctx->settings.allocator.allocate(ctx->settings.allocator.user, bytes ? bytes : 1);
-    if (memory) memset(memory, 0, bytes);
+    const xd_allocator *a = &ctx->settings.allocator;
+    void *memory = a->allocate(a->user, bytes ? bytes : 1);
+    const size_t given = memory && a->allocate == xdi_ctx_allocate ? xdi_ctx_give_back(memory, bytes) : 0;
+    if (memory) memset((unsigned char *)memory + given, 0, bytes - given);
     return memory;
 }
 
@@ -14965,6 +14993,9 @@ typedef struct xdi_span_kernels {
 
     /* xd_lerp_compensated. NULL: as the plain spans do. */
     void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
+
+    /* mix whose arrays are all BF16, for a level where that is faster; NULL: they are widened first. */
+    void (*mix_bf16)(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
@@ -18981,9 +19012,9 @@ static void xdi_plain_compensated(float weight, const float *source, float *targ
 }
 
 static const xdi_span_kernels xdi_plain_spans = {
-    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,       xdi_plain_sgd, xdi_plain_lerp,
-    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,  NULL,          false,
-    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,        xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,   NULL,          false,
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated, NULL
 };
 
 /* ---- loops over arrays ---- */
@@ -22312,6 +22343,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     NULL,
     NULL,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -22655,7 +22687,7 @@ XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, fl
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
     xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
-    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated, NULL,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -22724,14 +22756,17 @@ XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtyp
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* To nearest even in integers: the instruction for it flushes subnormals. */
-XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+/* To nearest even in integers, in the upper halves of the lanes: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m512i xdi_avx512_bf16_bits(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(xdi_avx512_bf16_bits(x), 16));
 }
 
 XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
@@ -23048,10 +23083,61 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
 }
 
+/* Thirty-two elements of 16 bits, or those that are left. */
+XDI_AVX512 static inline __mmask32 xdi_avx512_halves(int64_t left) {
+    return ((uint32_t)1 << left) - 1u;
+}
+
+XDI_AVX512 static inline __m512i xdi_avx512_get_halves(const uint16_t *x, int64_t left) {
+    return left >= 32 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(xdi_avx512_halves(left), x);
+}
+
+XDI_AVX512 static inline void xdi_avx512_put_halves(uint16_t *to, int64_t left, __m512i x) {
+    if (left >= 32)
+        _mm512_storeu_si512(to, x);
+    else
+        _mm512_mask_storeu_epi16(to, xdi_avx512_halves(left), x);
+}
+
+/* Eight elements of mix, to odd. */
+XDI_AVX512 static inline __m256 xdi_avx512_mix_odd(xd_mix mix, __m256 p, __m256 q, bool both) {
+    const __m512d c1 = _mm512_set1_pd(both ? mix.c1 : mix.c0);
+    const __m512d product = _mm512_mul_pd(c1, _mm512_cvtps_pd(both ? q : p));
+    return xdi_avx512_to_odd(both ? _mm512_fmadd_pd(_mm512_set1_pd(mix.c0), _mm512_cvtps_pd(p), product)
+                                  : product);
+}
+
+/* Sixteen, rounded to BF16 in the upper halves of the lanes. */
+XDI_AVX512 static inline __m512i xdi_avx512_mix_bf16_bits(xd_mix mix, __m512i p, __m512i q, bool both) {
+    const __m512 x = _mm512_castsi512_ps(p), y = _mm512_castsi512_ps(q);
+    const __m256 low = xdi_avx512_mix_odd(mix, _mm512_castps512_ps256(x), _mm512_castps512_ps256(y), both);
+    const __m256 high =
+        xdi_avx512_mix_odd(mix, _mm512_extractf32x8_ps(x, 1), _mm512_extractf32x8_ps(y, 1), both);
+    return xdi_avx512_bf16_bits(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1));
+}
+
+/* The same from BF16 to BF16 without copies in f32 in between: elements at even places and at odd ones are the lower and the upper halves
+ * of lanes, as BF16 is the upper half of f32. */
+XDI_AVX512 static void xdi_avx512_mix_bf16(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out,
+                                           int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int)0xffff0000u);
+    const bool both = q != NULL;
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512i x = xdi_avx512_get_halves(p + i, n - i);
+        const __m512i y = both ? xdi_avx512_get_halves(q + i, n - i) : x;
+        const __m512i even =
+            xdi_avx512_mix_bf16_bits(mix, _mm512_slli_epi32(x, 16), _mm512_slli_epi32(y, 16), both);
+        const __m512i odd =
+            xdi_avx512_mix_bf16_bits(mix, _mm512_and_si512(x, top), _mm512_and_si512(y, top), both);
+        xdi_avx512_put_halves(out + i, n - i,
+                              _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, top)));
+    }
+}
+
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
-    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated,
+    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated, xdi_avx512_mix_bf16,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -26196,16 +26282,28 @@ static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
+/* Whether a level mixes these arrays as they are. */
+static bool xdi_simd_mix_narrow(const xdi_span_kernels *spans, const xd_mix_desc *d, bool both) {
+    return spans->mix_bf16 && d->p.dtype == XD_DTYPE_BF16 && d->out.dtype == XD_DTYPE_BF16 &&
+           (!both || d->q.dtype == XD_DTYPE_BF16);
+}
+
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
 static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
                               int64_t n) {
     float p_room[XDI_SPAN], q_room[XDI_SPAN], rounded[XDI_SPAN];
     const bool narrow = d->out.dtype != XD_DTYPE_F32;
     const xd_mix mix = d->mix[r];
+    const bool both = d->q.data && mix.c1 != 0.0;
+    if (xdi_simd_mix_narrow(spans, d, both)) {
+        spans->mix_bf16(mix, (const uint16_t *)d->p.data + (r * d->p.stride + c),
+                        both ? (const uint16_t *)d->q.data + (r * d->q.stride + c) : NULL,
+                        (uint16_t *)d->out.data + (r * d->out.stride + c), n);
+        return;
+    }
     const float *p = xdi_span_widen(spans, d->p.data, d->p.dtype, r * d->p.stride + c, n, p_room), *q = NULL;
     float *out = narrow ? rounded : (float *)d->out.data + (r * d->out.stride + c);
-    if (d->q.data && mix.c1 != 0.0)
-        q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
+    if (both) q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
     (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(mix, p, q, out, n, narrow);
     if (narrow) spans->narrow(rounded, (uint16_t *)d->out.data + (r * d->out.stride + c), d->out.dtype, n);
 }
@@ -42032,7 +42130,8 @@ XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
     return xdi_parallel_lay_out(p, room);
 }
 
-/* Zeroed memory for what was measured: what is between weights stays 0. The arena is over it then. */
+/* Zeroed memory for what was measured: what is between weights stays 0, and so do weights that begin as zeros. The arena is over it
+ * then. */
 static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -42041,7 +42140,7 @@ static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_are
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
-    return memory->fill(&launch, *out, 0, bytes);
+    return memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
@@ -42072,6 +42171,11 @@ static void *xdi_flat_place(const xd_weight *weight) {
     return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
 }
 
+/* First values in memory that has just been taken here. */
+static xd_result xdi_flat_fill(const xd_parallel *p, const xd_weight *weight, xd_interval range, void *to) {
+    return weight->desc.init.kind == XD_INIT_ZERO ? XD_OK : xdi_weight_fill(p->home, weight, range, to);
+}
+
 /* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
 static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
     const xd_interval all = { 0, weight->count };
@@ -42097,7 +42201,7 @@ static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
     xd_bucket_piece piece;
     if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
     void *to = xdi_flat_value(weight, &piece);
-    if (!weight->value || !weight->ready) return xdi_weight_fill(p->home, weight, piece.param, to);
+    if (!weight->value || !weight->ready) return xdi_flat_fill(p, weight, piece.param, to);
     return xdi_parallel_bring_home(p, to,
                                    (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
                                    (size_t)(piece.param.end - piece.param.begin) * size);
@@ -71797,6 +71901,9 @@ XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
                                          xdi_dmd_tensor out, xdi_dmd_tensor scratch);
 
+/* guidance.c: the workspace that its deviations need. */
+XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d);
+
 /* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
 XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 
@@ -72745,23 +72852,37 @@ static double xdi_dmd_constant(void) {
     return (double)value;
 }
 
-/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
- * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
-static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
-    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+static xd_denoise_desc xdi_dmd_squares_desc(const xd_dmd *d, xdi_dmd_tensor x, int64_t samples) {
     xd_denoise_desc desc = xd_denoise_defaults();
-    for (int64_t i = 0; i < samples; i++) {
-        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
-        d->host_terms[i].clean = shift[i];
-        d->host_terms[i].noise = 0.0;
-    }
-    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
     desc.prediction = xdi_dmd_rows(d, d->tensors[x], samples);
     desc.clean = desc.noise = xdi_dmd_slopes(d, d->raw_slope, samples);
     desc.terms = d->terms;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
     desc.common.sample_loss = d->distances;
+    return desc;
+}
+
+XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d) {
+    const int64_t n = d->desc.sizes.samples;
+    xd_denoise_desc desc = xdi_dmd_squares_desc(d, XDI_DMD_RAW, n);
+    desc.prediction = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
+    desc.clean = desc.noise = xdi_dmd_slopes(d, (const float *)(const void *)d, n);
+    desc.terms = (const xd_denoise_term *)(const void *)d;
+    return xd_denoise_workspace_bytes(d->ctx, &desc);
+}
+
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
+ * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    const xd_denoise_desc desc = xdi_dmd_squares_desc(d, x, samples);
+    for (int64_t i = 0; i < samples; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = shift[i];
+        d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
     XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
     return samples > 0 ? xd_read(d->ctx, out, d->distances, (size_t)samples * sizeof *out) : XD_OK;
 }
@@ -74289,6 +74410,7 @@ XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc) {
     s.list = desc->rungs.list;
     s.samples = desc->sizes.samples;
     s.elements = desc->sizes.elements;
+    s.whole_elements = desc->sizes.whole_elements;
     s.first_element = desc->sizes.first_element;
     s.dtype = desc->sizes.dtype;
     s.seed = desc->seed;
@@ -74321,6 +74443,37 @@ static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
     return XD_OK;
 }
 
+static xd_result xdi_sampler_check_guidance(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const xd_guidance *g = &s->network.guidance;
+    XD_REQUIRE(ctx, !g->on, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g; a sampler has guidance_scale instead", g->scale);
+    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               s->guidance_scale);
+    XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+               "guidance of a sampler with rescale %g, which is outside [0, 1]", g->rescale);
+    XD_REQUIRE(ctx, s->guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+               "rescale %g of a sampler, which has no guidance", g->rescale);
+    return XD_OK;
+}
+
+/* The whole sample is asked for only where something depends on it. */
+static xd_result xdi_sampler_check_sizes(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const int64_t whole = s->whole_elements ? s->whole_elements : s->elements;
+    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
+               (long long)s->samples);
+    XD_REQUIRE(ctx,
+               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
+                   s->first_element <= INT64_MAX - s->elements,
+               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
+               (long long)s->elements, (long long)s->first_element);
+    XD_REQUIRE(ctx,
+               (s->network.guidance.rescale == 0.0 && s->whole_elements == 0) ||
+                   (whole > 0 && s->elements <= whole && s->first_element <= whole - s->elements),
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)s->first_element,
+               (long long)(s->first_element + s->elements - 1), (long long)whole);
+    return XD_OK;
+}
+
 static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
     const xd_dtype dtype = s->network_dtype ? s->network_dtype : XD_DTYPE_F32;
     XD_TRY(xd_noise_check(ctx, &s->schedule));
@@ -74328,11 +74481,7 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
-    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
-               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
-               s->network.guidance.scale, s->network.guidance.rescale);
-    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
-               s->guidance_scale);
+    XD_TRY(xdi_sampler_check_guidance(ctx, s));
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
                "times for networks, times %g", s->network_scale);
     XD_REQUIRE(ctx, !isnan(xd_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
@@ -74341,13 +74490,7 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "times of a list as %s; NONE and F32 are possible", xd_dtype_name(s->list_dtype));
     XD_REQUIRE(ctx, s->step >= 0 && s->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld of drawn noise",
                (long long)s->step);
-    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
-               (long long)s->samples);
-    XD_REQUIRE(ctx,
-               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
-                   s->first_element <= INT64_MAX - s->elements,
-               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
-               (long long)s->elements, (long long)s->first_element);
+    XD_TRY(xdi_sampler_check_sizes(ctx, s));
     XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
                XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
     return XD_OK;
@@ -74372,25 +74515,47 @@ static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc
     d->rungs.list = desc->list;
     d->guided = desc->guided;
     d->guidance_scale = desc->guidance_scale;
-    d->sizes.samples = desc->samples;
+    d->sizes.samples = d->sizes.step_samples = desc->samples;
     d->sizes.elements = desc->elements;
+    d->sizes.whole_elements = desc->whole_elements;
     d->sizes.first_element = desc->first_element;
+    d->sizes.split = desc->split;
     d->sizes.dtype = desc->dtype;
     d->seed = desc->seed;
 }
 
+static bool xdi_sampler_rescales(const xd_sampler *s) {
+    return xdi_dmd_guidance(&s->d.desc, XD_DMD_TEACHER).rescale > 0.0;
+}
+
+/* Heun's slopes are in GENERATED and EPSILON: the others are guidance's. */
 static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
     switch (tensor) {
     case XDI_DMD_INPUT:
     case XDI_DMD_RAW: return true;
     case XDI_DMD_GENERATED:
-    case XDI_DMD_EPSILON: return !xdi_sampler_has_slope(s->kind);
-    case XDI_DMD_NOISED:
+    case XDI_DMD_EPSILON: return s->kind != XD_SAMPLER_EULER;
+    case XDI_DMD_NOISED: return s->kind == XD_SAMPLER_HEUN;
     case XDI_DMD_TARGET:
-    case XDI_DMD_FAKE: return s->kind == XD_SAMPLER_HEUN;
+    case XDI_DMD_FAKE: return xdi_sampler_rescales(s);
     case XDI_DMD_REAL: return s->d.desc.guided;
     default: return false;
     }
+}
+
+/* What deviations of samples are computed with. */
+static void xdi_sampler_lay_out_rescale(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
+    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
+    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
+    d->raw_slope = (float *)xd_arena_take_pointer(device, all * sizeof *d->raw_slope);
+    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, n * sizeof *d->terms);
+    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
+    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->distances = (double *)xd_arena_take_pointer(device, n * sizeof *d->distances);
+    d->workspace_bytes = xdi_dmd_guidance_workspace(d);
+    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
 }
 
 static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
@@ -74408,6 +74573,7 @@ static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device)
     for (int i = 0; i < XDI_DMD_TENSORS; i++)
         if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
             d->tensors[i] = xd_arena_take_pointer(device, all * xd_dtype_size(d->desc.sizes.dtype));
+    if (xdi_sampler_rescales(s)) xdi_sampler_lay_out_rescale(d, host, device);
 }
 
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
@@ -74422,10 +74588,10 @@ XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_m
     return XD_OK;
 }
 
-XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const xd_launch launch = xd_ctx_launch(ctx);
     xd_sampler plan, *s;
-    XD_TRY(xdi_sampler_check(ctx, desc));
     xdi_sampler_settle(&plan, ctx, desc);
     xdi_sampler_lay_out(&plan, &host, &device);
     const size_t host_bytes = host.peak, device_bytes = device.peak;
@@ -74442,6 +74608,32 @@ XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_
     *s = plan;
     s->d.memory = memory;
     *out = s;
+    return s->d.status ? xd_ctx_kernels(ctx)->memory.fill(&launch, s->d.status, 0, sizeof *s->d.status)
+                       : XD_OK;
+}
+
+/* The settings that decide what is called and exchanged. */
+static uint64_t xdi_sampler_hash(xd_ctx *ctx, const xd_sampler_desc *desc) {
+    const double numbers[] = { (double)desc->kind, (double)desc->step };
+    xd_sampler plan;
+    xdi_sampler_settle(&plan, ctx, desc);
+    return xd_hash(xdi_dmd_settings_hash(&plan.d.desc), numbers, sizeof numbers);
+}
+
+XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+    xd_comm *split = desc->split;
+    xd_sampler *made = NULL;
+    xd_result result = xdi_sampler_check(ctx, desc);
+    if (split) result = xd_agree(split, result);
+    XD_TRY(result);
+    if (split) XD_TRY(xd_agree_same(split, xdi_sampler_hash(ctx, desc), "settings of a sampler"));
+    result = xdi_sampler_make(ctx, desc, &made);
+    if (split) result = xd_agree(split, result);
+    if (result != XD_OK) {
+        xd_sampler_destroy(made);
+        return result;
+    }
+    *out = made;
     return XD_OK;
 }
 
@@ -74494,16 +74686,16 @@ static xd_result xdi_sampler_heun(xd_sampler *s, const xd_dmd_batch *batch, doub
     xd_dmd *d = &s->d;
     const int64_t n = batch->samples;
     const xd_rows x = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n), to = xdi_dmd_rows(d, out, n);
-    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], n);
+    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
+    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
     xdi_dmd_point at = { XDI_DMD_INPUT, NULL }, ahead = { XDI_DMD_NOISED, NULL };
     at.times = &d->input;
     ahead.times = &d->noised;
-    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_TARGET));
+    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_GENERATED));
     XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors[XDI_DMD_NOISED]));
     xdi_dmd_set_times(d, &d->noised, n, next);
     XD_TRY(xdi_dmd_guide(d, batch, ahead));
-    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_EPSILON));
     for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 0.5;
     XD_TRY(xdi_dmd_mix(d, here, there, here));
     for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = width;
@@ -77840,4 +78032,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 de441cc5e7401ab14d5ff6755bbdffe1a51f96923aa4b1a78c706c172cd8fe2f */
+/* xdistill sha256 731d25f6ca3a19eadb774744265d515165ab41894815c692dd8dbf248940df33 */

@@ -334,4 +334,26 @@ XD_TEST(a_saved_file_loads_and_a_missing_or_long_one_is_an_error) {
     xd_ctx_destroy(ctx);
 }
 
+/* ---- memory ---- */
+
+/* Blocks of sizes in which pages are cleared in another way, of memory that was written before. */
+XD_TEST(memory_is_zero_however_large_a_block_is_and_whatever_was_there) {
+    static const size_t sizes[] = {
+        1, 4095, (size_t)4 << 20, ((size_t)16 << 20) - 1, (size_t)16 << 20, ((size_t)18 << 20) + 4097
+    };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            unsigned char *block = (unsigned char *)xd_allocate(ctx, sizes[i]);
+            CHECK(block != NULL);
+            if (!block) continue;
+            CHECK(block[0] == 0 &&
+                  memcmp(block, block + 1, sizes[i] - 1) == 0); /* each byte is the one before it */
+            memset(block, 0xa5, sizes[i]);
+            xd_release(ctx, block);
+        }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

@@ -402,6 +402,88 @@ XD_TEST(to_odd_and_then_narrow_is_one_rounding_for_every_bf16_and_f16) {
     CHECK(xd_bits_to_bf16(xd_float_to_odd(1e300)) == 0x7f80);
 }
 
+/* The BF16 next to a double, to the even one of two that are as far; by comparing neighbours. */
+static uint16_t nearest_bf16(double x) {
+    const uint16_t near = xd_bf16_from_f32((float)x);
+    uint16_t best = near;
+    for (int step = -1; step <= 1; step += 2) {
+        const uint16_t other = (uint16_t)(near + step);
+        const double here = fabs((double)xd_f32_from_bf16(best) - x),
+                     there = fabs((double)xd_f32_from_bf16(other) - x);
+        if (there < here || (there == here && other % 2 == 0)) best = other;
+    }
+    return best;
+}
+
+/* Sums on the middle of two BF16, and nearer and nearer to it on either side: what f32 alone does not decide. */
+XD_TEST(bf16_sums_close_to_the_middle_of_two_are_rounded_from_the_double) {
+    enum { COLUMNS = 200 };
+    static uint16_t p[COLUMNS], q[COLUMNS], out[COLUMNS];
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
+        xd_ctx *ctx = open_ctx((xd_cpu_level)level, 1);
+        for (int k = 8; k <= 56; k++)
+            for (int way = -1; way <= 1; way++) {
+                const double third = k % 2 ? 1.0 / 3.0 : 1.0; /* a factor that f32 rounds, or not */
+                const xd_mix mix = { 3.0 * third, ldexp(third, -6) * (1.0 + way * ldexp(1.0, -k)) };
+                xd_mix_desc d;
+                memset(&d, 0, sizeof d);
+                for (int c = 0; c < COLUMNS; c++) { /* q is half a step of 3 third p, more and less often */
+                    p[c] = xd_bf16_from_f32((c % 2 ? -1.0f : 1.0f) * (1.0f + (float)(c % 97) / 128.0f));
+                    q[c] = xd_bf16_from_f32((float)(c % 5) * 0.5f * (c % 3 ? 1.0f : 0.25f));
+                }
+                d.p = xd_rows_of(p, XD_DTYPE_BF16, 1, COLUMNS);
+                d.q = xd_rows_of(q, XD_DTYPE_BF16, 1, COLUMNS);
+                d.out = xd_rows_of(out, XD_DTYPE_BF16, 1, COLUMNS);
+                d.mix = &mix;
+                CHECK(xd_mix_rows(ctx, &d) == XD_OK);
+                for (int c = 0; c < COLUMNS; c++) {
+                    const double x = (double)xd_f32_from_bf16(p[c]), y = (double)xd_f32_from_bf16(q[c]);
+                    CHECK_EQ_INT(out[c], nearest_bf16(fma(mix.c0, x, mix.c1 * y)));
+                }
+            }
+        xd_ctx_destroy(ctx);
+    }
+}
+
+/* Every pair of a BF16 with one of many, under factors that cancel, overflow, vanish or are ordinary. */
+XD_TEST(bf16_has_the_bits_of_the_double_for_every_number) {
+    enum { COLUMNS = 65536 };
+    static const xd_mix mixes[] = { { 0.3, 0.7 },  { 1.5, -0.5 },  { -1.0 / 3.0, 1.0 / 3.0 },
+                                    { 1e8, 1e-8 }, { 1e-8, -1e8 }, { 1e-12, 1e12 },
+                                    { 1.0, 0.0 },  { 0.0, 1.0 } };
+    uint16_t *p = (uint16_t *)malloc(3 * COLUMNS * sizeof *p), *q = p + COLUMNS, *out = q + COLUMNS;
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
+        xd_ctx *ctx = open_ctx((xd_cpu_level)level, 1);
+        for (int k = 0; k < 8; k++) {
+            uint64_t state = (uint64_t)k;
+            for (int c = 0; c < COLUMNS; c++) {
+                const double near = (double)xd_f32_from_bf16((uint16_t)c) * (1.0 + 0.02 * uniform(&state));
+                p[c] = (uint16_t)c;
+                q[c] = c % 3 ? xd_bf16_from_f32((float)near) : (uint16_t)(40503 * c + k);
+            }
+            xd_mix_desc d;
+            memset(&d, 0, sizeof d);
+            d.p = xd_rows_of(p, XD_DTYPE_BF16, 1, COLUMNS);
+            d.q = xd_rows_of(q, XD_DTYPE_BF16, 1, COLUMNS);
+            d.out = xd_rows_of(out, XD_DTYPE_BF16, 1, COLUMNS);
+            d.mix = &mixes[k];
+            CHECK(xd_mix_rows(ctx, &d) == XD_OK);
+            int wrong = 0;
+            for (int c = 0; c < COLUMNS; c++) {
+                const double x = (double)xd_f32_from_bf16(p[c]), y = (double)xd_f32_from_bf16(q[c]);
+                const double sum =
+                    mixes[k].c1 != 0.0 ? fma(mixes[k].c0, x, mixes[k].c1 * y) : mixes[k].c0 * x;
+                uint16_t expected = 0;
+                xd_store_once(&expected, XD_DTYPE_BF16, 0, sum);
+                wrong += isnan(sum) ? !isnan(xd_f32_from_bf16(out[c])) : out[c] != expected;
+            }
+            CHECK_EQ_INT(wrong, 0);
+        }
+        xd_ctx_destroy(ctx);
+    }
+    free(p);
+}
+
 XD_TEST(a_result_may_overwrite_either_tensor) {
     tensors *one = (tensors *)malloc(sizeof *one), *two = (tensors *)malloc(sizeof *two);
     XD_TEST_LEVELS(level, XD_CPU_PLAIN) {

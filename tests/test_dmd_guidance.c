@@ -220,7 +220,7 @@ XD_TEST(guidance_that_means_nothing_is_refused) {
     refuse(&d, "rescale 0.5 of the fake score, which has no guidance");
 }
 
-XD_TEST(a_guided_fake_score_needs_the_negative_condition_and_samplers_have_no_rescale) {
+XD_TEST(a_guided_fake_score_needs_the_negative_condition_and_rescale_needs_guidance) {
     xd_dmd_desc d = settings(7, 0.0);
     const xd_dmd_batch batch = { .samples = SAMPLES, .condition = with };
     xd_sampler_desc s = xd_sampler_defaults();

@@ -11,6 +11,7 @@
 #include "../examples/nn/nn_disc_pass.c"
 #include "../examples/nn/nn_disc_penalty.c"
 #include "../examples/nn/nn_exp.c"
+#include "../examples/nn/nn_group_norm.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"

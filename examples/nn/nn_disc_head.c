@@ -1,15 +1,14 @@
 /* nn_disc_head.c - one head of the discriminator. */
 #include "nn_disc_head.h"
 
+#include "nn_group_norm.h"
 #include "nn_patch_layer.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { NN_HEAD_SIDE = 4, NN_HEAD_STRIDE = 2, NN_HEAD_EDGE = 1 };
 
 static const float nn_head_leak = 0.2f;
-static const double nn_head_epsilon = 1e-5;
 
 nn_disc_sizes nn_disc_sizes_of(nn_disc_feature feature) {
     nn_disc_sizes s;
@@ -77,44 +76,10 @@ static nn_patch_map nn_head_map(const nn_disc_part *part, const float *const *we
     return map;
 }
 
-/* ---- the norm ---- */
-
-/* One group of a sample in place. Returns the inverse of its deviation. */
-static float nn_head_norm_group(const nn_disc_sizes *s, float *rows) {
-    const int64_t width = s->inner / s->groups;
-    const double count = (double)(s->places * width);
-    double mean = 0.0, variance = 0.0;
-    for (int64_t p = 0; p < s->places; p++)
-        for (int64_t i = 0; i < width; i++) mean += (double)rows[p * s->inner + i];
-    mean /= count;
-    for (int64_t p = 0; p < s->places; p++)
-        for (int64_t i = 0; i < width; i++) {
-            const double from = (double)rows[p * s->inner + i] - mean;
-            variance += from * from;
-        }
-    const double inverse = 1.0 / sqrt(variance / count + nn_head_epsilon);
-    for (int64_t p = 0; p < s->places; p++)
-        for (int64_t i = 0; i < width; i++)
-            rows[p * s->inner + i] = (float)(((double)rows[p * s->inner + i] - mean) * inverse);
-    return (float)inverse;
-}
-
-/* The gradient by what was normalised, over that by the norm. */
-static void nn_head_norm_group_backward(const nn_disc_sizes *s, const float *normed, float inverse,
-                                        float *d) {
-    const int64_t width = s->inner / s->groups;
-    const double count = (double)(s->places * width);
-    double mean = 0.0, slope = 0.0;
-    for (int64_t p = 0; p < s->places; p++)
-        for (int64_t i = p * s->inner; i < p * s->inner + width; i++) {
-            mean += (double)d[i];
-            slope += (double)d[i] * (double)normed[i];
-        }
-    mean /= count;
-    slope /= count;
-    for (int64_t p = 0; p < s->places; p++)
-        for (int64_t i = p * s->inner; i < p * s->inner + width; i++)
-            d[i] = (float)((double)inverse * ((double)d[i] - mean - (double)normed[i] * slope));
+static nn_group_norm nn_head_norm(const nn_disc_part *part) {
+    const nn_disc_sizes *s = &part->sizes;
+    const nn_group_norm norm = { part->samples, s->places, s->inner, s->groups };
+    return norm;
 }
 
 /* ---- behind it ---- */
@@ -164,30 +129,25 @@ void nn_disc_head_forward(const nn_disc_part *part, const float *const *weights,
                           int64_t stride) {
     const nn_disc_sizes *s = &part->sizes;
     const nn_patch_map map = nn_head_map(part, weights);
+    const nn_group_norm norm = nn_head_norm(part);
     nn_disc_head_columns(s, part->samples, part->feature, part->columns);
     nn_patch_map_forward(&map, part->columns, part->normed);
-    for (int64_t b = 0; b < part->samples; b++) {
-        float *normed = part->normed + b * s->places * s->inner;
-        for (int64_t k = 0; k < s->groups; k++)
-            part->inverse[b * s->groups + k] = nn_head_norm_group(s, normed + k * (s->inner / s->groups));
-        logits[b * stride] = nn_head_logit(s, weights, normed);
-    }
+    nn_group_norm_forward(&norm, part->normed, part->inverse);
+    for (int64_t b = 0; b < part->samples; b++)
+        logits[b * stride] = nn_head_logit(s, weights, part->normed + b * s->places * s->inner);
 }
 
 void nn_disc_head_backward(const nn_disc_part *part, const float *const *weights, float *const *gradients,
                            const float *slopes, int64_t stride, float *d_feature) {
     const nn_disc_sizes *s = &part->sizes;
     const nn_patch_map map = nn_head_map(part, weights);
+    const nn_group_norm norm = nn_head_norm(part);
     for (int64_t b = 0; b < part->samples; b++) {
         const int64_t at = b * s->places * s->inner;
         nn_head_logit_backward(s, weights, gradients, part->normed + at, slopes[b * stride],
                                part->d_inner + at);
-        for (int64_t k = 0; k < s->groups; k++) {
-            const int64_t group = at + k * (s->inner / s->groups);
-            nn_head_norm_group_backward(s, part->normed + group, part->inverse[b * s->groups + k],
-                                        part->d_inner + group);
-        }
     }
+    nn_group_norm_backward(&norm, part->normed, part->inverse, part->d_inner);
     if (gradients[NN_HEAD_CONV]) nn_disc_head_columns(s, part->samples, part->feature, part->columns);
     nn_patch_map_backward(&map, part->columns, part->d_inner, d_feature ? part->d_columns : NULL,
                           gradients + NN_HEAD_CONV);

@@ -23,23 +23,37 @@ static double xdi_dmd_constant(void) {
     return (double)value;
 }
 
-/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
- * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
-static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
-    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+static xd_denoise_desc xdi_dmd_squares_desc(const xd_dmd *d, xdi_dmd_tensor x, int64_t samples) {
     xd_denoise_desc desc = xd_denoise_defaults();
-    for (int64_t i = 0; i < samples; i++) {
-        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
-        d->host_terms[i].clean = shift[i];
-        d->host_terms[i].noise = 0.0;
-    }
-    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
     desc.prediction = xdi_dmd_rows(d, d->tensors[x], samples);
     desc.clean = desc.noise = xdi_dmd_slopes(d, d->raw_slope, samples);
     desc.terms = d->terms;
     desc.common = xdi_dmd_common(d, xdi_dmd_whole(&d->desc.sizes));
     desc.common.split = d->desc.sizes.split;
     desc.common.sample_loss = d->distances;
+    return desc;
+}
+
+XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d) {
+    const int64_t n = d->desc.sizes.samples;
+    xd_denoise_desc desc = xdi_dmd_squares_desc(d, XDI_DMD_RAW, n);
+    desc.prediction = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
+    desc.clean = desc.noise = xdi_dmd_slopes(d, (const float *)(const void *)d, n);
+    desc.terms = (const xd_denoise_term *)(const void *)d;
+    return xd_denoise_workspace_bytes(d->ctx, &desc);
+}
+
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
+ * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
+    const double *shift = d->spreads + 2 * d->desc.sizes.samples;
+    const xd_denoise_desc desc = xdi_dmd_squares_desc(d, x, samples);
+    for (int64_t i = 0; i < samples; i++) {
+        d->host_terms[i].prediction = d->host_terms[i].weight = 1.0;
+        d->host_terms[i].clean = shift[i];
+        d->host_terms[i].noise = 0.0;
+    }
+    XD_TRY(xdi_dmd_send(d, d->terms, d->host_terms, (size_t)samples * sizeof *d->terms));
     XD_TRY(xd_denoise_loss(d->ctx, &desc, d->value));
     return samples > 0 ? xd_read(d->ctx, out, d->distances, (size_t)samples * sizeof *out) : XD_OK;
 }

@@ -35,6 +35,7 @@ XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc) {
     s.list = desc->rungs.list;
     s.samples = desc->sizes.samples;
     s.elements = desc->sizes.elements;
+    s.whole_elements = desc->sizes.whole_elements;
     s.first_element = desc->sizes.first_element;
     s.dtype = desc->sizes.dtype;
     s.seed = desc->seed;
@@ -67,6 +68,37 @@ static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
     return XD_OK;
 }
 
+static xd_result xdi_sampler_check_guidance(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const xd_guidance *g = &s->network.guidance;
+    XD_REQUIRE(ctx, !g->on, XD_ERROR_ARGUMENT,
+               "a sampler's network with guidance by %g; a sampler has guidance_scale instead", g->scale);
+    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+               s->guidance_scale);
+    XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
+               "guidance of a sampler with rescale %g, which is outside [0, 1]", g->rescale);
+    XD_REQUIRE(ctx, s->guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
+               "rescale %g of a sampler, which has no guidance", g->rescale);
+    return XD_OK;
+}
+
+/* The whole sample is asked for only where something depends on it. */
+static xd_result xdi_sampler_check_sizes(xd_ctx *ctx, const xd_sampler_desc *s) {
+    const int64_t whole = s->whole_elements ? s->whole_elements : s->elements;
+    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
+               (long long)s->samples);
+    XD_REQUIRE(ctx,
+               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
+                   s->first_element <= INT64_MAX - s->elements,
+               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
+               (long long)s->elements, (long long)s->first_element);
+    XD_REQUIRE(ctx,
+               (s->network.guidance.rescale == 0.0 && s->whole_elements == 0) ||
+                   (whole > 0 && s->elements <= whole && s->first_element <= whole - s->elements),
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)s->first_element,
+               (long long)(s->first_element + s->elements - 1), (long long)whole);
+    return XD_OK;
+}
+
 static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
     const xd_dtype dtype = s->network_dtype ? s->network_dtype : XD_DTYPE_F32;
     XD_TRY(xd_noise_check(ctx, &s->schedule));
@@ -74,11 +106,7 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "the network of a sampler of %d steps has no forward", s->steps);
     XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
-    XD_REQUIRE(ctx, !s->network.guidance.on && s->network.guidance.rescale == 0.0, XD_ERROR_ARGUMENT,
-               "a sampler's network with guidance by %g and rescale %g; it has guidance_scale alone",
-               s->network.guidance.scale, s->network.guidance.rescale);
-    XD_REQUIRE(ctx, !s->guided || isfinite(s->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
-               s->guidance_scale);
+    XD_TRY(xdi_sampler_check_guidance(ctx, s));
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
                "times for networks, times %g", s->network_scale);
     XD_REQUIRE(ctx, !isnan(xd_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
@@ -87,13 +115,7 @@ static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
                "times of a list as %s; NONE and F32 are possible", xd_dtype_name(s->list_dtype));
     XD_REQUIRE(ctx, s->step >= 0 && s->step <= UINT32_MAX, XD_ERROR_ARGUMENT, "step %lld of drawn noise",
                (long long)s->step);
-    XD_REQUIRE(ctx, s->samples > 0 && s->samples <= INT32_MAX, XD_ERROR_ARGUMENT, "a sampler of %lld samples",
-               (long long)s->samples);
-    XD_REQUIRE(ctx,
-               s->elements >= 0 && s->elements <= INT64_MAX / 4096 / s->samples && s->first_element >= 0 &&
-                   s->first_element <= INT64_MAX - s->elements,
-               XD_ERROR_ARGUMENT, "%lld samples of %lld elements from %lld on", (long long)s->samples,
-               (long long)s->elements, (long long)s->first_element);
+    XD_TRY(xdi_sampler_check_sizes(ctx, s));
     XD_REQUIRE(ctx, s->dtype == XD_DTYPE_F32 || s->dtype == XD_DTYPE_BF16 || s->dtype == XD_DTYPE_F16,
                XD_ERROR_DTYPE, "samples of %s; F32, BF16 and F16 are possible", xd_dtype_name(s->dtype));
     return XD_OK;
@@ -118,25 +140,47 @@ static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc
     d->rungs.list = desc->list;
     d->guided = desc->guided;
     d->guidance_scale = desc->guidance_scale;
-    d->sizes.samples = desc->samples;
+    d->sizes.samples = d->sizes.step_samples = desc->samples;
     d->sizes.elements = desc->elements;
+    d->sizes.whole_elements = desc->whole_elements;
     d->sizes.first_element = desc->first_element;
+    d->sizes.split = desc->split;
     d->sizes.dtype = desc->dtype;
     d->seed = desc->seed;
 }
 
+static bool xdi_sampler_rescales(const xd_sampler *s) {
+    return xdi_dmd_guidance(&s->d.desc, XD_DMD_TEACHER).rescale > 0.0;
+}
+
+/* Heun's slopes are in GENERATED and EPSILON: the others are guidance's. */
 static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
     switch (tensor) {
     case XDI_DMD_INPUT:
     case XDI_DMD_RAW: return true;
     case XDI_DMD_GENERATED:
-    case XDI_DMD_EPSILON: return !xdi_sampler_has_slope(s->kind);
-    case XDI_DMD_NOISED:
+    case XDI_DMD_EPSILON: return s->kind != XD_SAMPLER_EULER;
+    case XDI_DMD_NOISED: return s->kind == XD_SAMPLER_HEUN;
     case XDI_DMD_TARGET:
-    case XDI_DMD_FAKE: return s->kind == XD_SAMPLER_HEUN;
+    case XDI_DMD_FAKE: return xdi_sampler_rescales(s);
     case XDI_DMD_REAL: return s->d.desc.guided;
     default: return false;
     }
+}
+
+/* What deviations of samples are computed with. */
+static void xdi_sampler_lay_out_rescale(xd_dmd *d, xd_arena *host, xd_arena *device) {
+    const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
+    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
+    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
+    d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
+    d->raw_slope = (float *)xd_arena_take_pointer(device, all * sizeof *d->raw_slope);
+    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, n * sizeof *d->terms);
+    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
+    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
+    d->distances = (double *)xd_arena_take_pointer(device, n * sizeof *d->distances);
+    d->workspace_bytes = xdi_dmd_guidance_workspace(d);
+    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
 }
 
 static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
@@ -154,6 +198,7 @@ static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device)
     for (int i = 0; i < XDI_DMD_TENSORS; i++)
         if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
             d->tensors[i] = xd_arena_take_pointer(device, all * xd_dtype_size(d->desc.sizes.dtype));
+    if (xdi_sampler_rescales(s)) xdi_sampler_lay_out_rescale(d, host, device);
 }
 
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
@@ -168,10 +213,10 @@ XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_m
     return XD_OK;
 }
 
-XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    const xd_launch launch = xd_ctx_launch(ctx);
     xd_sampler plan, *s;
-    XD_TRY(xdi_sampler_check(ctx, desc));
     xdi_sampler_settle(&plan, ctx, desc);
     xdi_sampler_lay_out(&plan, &host, &device);
     const size_t host_bytes = host.peak, device_bytes = device.peak;
@@ -188,6 +233,32 @@ XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_
     *s = plan;
     s->d.memory = memory;
     *out = s;
+    return s->d.status ? xd_ctx_kernels(ctx)->memory.fill(&launch, s->d.status, 0, sizeof *s->d.status)
+                       : XD_OK;
+}
+
+/* The settings that decide what is called and exchanged. */
+static uint64_t xdi_sampler_hash(xd_ctx *ctx, const xd_sampler_desc *desc) {
+    const double numbers[] = { (double)desc->kind, (double)desc->step };
+    xd_sampler plan;
+    xdi_sampler_settle(&plan, ctx, desc);
+    return xd_hash(xdi_dmd_settings_hash(&plan.d.desc), numbers, sizeof numbers);
+}
+
+XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+    xd_comm *split = desc->split;
+    xd_sampler *made = NULL;
+    xd_result result = xdi_sampler_check(ctx, desc);
+    if (split) result = xd_agree(split, result);
+    XD_TRY(result);
+    if (split) XD_TRY(xd_agree_same(split, xdi_sampler_hash(ctx, desc), "settings of a sampler"));
+    result = xdi_sampler_make(ctx, desc, &made);
+    if (split) result = xd_agree(split, result);
+    if (result != XD_OK) {
+        xd_sampler_destroy(made);
+        return result;
+    }
+    *out = made;
     return XD_OK;
 }
 
@@ -240,16 +311,16 @@ static xd_result xdi_sampler_heun(xd_sampler *s, const xd_dmd_batch *batch, doub
     xd_dmd *d = &s->d;
     const int64_t n = batch->samples;
     const xd_rows x = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n), to = xdi_dmd_rows(d, out, n);
-    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n);
-    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_FAKE], n);
+    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
+    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
     xdi_dmd_point at = { XDI_DMD_INPUT, NULL }, ahead = { XDI_DMD_NOISED, NULL };
     at.times = &d->input;
     ahead.times = &d->noised;
-    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_TARGET));
+    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_GENERATED));
     XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors[XDI_DMD_NOISED]));
     xdi_dmd_set_times(d, &d->noised, n, next);
     XD_TRY(xdi_dmd_guide(d, batch, ahead));
-    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_FAKE));
+    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_EPSILON));
     for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 0.5;
     XD_TRY(xdi_dmd_mix(d, here, there, here));
     for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = width;

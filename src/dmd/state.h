@@ -227,6 +227,9 @@ XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
                                          xdi_dmd_tensor out, xdi_dmd_tensor scratch);
 
+/* guidance.c: the workspace that its deviations need. */
+XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d);
+
 /* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
 XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
 

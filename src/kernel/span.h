@@ -56,6 +56,9 @@ typedef struct xdi_span_kernels {
 
     /* xd_lerp_compensated. NULL: as the plain spans do. */
     void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
+
+    /* mix whose arrays are all BF16, for a level where that is faster; NULL: they are widened first. */
+    void (*mix_bf16)(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out, int64_t n);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */

@@ -246,7 +246,8 @@ XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
     return xdi_parallel_lay_out(p, room);
 }
 
-/* Zeroed memory for what was measured: what is between weights stays 0. The arena is over it then. */
+/* Zeroed memory for what was measured: what is between weights stays 0, and so do weights that begin as zeros. The arena is over it
+ * then. */
 static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -255,7 +256,7 @@ static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_are
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
-    return memory->fill(&launch, *out, 0, bytes);
+    return memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
@@ -286,6 +287,11 @@ static void *xdi_flat_place(const xd_weight *weight) {
     return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
 }
 
+/* First values in memory that has just been taken here. */
+static xd_result xdi_flat_fill(const xd_parallel *p, const xd_weight *weight, xd_interval range, void *to) {
+    return weight->desc.init.kind == XD_INIT_ZERO ? XD_OK : xdi_weight_fill(p->home, weight, range, to);
+}
+
 /* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
 static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
     const xd_interval all = { 0, weight->count };
@@ -311,7 +317,7 @@ static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
     xd_bucket_piece piece;
     if (!xdi_flat_piece(p, weight, &piece)) return XD_OK;
     void *to = xdi_flat_value(weight, &piece);
-    if (!weight->value || !weight->ready) return xdi_weight_fill(p->home, weight, piece.param, to);
+    if (!weight->value || !weight->ready) return xdi_flat_fill(p, weight, piece.param, to);
     return xdi_parallel_bring_home(p, to,
                                    (const unsigned char *)weight->value + (size_t)piece.param.begin * size,
                                    (size_t)(piece.param.end - piece.param.begin) * size);

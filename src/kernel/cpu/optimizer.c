@@ -117,9 +117,9 @@ static void xdi_plain_compensated(float weight, const float *source, float *targ
 }
 
 static const xdi_span_kernels xdi_plain_spans = {
-    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,       xdi_plain_sgd, xdi_plain_lerp,
-    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,  NULL,          false,
-    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,        xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,   NULL,          false,
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated, NULL
 };
 
 /* ---- loops over arrays ---- */

@@ -8,16 +8,28 @@ static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
 }
 
+/* Whether a level mixes these arrays as they are. */
+static bool xdi_simd_mix_narrow(const xdi_span_kernels *spans, const xd_mix_desc *d, bool both) {
+    return spans->mix_bf16 && d->p.dtype == XD_DTYPE_BF16 && d->out.dtype == XD_DTYPE_BF16 &&
+           (!both || d->q.dtype == XD_DTYPE_BF16);
+}
+
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
 static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
                               int64_t n) {
     float p_room[XDI_SPAN], q_room[XDI_SPAN], rounded[XDI_SPAN];
     const bool narrow = d->out.dtype != XD_DTYPE_F32;
     const xd_mix mix = d->mix[r];
+    const bool both = d->q.data && mix.c1 != 0.0;
+    if (xdi_simd_mix_narrow(spans, d, both)) {
+        spans->mix_bf16(mix, (const uint16_t *)d->p.data + (r * d->p.stride + c),
+                        both ? (const uint16_t *)d->q.data + (r * d->q.stride + c) : NULL,
+                        (uint16_t *)d->out.data + (r * d->out.stride + c), n);
+        return;
+    }
     const float *p = xdi_span_widen(spans, d->p.data, d->p.dtype, r * d->p.stride + c, n, p_room), *q = NULL;
     float *out = narrow ? rounded : (float *)d->out.data + (r * d->out.stride + c);
-    if (d->q.data && mix.c1 != 0.0)
-        q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
+    if (both) q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
     (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(mix, p, q, out, n, narrow);
     if (narrow) spans->narrow(rounded, (uint16_t *)d->out.data + (r * d->out.stride + c), d->out.dtype, n);
 }

@@ -335,7 +335,7 @@ XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, fl
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
     xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
-    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated, NULL,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

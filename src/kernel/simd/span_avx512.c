@@ -61,14 +61,17 @@ XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtyp
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* To nearest even in integers: the instruction for it flushes subnormals. */
-XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+/* To nearest even in integers, in the upper halves of the lanes: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m512i xdi_avx512_bf16_bits(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(xdi_avx512_bf16_bits(x), 16));
 }
 
 XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
@@ -385,10 +388,61 @@ XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
 }
 
+/* Thirty-two elements of 16 bits, or those that are left. */
+XDI_AVX512 static inline __mmask32 xdi_avx512_halves(int64_t left) {
+    return ((uint32_t)1 << left) - 1u;
+}
+
+XDI_AVX512 static inline __m512i xdi_avx512_get_halves(const uint16_t *x, int64_t left) {
+    return left >= 32 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(xdi_avx512_halves(left), x);
+}
+
+XDI_AVX512 static inline void xdi_avx512_put_halves(uint16_t *to, int64_t left, __m512i x) {
+    if (left >= 32)
+        _mm512_storeu_si512(to, x);
+    else
+        _mm512_mask_storeu_epi16(to, xdi_avx512_halves(left), x);
+}
+
+/* Eight elements of mix, to odd. */
+XDI_AVX512 static inline __m256 xdi_avx512_mix_odd(xd_mix mix, __m256 p, __m256 q, bool both) {
+    const __m512d c1 = _mm512_set1_pd(both ? mix.c1 : mix.c0);
+    const __m512d product = _mm512_mul_pd(c1, _mm512_cvtps_pd(both ? q : p));
+    return xdi_avx512_to_odd(both ? _mm512_fmadd_pd(_mm512_set1_pd(mix.c0), _mm512_cvtps_pd(p), product)
+                                  : product);
+}
+
+/* Sixteen, rounded to BF16 in the upper halves of the lanes. */
+XDI_AVX512 static inline __m512i xdi_avx512_mix_bf16_bits(xd_mix mix, __m512i p, __m512i q, bool both) {
+    const __m512 x = _mm512_castsi512_ps(p), y = _mm512_castsi512_ps(q);
+    const __m256 low = xdi_avx512_mix_odd(mix, _mm512_castps512_ps256(x), _mm512_castps512_ps256(y), both);
+    const __m256 high =
+        xdi_avx512_mix_odd(mix, _mm512_extractf32x8_ps(x, 1), _mm512_extractf32x8_ps(y, 1), both);
+    return xdi_avx512_bf16_bits(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1));
+}
+
+/* The same from BF16 to BF16 without copies in f32 in between: elements at even places and at odd ones are the lower and the upper halves
+ * of lanes, as BF16 is the upper half of f32. */
+XDI_AVX512 static void xdi_avx512_mix_bf16(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out,
+                                           int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int)0xffff0000u);
+    const bool both = q != NULL;
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512i x = xdi_avx512_get_halves(p + i, n - i);
+        const __m512i y = both ? xdi_avx512_get_halves(q + i, n - i) : x;
+        const __m512i even =
+            xdi_avx512_mix_bf16_bits(mix, _mm512_slli_epi32(x, 16), _mm512_slli_epi32(y, 16), both);
+        const __m512i odd =
+            xdi_avx512_mix_bf16_bits(mix, _mm512_and_si512(x, top), _mm512_and_si512(y, top), both);
+        xdi_avx512_put_halves(out + i, n - i,
+                              _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, top)));
+    }
+}
+
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
-    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated,
+    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated, xdi_avx512_mix_bf16,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

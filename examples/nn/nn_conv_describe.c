@@ -1,0 +1,143 @@
+/* nn_conv_describe.c - the convolutional network's description. */
+#include "nn_conv_inside.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NN_CONV_MOST_SIDE = 1024, NN_CONV_MOST_CHANNELS = 4096, NN_CONV_MOST_BLOCKS = 9999 };
+
+nn_conv_config nn_conv_defaults(void) {
+    const nn_conv_config c = { 16, 16, 1, 32, 8, 4, 64, 64, 11 };
+    return c;
+}
+
+xd_result nn_conv_check(xd_ctx *ctx, const nn_conv_config *c) {
+    XD_REQUIRE(ctx,
+               c->height >= 1 && c->width >= 1 && c->height <= NN_CONV_MOST_SIDE &&
+                   c->width <= NN_CONV_MOST_SIDE,
+               XD_ERROR_ARGUMENT, "images of %d x %d; the sides are 1 to %d", c->height, c->width,
+               (int)NN_CONV_MOST_SIDE);
+    XD_REQUIRE(ctx,
+               c->channels >= 1 && c->channels <= NN_CONV_MOST_CHANNELS && c->inner >= 1 &&
+                   c->inner <= NN_CONV_MOST_CHANNELS,
+               XD_ERROR_ARGUMENT, "%d channels of images and %d of the stream; there are 1 to %d",
+               c->channels, c->inner, (int)NN_CONV_MOST_CHANNELS);
+    XD_REQUIRE(ctx, c->groups >= 1 && c->inner % c->groups == 0, XD_ERROR_ARGUMENT,
+               "%d channels are not a multiple of %d groups", c->inner, c->groups);
+    XD_REQUIRE(ctx, c->blocks >= 1 && c->blocks <= NN_CONV_MOST_BLOCKS, XD_ERROR_ARGUMENT,
+               "%d blocks; there are 1 to %d", c->blocks, (int)NN_CONV_MOST_BLOCKS);
+    XD_REQUIRE(ctx, c->frequencies > 0 && c->frequencies % 2 == 0, XD_ERROR_ARGUMENT,
+               "%d sines and cosines are not an even number", c->frequencies);
+    XD_REQUIRE(ctx, c->embedding > 0 && c->labels > 0, XD_ERROR_ARGUMENT, "%d labels in an embedding of %d",
+               c->labels, c->embedding);
+    return XD_OK;
+}
+
+static xd_weight_desc nn_conv_weight(int ndim, int64_t rows, int64_t columns) {
+    xd_weight_desc w;
+    memset(&w, 0, sizeof w);
+    w.dtype = XD_DTYPE_F32;
+    w.ndim = ndim;
+    w.shape[0] = rows;
+    w.shape[1] = columns;
+    w.init.kind = XD_INIT_ZERO;
+    return w;
+}
+
+/* A matrix [out, in], or a convolution's [out, in, 3, 3]; and a bias of zeros. */
+typedef struct nn_conv_pair {
+    const char *name;
+    int64_t out, in;
+    int seen;  /* 1, or NN_CONV_SEEN */
+    bool zero; /* begins so; otherwise it keeps the size of what it reads */
+} nn_conv_pair;
+
+static xd_result nn_conv_add_pair(xd_block *block, const nn_conv_pair *pair) {
+    char weight[32], bias[32];
+    xd_weight_desc w = nn_conv_weight(pair->seen == 1 ? 2 : 4, pair->out, pair->in),
+                   b = nn_conv_weight(1, pair->out, 0);
+    snprintf(weight, sizeof weight, "%s.weight", pair->name);
+    snprintf(bias, sizeof bias, "%s.bias", pair->name);
+    w.name = weight;
+    b.name = bias;
+    if (pair->seen != 1) w.shape[2] = w.shape[3] = 3;
+    if (!pair->zero) {
+        w.init.kind = XD_INIT_NORMAL;
+        w.init.scale = (float)(1.0 / sqrt((double)(pair->in * pair->seen)));
+    }
+    XD_TRY(xd_weight_add(block, &w, NULL));
+    return xd_weight_add(block, &b, NULL);
+}
+
+/* Scale and shift behind a norm: ones, and zeros. */
+static xd_result nn_conv_add_norm(xd_block *block, const char *name, int64_t channels) {
+    char weight[32], bias[32];
+    xd_weight_desc scale = nn_conv_weight(1, channels, 0), shift = nn_conv_weight(1, channels, 0);
+    snprintf(weight, sizeof weight, "%s.weight", name);
+    snprintf(bias, sizeof bias, "%s.bias", name);
+    scale.name = weight;
+    shift.name = bias;
+    scale.init.kind = XD_INIT_CONSTANT;
+    scale.init.center = 1.0f;
+    XD_TRY(xd_weight_add(block, &scale, NULL));
+    return xd_weight_add(block, &shift, NULL);
+}
+
+static xd_result nn_conv_describe_root(const nn_conv_config *c, xd_block *root) {
+    const nn_conv_pair in = { "in", c->inner, c->channels, NN_CONV_SEEN, false },
+                       time = { "time", c->embedding, c->frequencies, 1, false },
+                       out = { "out", c->channels, c->inner, NN_CONV_SEEN, true };
+    xd_weight_desc label = nn_conv_weight(2, c->labels, c->embedding);
+    label.name = "label";
+    label.init.kind = XD_INIT_NORMAL;
+    label.init.scale = 0.1f;
+    XD_TRY(nn_conv_add_pair(root, &in));
+    XD_TRY(nn_conv_add_pair(root, &time));
+    XD_TRY(xd_weight_add(root, &label, NULL));
+    XD_TRY(nn_conv_add_norm(root, "norm", c->inner));
+    return nn_conv_add_pair(root, &out);
+}
+
+static xd_result nn_conv_describe_block(const nn_conv_config *c, xd_block *block) {
+    const nn_conv_pair conv1 = { "conv1", c->inner, c->inner, NN_CONV_SEEN, false },
+                       time = { "time", c->inner, c->embedding, 1, false },
+                       conv2 = { "conv2", c->inner, c->inner, NN_CONV_SEEN, true };
+    XD_TRY(nn_conv_add_norm(block, "norm1", c->inner));
+    XD_TRY(nn_conv_add_pair(block, &conv1));
+    XD_TRY(nn_conv_add_pair(block, &time));
+    XD_TRY(nn_conv_add_norm(block, "norm2", c->inner));
+    return nn_conv_add_pair(block, &conv2);
+}
+
+static xd_result nn_conv_describe_all(const nn_conv_config *c, xd_model *model) {
+    XD_TRY(nn_conv_describe_root(c, xd_model_root(model)));
+    for (int i = 0; i < c->blocks; i++) {
+        char name[32];
+        xd_block_desc desc;
+        xd_block *block;
+        memset(&desc, 0, sizeof desc);
+        snprintf(name, sizeof name, "blocks.%d", i);
+        desc.name = name;
+        desc.type = "residual";
+        XD_TRY(xd_block_add(xd_model_root(model), &desc, &block));
+        XD_TRY(nn_conv_describe_block(c, block));
+    }
+    return xd_model_seal(model);
+}
+
+xd_result nn_conv_describe(xd_ctx *ctx, const nn_conv_config *config, uint64_t seed, xd_model **out) {
+    xd_model_desc desc;
+    xd_model *model;
+    memset(&desc, 0, sizeof desc);
+    desc.seed = seed;
+    XD_TRY(nn_conv_check(ctx, config));
+    XD_TRY(xd_model_create(ctx, &desc, &model));
+    const xd_result result = nn_conv_describe_all(config, model);
+    if (result != XD_OK) {
+        xd_model_destroy(model);
+        return result;
+    }
+    *out = model;
+    return XD_OK;
+}

@@ -1,9 +1,13 @@
 #!/bin/sh
 # Open MPI over four hosts, which are network namespaces of this machine with names, processes and two links of their own: `control`
 # for mpirun, `data` for messages. Links are cut and hosts die in the middle of programs. The last line is `N passed, N failed,
-# N skipped`; status 77 where namespaces are not permitted. A quarter of a minute; after a whole one all of it is killed.
+# N skipped`; status 77 where namespaces are not permitted. A quarter of a minute.
 #
-#   sh tests/mpi/hosts.sh      from the root, after make build-mpi build/mpi/test_mpi_hosts
+#   sh tests/mpi/hosts.sh                      from the root, after make build/mpi/test_mpi_hosts
+#   sh tests/mpi/hosts.sh build/mpi/test_mpi   this program instead, or several, with a rank on each host
+#
+#   XD_TEST_SEED      where programs are interrupted (1)
+#   XD_TEST_SECONDS   after which all is killed (60)
 set -u
 seed=${XD_TEST_SEED:-1}
 
@@ -13,7 +17,8 @@ refuse() {
 }
 
 # Everything happens in namespaces that end with their first process, and with them processes, links and mounts.
-if [ "${1:-}" != inside ]; then
+work=${XD_TEST_HOSTS:-} # set inside
+if [ -z "$work" ]; then
     for tool in unshare nsenter ip mount timeout mpirun; do
         command -v $tool >/dev/null 2>&1 || refuse "needs $tool"
     done
@@ -23,7 +28,7 @@ if [ "${1:-}" != inside ]; then
     work=$(mktemp -d) || exit 1
     trap 'kill -9 $jail 2>/dev/null; wait; rm -rf "$work"' EXIT
     trap 'exit 1' HUP INT TERM
-    work=$work $new timeout -s KILL 60 sh "$0" inside &
+    XD_TEST_HOSTS=$work $new timeout -s KILL "${XD_TEST_SECONDS:-60}" sh "$0" "$@" &
     jail=$!
     wait $jail
     exit $?
@@ -125,12 +130,23 @@ verdict() {
 mount -t tmpfs tmpfs "$work" || refuse "file systems in memory are not permitted in namespaces"
 hosts 2>"$work/err" || refuse "cannot make hosts out of namespaces: $(tail -n 1 "$work/err")"
 program=build/mpi/test_mpi_hosts each="--map-by ppr:1:node"
-recovery=--enable-recovery # mpirun leaves the others alive
+recovery=
+
+if [ $# -gt 0 ]; then
+    for program; do
+        job 600 $each -n 4 "$program"
+        cat "$work/out"
+        verdict $status "$program"
+    done
+    [ "$failed" -eq 0 ]
+    exit
+fi
 
 job 20 -n 8 $program meet
 [ $status -eq 0 ] && through 8
 verdict $? 'each rank finds its place, and a student gets the bits of one rank from a teacher on other hosts'
 
+recovery=--enable-recovery # mpirun leaves the others alive
 job 15 $each $program calls "$seed" 'ip link set data down'
 [ $status -eq 0 ] && through 4
 verdict $? 'a link that is cut in a program is an error of both of its sides'

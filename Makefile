@@ -34,7 +34,8 @@ examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard 
 private_names := $(shell grep -lE '\<xdi_' bench/*.c /dev/null)
 # bench/node.c needs mpicc.
 bench := $(patsubst bench/%.c,build/bench/%,$(sort $(filter-out bench/node.c,$(wildcard bench/*.c))))
-mpi_sources := $(sort $(wildcard tests/mpi/*.c))
+# tests/mpi/hosts.sh runs the other one.
+mpi_sources := $(sort $(filter-out %_hosts.c,$(wildcard tests/mpi/*.c)))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 

@@ -54,9 +54,10 @@ typedef struct xd_mpi_desc {
  * init_timeout_seconds. Memory: staging_bytes, once for all groups that are split from the world.
  *
  * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER; those that wait for one
- * that died or destroyed its handle get TIMEOUT at their deadline. A call that fails returns at most one second
- * later: half of it for the others to say whom they wait for, so that who waits itself is not blamed, and half for messages
- * that have begun to arrive, because MPI writes them into the caller's memory.
+ * that died or destroyed its handle get TIMEOUT at their deadline. So do both sides of a network that is cut, each naming a
+ * rank of the other. Whether a launcher leaves survivors alive to see it: docs/concepts.md. A call that fails returns at most
+ * one second later: half of it for the others to say whom they wait for, so that who waits itself is not blamed, and half for
+ * messages that have begun to arrive, because MPI writes them into the caller's memory.
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *

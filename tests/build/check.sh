@@ -30,7 +30,7 @@ steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -515,6 +515,12 @@ step_mpi() {
     need mpicc mpirun
     ls tests/mpi/*.c >/dev/null 2>&1 || { echo "there is no tests/mpi"; exit 77; }
     make --no-print-directory mpi
+}
+
+# Four hosts made of namespaces, links cut between them; 20 s.
+step_hosts() {
+    need mpicc mpirun
+    make --no-print-directory build/mpi/test_mpi_hosts && sh tests/mpi/hosts.sh
 }
 
 # The benchmarks name private things, which nobody else would miss: the front end reads each of them.

@@ -112,6 +112,17 @@ XD_TEST(queues_parts_on_the_host_and_sent_types_change_no_bit_of_experts) {
     free(one);
 }
 
+XD_TEST(a_weight_of_experts_that_is_thawed_trains_to_the_bits_of_one_rank) {
+    const expert_run like = { .experts = 4, .leaves = 8, .frozen = "layers.1.experts.up" };
+    const expert_run trained = { .experts = 4, .leaves = 8 };
+    expert_run *one = expert_alone(&like), *other = expert_alone(&trained);
+    CHECK(!expert_equal(one, other));
+    for (int kind = EXPERT_DDP; kind <= EXPERT_FSDP_WHOLE; kind++)
+        expert_check(one, (expert_kind)kind, 4, 2, &like);
+    free(one);
+    free(other);
+}
+
 static double expert_distance(const expert_run *a, const expert_run *b) {
     double most = 0.0;
     for (int64_t i = 0; i < a->count; i++)

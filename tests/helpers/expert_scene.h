@@ -36,6 +36,7 @@ typedef struct expert_run {
     xd_dtype sent;
     bool skips; /* under DDP, where ranks need not do alike, leaves without tokens are skipped */
     xd_gradient_divisors divide;
+    const char *frozen; /* a weight that is thawed in step 1; NULL -> none */
     const char *root; /* a checkpoint is saved there before step 1, or loaded */
     bool save, load;
     /* What came out, written by the ranks that count. */
@@ -65,6 +66,7 @@ typedef struct expert_rank {
     xd_layout *layouts[2];
     xd_model *model;
     xd_parallel *parallel;
+    xd_memory_plan plan;
     xd_queue *queues[4];
     expert_layer layers[EXPERT_LAYERS];
     xd_interval mine; /* experts */
@@ -107,6 +109,7 @@ static void expert_describe(expert_rank *r) {
         expert_weight(layer->experts, "down", shapes[1], r->layouts[1]);
     }
     wrap_weight(xd_model_root(r->model), "head", EXPERT_WIDTH, 0);
+    if (r->run->frozen) CHECK(xd_weight_freeze(xd_model_find_weight(r->model, r->run->frozen)) == XD_OK);
     CHECK(xd_model_seal(r->model) == XD_OK);
 }
 
@@ -191,50 +194,74 @@ static xd_result expert_route(expert_rank *r, expert_layer *l, const float *gate
 
 /* ---- experts ---- */
 
-/* y = down max(up x, 0) for one token; in a backward, what that adds to gradients, and y becomes d loss / d x. */
-static void expert_token(const float *up, const float *down, float *d_up, float *d_down, const float *x,
-                         float *y) {
-    float hidden[EXPERT_HIDDEN], out[EXPERT_WIDTH] = { 0 };
+/* One expert's weights and gradients, NULL for those that do not train. */
+typedef struct expert_matrices {
+    const float *up, *down;
+    float *d_up, *d_down;
+} expert_matrices;
+
+static void expert_hidden(const expert_matrices *m, const float *x, float *hidden) {
     for (int h = 0; h < EXPERT_HIDDEN; h++) {
-        hidden[h] = 0.0f;
-        for (int i = 0; i < EXPERT_WIDTH; i++) hidden[h] += up[h * EXPERT_WIDTH + i] * x[i];
-        hidden[h] = hidden[h] > 0.0f ? hidden[h] : 0.0f;
-        for (int i = 0; i < EXPERT_WIDTH && !d_up; i++) out[i] += down[i * EXPERT_HIDDEN + h] * hidden[h];
+        float sum = 0.0f;
+        for (int i = 0; i < EXPERT_WIDTH; i++) sum += m->up[h * EXPERT_WIDTH + i] * x[i];
+        hidden[h] = sum > 0.0f ? sum : 0.0f;
     }
-    for (int h = 0; h < EXPERT_HIDDEN && d_up; h++) {
-        float d = 0.0f;
-        for (int i = 0; i < EXPERT_WIDTH; i++) {
-            d += down[i * EXPERT_HIDDEN + h] * y[i];
-            d_down[i * EXPERT_HIDDEN + h] += y[i] * hidden[h];
-        }
-        for (int i = 0; i < EXPERT_WIDTH && hidden[h] > 0.0f; i++) {
-            d_up[h * EXPERT_WIDTH + i] += d * x[i];
-            out[i] += d * up[h * EXPERT_WIDTH + i];
-        }
-    }
-    memcpy(y, out, sizeof out);
 }
 
-/* The tokens of one member, from `at` on among those that came here. */
+/* y = down max(up x, 0) for one token. */
+static void expert_token(const expert_matrices *m, const float *x, float *y) {
+    float hidden[EXPERT_HIDDEN];
+    expert_hidden(m, x, hidden);
+    for (int i = 0; i < EXPERT_WIDTH; i++) {
+        y[i] = 0.0f;
+        for (int h = 0; h < EXPERT_HIDDEN; h++) y[i] += m->down[i * EXPERT_HIDDEN + h] * hidden[h];
+    }
+}
+
+/* Adds to gradients; d, of y, becomes that of x. */
+static void expert_token_backward(const expert_matrices *m, const float *x, float *d) {
+    float hidden[EXPERT_HIDDEN], out[EXPERT_WIDTH] = { 0 };
+    expert_hidden(m, x, hidden);
+    for (int h = 0; h < EXPERT_HIDDEN; h++) {
+        float through = 0.0f;
+        for (int i = 0; i < EXPERT_WIDTH; i++) {
+            through += m->down[i * EXPERT_HIDDEN + h] * d[i];
+            if (m->d_down) m->d_down[i * EXPERT_HIDDEN + h] += d[i] * hidden[h];
+        }
+        for (int i = 0; i < EXPERT_WIDTH && hidden[h] > 0.0f; i++) {
+            if (m->d_up) m->d_up[h * EXPERT_WIDTH + i] += through * x[i];
+            out[i] += through * m->up[h * EXPERT_WIDTH + i];
+        }
+    }
+    memcpy(d, out, sizeof out);
+}
+
+static float *expert_at(void *matrices, int64_t expert) {
+    return matrices ? (float *)matrices + expert * EXPERT_HIDDEN * EXPERT_WIDTH : NULL;
+}
+
+/* The tokens of one member, among those that came here. */
 static void expert_tokens(const expert_rank *r, expert_layer *l, const xd_block_view *view, int member,
-                          float (*rows)[EXPERT_WIDTH]) {
-    enum { SIZE = EXPERT_HIDDEN * EXPERT_WIDTH };
+                          float (*rows)[EXPERT_WIDTH], bool backward) {
     const int64_t here = r->mine.end - r->mine.begin;
     int64_t at = 0;
     for (int m = 0; m < member; m++) at += l->came[m];
     for (int64_t e = 0; e < here; e++)
         for (int64_t n = 0; n < l->counts[member * here + e]; n++, at++) {
-            float *d_up = (float *)view->gradients[0], *d_down = (float *)view->gradients[1];
-            expert_token((const float *)view->values[0] + e * SIZE, (const float *)view->values[1] + e * SIZE,
-                         d_up ? d_up + e * SIZE : NULL, d_down ? d_down + e * SIZE : NULL, l->tokens[at],
-                         rows[at]);
+            const expert_matrices one = { expert_at(view->values[0], e), expert_at(view->values[1], e),
+                                          expert_at(view->gradients[0], e),
+                                          expert_at(view->gradients[1], e) };
+            if (backward)
+                expert_token_backward(&one, l->tokens[at], rows[at]);
+            else
+                expert_token(&one, l->tokens[at], rows[at]);
         }
 }
 
 static xd_result expert_forward(expert_rank *r, expert_layer *l, float (*rows)[EXPERT_WIDTH]) {
     xd_block_view view;
     XD_TRY(xd_block_begin(l->experts, (xd_pass){ XD_PASS_FORWARD }, &view));
-    for (int m = 0; m < r->run->ep; m++) expert_tokens(r, l, &view, m, rows);
+    for (int m = 0; m < r->run->ep; m++) expert_tokens(r, l, &view, m, rows, false);
     return xd_block_end(l->experts);
 }
 
@@ -249,8 +276,8 @@ static xd_result expert_backward(expert_rank *r, expert_layer *l, float (*rows)[
             continue;
         }
         XD_TRY(xd_block_begin(l->experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
-        CHECK((leaf >= 0) == (view.gradients[0] != NULL));
-        expert_tokens(r, l, &view, m, rows);
+        CHECK((leaf >= 0) == (view.gradients[1] != NULL));
+        expert_tokens(r, l, &view, m, rows, true);
         XD_TRY(xd_block_end(l->experts));
     }
     return XD_OK;
@@ -370,6 +397,15 @@ static xd_result expert_queues(expert_rank *r, xd_comm *data, xd_comm *experts) 
     return XD_OK;
 }
 
+/* What a plan says of this rank before it is wrapped. */
+static void expert_plan(expert_rank *r, const xd_ddp_desc *ddp, const xd_fsdp_desc *fsdp) {
+    const int groups = r->run->groups > 1 ? r->run->groups : 1, ranks = r->run->ranks / groups;
+    const xd_memory_plan_desc d = {
+        .ddp = ddp, .fsdp = fsdp, .ranks = ranks, .groups = groups, .expert_ranks = ranks / r->run->ep
+    };
+    CHECK(xd_plan_memory(r->model, &d, xd_comm_rank(r->world), &r->plan) == XD_OK);
+}
+
 static xd_result expert_wrap(expert_rank *r) {
     static const char *const types[] = { "layer", "experts" };
     const expert_run *run = r->run;
@@ -388,8 +424,10 @@ static xd_result expert_wrap(expert_rank *r) {
                                 .reductions = r->queues[1],
                                 .bucket_size = 16,
                                 .divide = run->divide,
+                                .reserve_frozen = run->frozen,
                                 .replicas = replicas,
                                 .experts = experts };
+        expert_plan(r, &d, NULL);
         return xd_ddp_create(r->model, data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .leaves = run->leaves,
@@ -404,8 +442,10 @@ static xd_result expert_wrap(expert_rank *r) {
                              .reductions = r->queues[1],
                              .prefetch = run->prefetch,
                              .divide = run->divide,
+                             .reserve_frozen = run->frozen,
                              .host = run->offloaded ? r->home : NULL,
                              .experts = experts };
+    expert_plan(r, NULL, &d);
     return xd_fsdp_create(r->model, data, &d, &r->parallel);
 }
 
@@ -447,6 +487,17 @@ static xd_result expert_files(expert_rank *r, const xd_tensor_part *parts, int64
     return xd_parallel_publish(r->parallel);
 }
 
+static xd_result expert_thaw(expert_rank *r, xd_param *params, int64_t count, xd_optimizer *optimizer) {
+    if (!r->run->frozen || r->step != 1) return XD_OK;
+    XD_TRY(xd_parallel_thaw(r->parallel, xd_model_find_weight(r->model, r->run->frozen)));
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(params[i].name, r->run->frozen) != 0) continue;
+        params[i].frozen = false;
+        XD_TRY(xd_optimizer_thaw(optimizer, i));
+    }
+    return XD_OK;
+}
+
 static xd_result expert_train(expert_rank *r) {
     xd_param params[EXPERT_WEIGHTS];
     xd_tensor_part parts[EXPERT_WEIGHTS];
@@ -456,10 +507,14 @@ static xd_result expert_train(expert_rank *r) {
     XD_TRY(xd_parallel_parts(r->parallel, EXPERT_WEIGHTS, parts, &count));
     xd_optimizer_desc d = xd_adamw_defaults(params, count);
     d.learning_rate = 0.02;
+    d.reserve_frozen = r->run->frozen;
+    const xd_parallel_bytes bytes = xd_parallel_memory(r->parallel);
+    CHECK(memcmp(&bytes, &r->plan.wrapper, sizeof bytes) == 0);
     XD_TRY(xd_optimizer_create(r->home, &d, &optimizer));
     xd_result result = XD_OK;
     for (r->step = 0; r->step < EXPERT_STEPS && result == XD_OK; r->step++) {
         if (r->step == 1) result = expert_files(r, parts, count, optimizer);
+        if (result == XD_OK) result = expert_thaw(r, params, count, optimizer);
         if (result == XD_OK && (r->step > 0 || !r->run->load))
             result = expert_step(r, params, count, optimizer);
     }
@@ -501,7 +556,7 @@ static xd_result expert_open(expert_rank *r, xd_comm *world, expert_run *run) {
     return XD_OK;
 }
 
-static xd_result expert_rank_run(xd_comm *world, void *argument) {
+static inline xd_result expert_rank_run(xd_comm *world, void *argument) {
     expert_rank *r = (expert_rank *)calloc(1, sizeof *r);
     xd_result result = expert_open(r, world, (expert_run *)argument);
     if (result == XD_OK) result = expert_wrap(r);
@@ -511,7 +566,7 @@ static xd_result expert_rank_run(xd_comm *world, void *argument) {
     return result;
 }
 
-static xd_result expert_execute(expert_run *run) {
+static inline xd_result expert_execute(expert_run *run) {
     const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 20 };
     xd_error error;
     const xd_result result = xd_run_threads(run->ranks, &desc, expert_rank_run, run, &error);

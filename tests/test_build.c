@@ -694,8 +694,7 @@ static xd_result add_leaves(const build_scene *s, const char *name, bool experts
     const int64_t opened = experts ? xd_parallel_expert_leaves(parallel).opened : 1;
     xd_block_view view;
     for (int64_t k = 0; k < opened; k++) {
-        const int64_t leaf =
-            experts ? xd_parallel_expert_leaf(parallel, k) : xd_parallel_leaf(parallel, k);
+        const int64_t leaf = experts ? xd_parallel_expert_leaf(parallel, k) : xd_parallel_leaf(parallel, k);
         CHECK_EQ_INT(leaf, experts ? s->rank / 2 * 2 + k : s->rank);
         XD_TRY(xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
         for (int64_t i = 0; i < (experts ? 4 : 6); i++) ((float *)view.gradients[0])[i] += (float)(leaf + 1);
@@ -730,7 +729,8 @@ static void check_expert_lists(const build_scene *s) {
     int64_t count = 0, here = 0;
     CHECK(xd_built_params(s->built, whole, 8, params, &count) == XD_OK && count == 6);
     for (int64_t i = 0; i < count; i++) {
-        const bool expert = strstr(params[i].name, "experts") != NULL, mine = params[i].name[17] == '0' + s->rank % 2;
+        const bool expert = strstr(params[i].name, "experts") != NULL,
+                   mine = params[i].name[17] == '0' + s->rank % 2;
         const bool ddp = s->desc.wrap.kind == XD_WRAP_DDP;
         if (params[i].buffer || (expert && !mine)) continue;
         if (expert) CHECK_EQ_INT(params[i].replica, ddp && s->rank >= 2);
@@ -762,7 +762,8 @@ static xd_result wrap_experts(xd_comm *world, void *argument) {
             check_values(&s, "layers.0.w", 2, 0);
             check_values(&s, s.rank % 2 ? "layers.0.experts.1" : "layers.0.experts.0", 2, s.rank % 2);
         }
-        CHECK(add_leaves(&s, "layers.0", false) == XD_OK && add_leaves(&s, "layers.0.experts", true) == XD_OK);
+        CHECK(add_leaves(&s, "layers.0", false) == XD_OK &&
+              add_leaves(&s, "layers.0.experts", true) == XD_OK);
         CHECK(xd_block_skip(xd_model_root(xd_built_stage(s.built, 0).model), 0) == XD_OK);
         CHECK(xd_parallel_reduce(xd_built_stage(s.built, 0).parallel) == XD_OK);
         check_expert_lists(&s);

@@ -575,7 +575,8 @@ static xd_result other_experts(xd_comm *world, void *argument) {
     s.expert = true;
     groups.expert_dp = groups.dp; /* all have the same, this says */
     s.desc.groups = &groups;
-    build_fails(&s, XD_ERROR_MISMATCH, true, "the models differ first at weight 4: \"layers.0.experts.0\" on rank 0");
+    build_fails(&s, XD_ERROR_MISMATCH, true,
+                "the models differ first at weight 4: \"layers.0.experts.0\" on rank 0");
     build_close(&s);
     return XD_OK;
 }

@@ -49,8 +49,9 @@ static xd_result refuse_groups(xd_comm *world, void *argument) {
     CHECK(says(&r, "3 ranks with the same experts do not divide 4 data ranks"));
     result = wrap(&r, far);
     CHECK(rank == 1 || rank == 2 ? result == XD_ERROR_TOPOLOGY : result == XD_ERROR_PEER);
-    CHECK(says(&r, rank == 2 ? "data rank 2 of 4 is number 0 of the 2 with its experts, not 1"
-                             : "data rank 1 of 4 is number 1 of the 2 with its experts, not 0: the 2 members"));
+    CHECK(says(&r, rank == 2
+                       ? "data rank 2 of 4 is number 0 of the 2 with its experts, not 1"
+                       : "data rank 1 of 4 is number 1 of the 2 with its experts, not 0: the 2 members"));
     CHECK(wrap(&r, NULL) == XD_ERROR_UNSUPPORTED);
     CHECK(says(&r, "\"layers.0.experts.up\" is an expert's, which needs a data group of its own among 4"));
     result = wrap(&r, rank == 2 ? NULL : r.groups->expert_dp);
@@ -103,7 +104,8 @@ static xd_result refuse_models(xd_comm *world, void *argument) {
     CHECK(try_model(&r, false, 4, r.groups->expert_dp) == XD_ERROR_ARGUMENT);
     CHECK(says(&r, "a group of 2 ranks with the same experts, and none of 2 weights is an expert's"));
     const xd_result none = try_model(&r, rank != 1, 4, rank == 1 ? NULL : r.groups->expert_dp);
-    CHECK(none == XD_ERROR_MISMATCH && says(&r, "the models differ first at weight 1: \"nothing\" on rank 0"));
+    CHECK(none == XD_ERROR_MISMATCH &&
+          says(&r, "the models differ first at weight 1: \"nothing\" on rank 0"));
     /* Ranks 0 and 2 have the same experts, so do 1 and 3; members of a group may have others. */
     CHECK(try_model(&r, true, rank % 2 ? 5 : 4, r.groups->expert_dp) == XD_OK);
     const xd_result other = try_model(&r, true, rank == 3 ? 5 : 4, r.groups->expert_dp);
@@ -138,7 +140,8 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
           says(&r, "leaf 1 of block \"layers.0.experts\", whose next one is 0"));
     CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = 4 }, &view) == XD_ERROR_ARGUMENT &&
           says(&r, "leaf 4 of block \"layers.0.experts\": this rank has 4"));
-    CHECK(xd_parallel_push_leaf(r.parallel) == XD_ERROR_UNSUPPORTED && says(&r, "leaves of experts, 3 in a step"));
+    CHECK(xd_parallel_push_leaf(r.parallel) == XD_ERROR_UNSUPPORTED &&
+          says(&r, "leaves of experts, 3 in a step"));
     for (int64_t k = 0; k < 4; k++)
         for (int i = 0; i < (rank && k == 3 ? 1 : 2); i++)
             CHECK(xd_block_skip(r.layers[i].experts, k) == XD_OK);

@@ -37,7 +37,7 @@ typedef struct expert_run {
     bool skips; /* under DDP, where ranks need not do alike, leaves without tokens are skipped */
     xd_gradient_divisors divide;
     const char *frozen; /* a weight that is thawed in step 1; NULL -> none */
-    const char *root; /* a checkpoint is saved there before step 1, or loaded */
+    const char *root;   /* a checkpoint is saved there before step 1, or loaded */
     bool save, load;
     /* What came out, written by the ranks that count. */
     float values[EXPERT_ROOM], moments[EXPERT_ROOM], squares[EXPERT_ROOM];

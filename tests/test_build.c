@@ -729,8 +729,8 @@ static void check_expert_lists(const build_scene *s) {
     int64_t count = 0, here = 0;
     CHECK(xd_built_params(s->built, whole, 8, params, &count) == XD_OK && count == 6);
     for (int64_t i = 0; i < count; i++) {
-        const bool expert = strstr(params[i].name, "experts") != NULL,
-                   mine = params[i].name[17] == '0' + s->rank % 2;
+        const char *of = strstr(params[i].name, "experts.");
+        const bool expert = of != NULL, mine = of && of[8] == '0' + s->rank % 2;
         const bool ddp = s->desc.wrap.kind == XD_WRAP_DDP;
         if (params[i].buffer || (expert && !mine)) continue;
         if (expert) CHECK_EQ_INT(params[i].replica, ddp && s->rank >= 2);

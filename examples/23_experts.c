@@ -79,7 +79,7 @@ static xd_result leaf(rank *r, int64_t k) {
     if (number == 0) r->run->loss = loss;
     XD_TRY(move(r, y, out, false));
     for (int m = 0; m < r->run->members; m++) {
-        XD_TRY(xd_block_begin(r->layer, (xd_pass){ XD_PASS_BACKWARD, .leaf = k * r->run->members + m }, &view));
+        XD_TRY(xd_block_begin(r->layer, (xd_pass){ XD_PASS_BACKWARD, .leaf = k * r->run->members + m }, &view)); /* leaf k of member m */
         compute(r, &view, m, came, out, true);
         XD_TRY(xd_block_end(r->layer));
     }

@@ -4927,7 +4927,9 @@ XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward)
  * of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf is that leaf's number in
  * the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the block is opened as on the ranks that
  * have some. An expert's gradient is then the sum over all leaves along the same tree as any other, and INVARIANT mode has the
- * bits of one rank that holds all experts.
+ * bits of one rank that holds all experts. There it takes room for each member's leaves: where leaves are dealt (FSDP), so many whole
+ * gradients of a unit in its backward; else a stack for each member, and the nodes of all (xd_plan_memory tells). All blocks
+ * of experts end a round before one of them begins the next.
  *
  * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
  * has one gradient, to which its uses add in the order of the caller's passes.
@@ -78334,4 +78336,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 75df7067912acb2407e71fc608b399752072bc58961afdffaf5cb51b890a83db */
+/* xdistill sha256 2a620445929fabd1a1015f054362416a8a256f817670c0574306f7c368f92d53 */

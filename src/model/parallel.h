@@ -39,7 +39,9 @@
  * of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf is that leaf's number in
  * the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the block is opened as on the ranks that
  * have some. An expert's gradient is then the sum over all leaves along the same tree as any other, and INVARIANT mode has the
- * bits of one rank that holds all experts.
+ * bits of one rank that holds all experts. There it takes room for each member's leaves: where leaves are dealt (FSDP), so many whole
+ * gradients of a unit in its backward; else a stack for each member, and the nodes of all (xd_plan_memory tells). All blocks
+ * of experts end a round before one of them begins the next.
  *
  * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
  * has one gradient, to which its uses add in the order of the caller's passes.

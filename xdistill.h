@@ -4913,6 +4913,24 @@ XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward)
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
+ * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
+ * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
+ * that group, the others over all data ranks, under one wrapper with one list of parameters; a norm over the data ranks
+ * counts each of them once.
+ *
+ *     data rank                0    1    2    3         rank r is member r % 2 of group r / 2
+ *     holds of 4 experts      0,1  2,3  0,1  2,3        0 and 2 sum experts 0 and 1
+ *     leaves of round k        a    b    c    d         rank 1 gets tokens of a, then of b: its expert leaves 2 k and 2 k + 1
+ *
+ * Tokens come to an expert from the leaves of all members of its group, and what they add to its gradient belongs to the leaf
+ * that they came from. So a block of experts is opened once for each member's leaf: its backward of pass.leaf = k * members + j is for the tokens
+ * of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf is that leaf's number in
+ * the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the block is opened as on the ranks that
+ * have some. An expert's gradient is then the sum over all leaves along the same tree as any other, and INVARIANT mode has the
+ * bits of one rank that holds all experts. There it takes room for each member's leaves: where leaves are dealt (FSDP), so many whole
+ * gradients of a unit in its backward; else a stack for each member, and the nodes of all (xd_plan_memory tells). All blocks
+ * of experts end a round before one of them begins the next.
+ *
  * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
  * has one gradient, to which its uses add in the order of the caller's passes.
  *
@@ -4932,6 +4950,14 @@ typedef struct xd_gradient_divisors {
                     * what a rank sends. 0 -> 1 */
     double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
+
+/* The ranks that hold the same experts (weights with the trait `expert`). Zero where a model has none, and on a single data rank. */
+typedef struct xd_expert_ranks {
+    xd_comm *
+        data; /* those among the data ranks: N / members of them, number r / members for data rank r. Must outlive the wrapper */
+    xd_comm *replicas; /* those at the same place in other groups, where the wrapper has replicas */
+    xd_queue *gathers, *reductions; /* as those of the wrapper, over `data`; NULL -> none */
+} xd_expert_ranks;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -4956,6 +4982,7 @@ typedef struct xd_ddp_desc {
     xd_comm *
         replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
                         * steps all weights among its own ranks. NULL -> there is one group */
+    xd_expert_ranks experts;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -4994,6 +5021,10 @@ typedef struct xd_fsdp_desc {
      * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
+    /* Units of experts are gathered by their own ranks; reshard_ranks other than 1 is 0 for them, and they are gathered ahead only
+     * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of experts before
+     * those of another one of its level */
+    xd_expert_ranks experts;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -5007,9 +5038,10 @@ typedef struct xd_fsdp_desc {
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
  * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
- * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
- * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
- * MEMORY. */
+ * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
+ * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
+ * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
+ * weights of experts and others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -5038,6 +5070,12 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
  * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
 
+/* The same of blocks of experts: what `own` of them bring here are leaves of all members of this rank's group; for each of the `opened`,
+ * members times as many as the most that a rank has in turns, its blocks are opened, also under DDP. All 0 without experts. And the
+ * number in the whole step of the k-th that is opened, of member k % members; -1 where that member has none, and beyond them. Local. */
+XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel);
+XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k);
+
 /* This rank's parts of all weights, as optimizers, norms and averages take them, and as parts of whole tensors for files. Entry
  * i of both is the same part; every rank has the same names in the same order, with a count of 0 where it holds nothing. Pointers
  * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. The order is that of xd_model_params;
@@ -5055,14 +5093,14 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
  * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
  * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
  *
- * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * Collective over data and replicas, of an expert's weight over its own, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
  * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
  * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
- * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP). */
+ * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
@@ -5076,8 +5114,8 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, taken when the
- * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, and one for
+ * experts, taken when the model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t
         values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
@@ -5260,7 +5298,9 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
-/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. */
+/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. Experts
+ * without ranks of their own in the settings are over groups->expert_dp, with replicas over groups->intra_expert_dp and
+ * groups->inter_expert_instances; NULL -> every rank has other ones. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;
@@ -5321,7 +5361,7 @@ typedef struct xd_built xd_built;
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
  * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
- * STATE (storage of the caller that would have to change its type),UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * STATE (storage of the caller that would have to change its type), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
@@ -5585,6 +5625,7 @@ typedef struct xd_memory_plan_desc {
     const xd_pipeline_run_desc *
         pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
     int pipeline_rank;
+    int expert_ranks; /* data ranks of a group that hold the same experts, of a model with some; 0 -> all of them */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -5603,7 +5644,7 @@ typedef struct xd_memory_plan {
  *   rank    of ranks * groups, numbered group after group
  *
  * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
+ * xd_ddp_create, xd_fsdp_create (of its groups for experts only `gathers` and `reductions` are read), xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
  * there is not), STATE. *out is untouched then. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
@@ -11617,6 +11658,7 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_forward XDISTILL_NO_MODELS_leaves_out_xd_forward
 #    define xd_parallel XDISTILL_NO_MODELS_leaves_out_xd_parallel
 #    define xd_gradient_divisors XDISTILL_NO_MODELS_leaves_out_xd_gradient_divisors
+#    define xd_expert_ranks XDISTILL_NO_MODELS_leaves_out_xd_expert_ranks
 #    define xd_ddp_desc XDISTILL_NO_MODELS_leaves_out_xd_ddp_desc
 #    define xd_fsdp_desc XDISTILL_NO_MODELS_leaves_out_xd_fsdp_desc
 #    define xd_parallel_leaf_count XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf_count
@@ -11693,6 +11735,8 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
 #    define xd_parallel_destroy (XDISTILL_NO_MODELS_leaves_out_xd_parallel_destroy)
 #    define xd_parallel_leaves (XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaves)
 #    define xd_parallel_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_leaf)
+#    define xd_parallel_expert_leaves (XDISTILL_NO_MODELS_leaves_out_xd_parallel_expert_leaves)
+#    define xd_parallel_expert_leaf (XDISTILL_NO_MODELS_leaves_out_xd_parallel_expert_leaf)
 #    define xd_parallel_params (XDISTILL_NO_MODELS_leaves_out_xd_parallel_params)
 #    define xd_parallel_parts (XDISTILL_NO_MODELS_leaves_out_xd_parallel_parts)
 #    define xd_parallel_thaw (XDISTILL_NO_MODELS_leaves_out_xd_parallel_thaw)
@@ -40106,9 +40150,11 @@ struct xd_block {
     xd_weight *first_weight, *last_weight;
     const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
-    char *type;            /* the desc's, copied */
-    int64_t first, count;  /* its own weights in the model's order, once sealed */
-    struct xdi_unit *unit; /* of a wrapper */
+    char *type;           /* the desc's, copied */
+    int64_t first, count; /* its own weights in the model's order, once sealed */
+    bool expert;          /* its weights are those of experts, once wrapped */
+    struct xdi_unit *units
+        [2]; /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
     int open;      /* brackets that are open, and their passes */
     int64_t leaf;  /* backwards of this step that have ended */
@@ -40292,14 +40338,19 @@ typedef struct xdi_bucket {
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included; 0: it rests */
-    int64_t done;       /* of these, in the leaf that is being formed */
-    int64_t leaf;       /* leaves formed so far */
-    float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
+    int64_t done; /* of these, in the leaf that is being formed, or in the round of those of all members */
+    int64_t leaf; /* leaves formed so far */
+    float **
+        places; /* [members] the whole gradient of each leaf that is being formed; NULL before its first backward, and of members
+                 * whose leaves are added to that of the first */
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced; at home */
     float
         *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
     bool reduced;
+    xd_leaf_stack **
+        lanes; /* [members] instead of the stack: of each member's leaves, where they come in turn and lie in rows; NULL -> none */
+    float *joined;        /* the nodes of all lanes, as one stack would have them; NULL -> none */
     xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
     xdi_flight spreading; /* values that ranks have stepped in parts, to all */
     uint64_t seen;        /* the last round over a block's buckets that met it */
@@ -40383,6 +40434,14 @@ struct xd_parallel {
     xd_comm *data, *replicas; /* replicas NULL -> one group */
     int rank, ranks;          /* in data */
     int replica, replica_count;
+    struct xd_parallel
+        *experts;    /* the wrapper of experts inside that of the other weights; NULL -> there are none */
+    bool of_experts; /* this is one */
+    int members;     /* of an expert-parallel group, whose leaves come in turn; else 1 */
+    xd_leaf_stack **lanes; /* [bucket_count, members] of all buckets; NULL -> none */
+    float **places;        /* [bucket_count, members] of all buckets */
+    const void **forests;  /* [members] scratch, and which leaves these are */
+    xd_leaves *forest_leaves;
     bool sharded;           /* FSDP */
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
@@ -40397,7 +40456,7 @@ struct xd_parallel {
     int64_t flat_count;
     xdi_bucket *buckets; /* [bucket_count] of all flats */
     int64_t bucket_count;
-    xd_weight **members;  /* the weights of all flats */
+    xd_weight **weights;  /* of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
@@ -40425,10 +40484,37 @@ struct xd_parallel {
     bool reduced; /* between reduce and publish */
 };
 
+/* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where that is not NULL, of
+ * a group; and one that stands among `ranks` of them without any group. None where the model has no experts. On failure the wrapper is to
+ * be destroyed. */
+XD_PRIVATE xd_result xdi_experts_open(xd_parallel *p, const xd_fsdp_desc *d);
+XD_PRIVATE xd_result xdi_experts_place(xd_parallel *p, const xd_fsdp_desc *d, int ranks);
+/* parallel.c: lays the experts out as xdi_parallel_lay does the others, which come first. */
+XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d);
+/* parallel_place.c: which wrapper has a weight; a block, NULL without a wrapper; and whether this one has a weight or a block. */
+XD_PRIVATE const xd_parallel *xdi_parallel_of(const xd_parallel *p, const xd_weight *w);
+XD_PRIVATE xd_parallel *xdi_block_parallel(const xd_block *block);
+XD_PRIVATE bool xdi_parallel_has(const xd_parallel *p, const xd_weight *w);
+/* parallel_place.c: whether a weight, or what it is tied to, is an expert's; and the unit of a block that is wrapped. */
+XD_PRIVATE bool xdi_weight_is_expert(const xd_weight *w);
+XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block);
+/* parallel_place.c: leaves of one of the data ranks that this rank has leaves of, in its group, where they lie in rows; how many backwards a
+ * block has in a step; and the number of one of these in the whole step, -1 for none. */
+XD_PRIVATE xd_interval xdi_parallel_row(const xd_parallel *p, int member);
+XD_PRIVATE int64_t xdi_parallel_passes(const xd_parallel *p);
+XD_PRIVATE int64_t xdi_parallel_number(const xd_parallel *p, int64_t leaf);
+/* parallel_experts.c: whether each member's leaves have a stack of their own. */
+XD_PRIVATE bool xdi_parallel_has_lanes(const xd_parallel *p);
+/* parallel_experts.c: the nodes of a bucket's lanes become those of one stack. */
+XD_PRIVATE xd_result xdi_lanes_join(xd_parallel *p, const xdi_bucket *b);
+/* model_agree.c: xd_model_agree, of all weights but those of experts. */
+XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm);
+
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
-/* parallel.c: an empty wrapper of a kind, one of the two; then, with its model, on a rank of a group among its replicas. */
+/* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
+ * replicas. */
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
                                       const xd_fsdp_desc *fsdp);
 XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count);
@@ -40537,10 +40623,20 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
  * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
-/* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
+/* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
-XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_experts.c: whether leaves are sent one by one, or a round of them: they are formed in memory of their unit; and whole
+ * gradients that are there at once. */
+XD_PRIVATE bool xdi_gradient_is_sent(const xd_parallel *p);
+XD_PRIVATE int64_t xdi_gradient_levels(const xd_parallel *p);
+/* parallel_experts.c: whether leaves of a bucket are being formed. */
+XD_PRIVATE bool xdi_bucket_is_forming(const xd_parallel *p, const xdi_bucket *b);
+/* parallel_experts.c: which place takes the gradient of a leaf. */
+XD_PRIVATE int xdi_gradient_member(const xd_parallel *p, int64_t leaf);
+/* parallel_experts.c: the leaves of a round along the tree over them, at the place of the first. */
+XD_PRIVATE xd_result xdi_round_join(xd_parallel *p, const xdi_bucket *b);
 /* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
 XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */
@@ -41362,32 +41458,67 @@ static uint64_t xdi_weight_hash(const xd_weight *weight) {
     return xdi_traits_hash(hash, &d->traits);
 }
 
-XD_API uint64_t xd_model_hash(const xd_model *model) {
+/* What ranks compare: all weights, or those that are no expert's, which only the ranks of the same experts have alike. */
+typedef struct xdi_model_part {
+    const xd_model *model;
+    bool shared; /* the latter */
+    int64_t count;
+} xdi_model_part;
+
+static bool xdi_model_part_has(const xdi_model_part *part, int64_t index) {
+    return !part->shared || !part->model->weights[index]->owner->desc.traits.expert;
+}
+
+static xdi_model_part xdi_model_part_of(const xd_model *model, bool shared) {
+    xdi_model_part part;
+    part.model = model;
+    part.shared = shared;
+    part.count = 0;
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
+    return part;
+}
+
+/* Number i of these; NULL past the last. */
+static const xd_weight *xdi_model_part_at(const xdi_model_part *part, int64_t i) {
+    for (int64_t w = 0; w < part->model->weight_count && i < part->count; w++)
+        if (xdi_model_part_has(part, w) && i-- == 0) return part->model->weights[w];
+    return NULL;
+}
+
+static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
+    const xd_model *model = part->model;
     uint64_t hash = xd_hash(0, &model->desc.seed, sizeof model->desc.seed);
     if (!model->sealed) return 0;
     for (int64_t i = 0; i < model->weight_count; i++) {
+        if (!xdi_model_part_has(part, i)) continue;
         const uint64_t weight = xdi_weight_hash(model->weights[i]);
         hash = xd_hash(hash, &weight, sizeof weight);
     }
     return hash;
 }
 
+XD_API uint64_t xd_model_hash(const xd_model *model) {
+    const xdi_model_part all = xdi_model_part_of(model, false);
+    return xdi_model_part_hash(&all);
+}
+
 /* Entry i of what is compared one by one: the hashes of the weights, 0 past the last, and at `total` the seed. */
-static int64_t xdi_model_entry(const xd_model *model, int64_t i, int64_t total) {
-    const uint64_t hash = i < model->weight_count ? xdi_weight_hash(model->weights[i]) : 0;
+static int64_t xdi_model_entry(const xdi_model_part *part, int64_t i, int64_t total) {
+    const xd_weight *weight = xdi_model_part_at(part, i);
+    const uint64_t hash = weight ? xdi_weight_hash(weight) : 0;
     int64_t entry;
-    memcpy(&entry, i < total ? &hash : &model->desc.seed, sizeof entry);
+    memcpy(&entry, i < total ? &hash : &part->model->desc.seed, sizeof entry);
     return entry;
 }
 
 /* The first entry, of total + 1, in which some rank differs from rank 0, and the lowest such rank. Collective. */
-static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t *entries, int64_t total,
+static xd_result xdi_model_locate(const xdi_model_part *part, xd_comm *comm, int64_t *entries, int64_t total,
                                   int64_t *index, int *rank) {
     const int size = xd_comm_size(comm);
     int64_t same = 0;
-    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(model, i, total);
+    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(part, i, total);
     XD_TRY(xd_broadcast(comm, entries, total + 1, XD_DTYPE_I64, 0));
-    while (same <= total && xdi_model_entry(model, same, total) == entries[same]) same++;
+    while (same <= total && xdi_model_entry(part, same, total) == entries[same]) same++;
     int64_t found = same * size + xd_comm_rank(comm);
     XD_TRY(xd_all_reduce(comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
     *index = found / size;
@@ -41398,22 +41529,21 @@ static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t 
 enum { XDI_MODEL_SHOWN = 80 /* bytes of a name in a message */ };
 
 /* What a rank has at an index. Collective. */
-static xd_result xdi_model_show(const xd_model *model, xd_comm *comm, int64_t index, int rank,
+static xd_result xdi_model_show(const xdi_model_part *part, xd_comm *comm, int64_t index, int rank,
                                 char name[XDI_MODEL_SHOWN]) {
+    const xd_weight *weight = xdi_model_part_at(part, index);
     memset(name, 0, XDI_MODEL_SHOWN);
-    if (xd_comm_rank(comm) == rank)
-        snprintf(name, XDI_MODEL_SHOWN, "%s",
-                 index < model->weight_count ? model->weights[index]->name : "nothing");
+    if (xd_comm_rank(comm) == rank) snprintf(name, XDI_MODEL_SHOWN, "%s", weight ? weight->name : "nothing");
     return xd_broadcast(comm, name, XDI_MODEL_SHOWN, XD_DTYPE_U8, rank);
 }
 
-static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t *hashes, int64_t total) {
+static xd_result xdi_model_report(const xdi_model_part *part, xd_comm *comm, int64_t *hashes, int64_t total) {
     char first[XDI_MODEL_SHOWN], other[XDI_MODEL_SHOWN];
     int64_t index = 0;
     int rank = 0;
-    XD_TRY(xdi_model_locate(model, comm, hashes, total, &index, &rank));
-    XD_TRY(xdi_model_show(model, comm, index, 0, first));
-    XD_TRY(xdi_model_show(model, comm, index, rank, other));
+    XD_TRY(xdi_model_locate(part, comm, hashes, total, &index, &rank));
+    XD_TRY(xdi_model_show(part, comm, index, 0, first));
+    XD_TRY(xdi_model_show(part, comm, index, rank, other));
     const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
     if (index == total)
         return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
@@ -41425,24 +41555,35 @@ static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t 
                            strcmp(first, other) == 0 ? " with another shape, type, tie, init or trait" : "");
 }
 
-XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    const uint64_t hash = xd_model_hash(model);
+    const uint64_t hash = xdi_model_part_hash(part);
     int64_t sent[3], most[3];
-    XD_TRY(xd_agree(comm, model->sealed ? XD_OK
-                                        : XD_FAIL(ctx, XD_ERROR_STATE,
-                                                  "the model is not sealed: xd_model_seal comes first")));
+    XD_TRY(xd_agree(
+        comm, part->model->sealed
+                  ? XD_OK
+                  : XD_FAIL(ctx, XD_ERROR_STATE, "the model is not sealed: xd_model_seal comes first")));
     memcpy(&sent[0], &hash, sizeof hash);
     sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
-    sent[2] = model->weight_count;
+    sent[2] = part->count;
     XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
     if (most[0] == ~most[1]) return XD_OK;
     int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
     xd_result result = xd_agree(
         comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
-    if (result == XD_OK) result = xdi_model_report(model, comm, hashes, most[2]);
+    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, most[2]);
     xd_release(ctx, hashes);
     return result;
+}
+
+XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    const xdi_model_part all = xdi_model_part_of(model, false);
+    return xdi_model_part_agree(&all, comm);
+}
+
+XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm) {
+    const xdi_model_part part = xdi_model_part_of(model, true);
+    return xdi_model_part_agree(&part, comm);
 }
 
 /* >>model/buckets.c */
@@ -41657,6 +41798,88 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
     return hash;
 }
 
+/* >>model/parallel_place.c */
+
+/* Where a wrapper stands among its ranks, which leaves of a step are its, and which weights. */
+
+#include <string.h>
+
+/* ---- its place ---- */
+
+XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
+    p->ctx = p->model->ctx;
+    if (!p->offloaded) p->home = p->ctx;
+    p->rank = rank;
+    p->ranks = ranks;
+    p->replica = replica;
+    p->replica_count = replica_count;
+    p->members = 1;
+    if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
+    p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
+}
+
+/* ---- which is whose ---- */
+
+XD_PRIVATE bool xdi_weight_is_expert(const xd_weight *w) {
+    return w->owner->desc.traits.expert;
+}
+
+XD_PRIVATE const xd_parallel *xdi_parallel_of(const xd_parallel *p, const xd_weight *w) {
+    return p->experts && xdi_weight_is_expert(w) ? p->experts : p;
+}
+
+XD_PRIVATE xd_parallel *xdi_block_parallel(const xd_block *block) {
+    xd_parallel *p = block->model->parallel;
+    return p && p->experts && block->expert ? p->experts : p;
+}
+
+XD_PRIVATE bool xdi_parallel_has(const xd_parallel *p, const xd_weight *w) {
+    return xdi_weight_is_expert(w) == p->of_experts;
+}
+
+XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block) {
+    return block->units[block->expert];
+}
+
+/* ---- leaves ---- */
+
+XD_PRIVATE xd_interval xdi_parallel_row(const xd_parallel *p, int member) {
+    const int64_t ranks = (int64_t)p->ranks * p->members, rank = (int64_t)p->rank * p->members + member;
+    xd_interval row;
+    row.begin = p->leaves.total * rank / ranks;
+    row.end = p->leaves.total * (rank + 1) / ranks;
+    return row;
+}
+
+XD_PRIVATE int64_t xdi_parallel_passes(const xd_parallel *p) {
+    if (p->of_experts) return p->most * p->members;
+    return p->sharded ? p->most : p->leaves.count;
+}
+
+XD_PRIVATE int64_t xdi_parallel_number(const xd_parallel *p, int64_t leaf) {
+    const int64_t round = leaf / p->members, member = leaf % p->members;
+    const xd_interval row = xdi_parallel_row(p, (int)member);
+    if (leaf < 0 || round >= row.end - row.begin) return -1;
+    const int64_t dealt = (round * p->ranks + p->rank) * p->members + member;
+    return p->replica * p->leaves.total + (p->dealt ? dealt : row.begin + round);
+}
+
+XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel) {
+    const xd_parallel *p = parallel->experts;
+    xd_parallel_leaf_count out;
+    memset(&out, 0, sizeof out);
+    if (!p) return out;
+    out.own = p->leaves.count;
+    out.most = (p->leaves.total + p->ranks - 1) / p->ranks;
+    out.total = p->total;
+    out.opened = xdi_parallel_passes(p);
+    return out;
+}
+
+XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k) {
+    return parallel->experts ? xdi_parallel_number(parallel->experts, k) : -1;
+}
+
 /* >>model/parallel_units.c */
 
 /* Which blocks are gathered together, and the weights of each unit, by type. */
@@ -41674,18 +41897,21 @@ static bool xdi_unit_is(const xd_parallel *p, const xd_fsdp_desc *d, const xd_bl
 
 /* Units in the order of their blocks, so that those around one come before it. */
 static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) {
+    const int kind = p->of_experts;
     int64_t count = 0;
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) count += xdi_unit_is(p, d, b);
     p->units = (struct xdi_unit *)xd_allocate(p->ctx, (size_t)count * sizeof *p->units);
     XD_REQUIRE(p->ctx, p->units, XD_ERROR_MEMORY, "no room for %lld units", (long long)count);
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
-        struct xdi_unit *around = b->parent ? b->parent->unit : NULL;
-        b->unit = around;
+        const struct xdi_unit *around = b->parent ? b->parent->units[kind] : NULL;
+        struct xdi_unit *unit = &p->units[p->unit_count];
+        b->units[kind] = b->parent ? b->parent->units[kind] : NULL;
         if (!xdi_unit_is(p, d, b)) continue;
-        b->unit = &p->units[p->unit_count++];
-        b->unit->block = b;
-        b->unit->level = around ? around->level + 1 : 0;
-        if (b->unit->level >= p->level_count) p->level_count = b->unit->level + 1;
+        b->units[kind] = unit;
+        p->unit_count++;
+        unit->block = b;
+        unit->level = around ? around->level + 1 : 0;
+        if (unit->level >= p->level_count) p->level_count = unit->level + 1;
     }
     return XD_OK;
 }
@@ -41697,13 +41923,12 @@ static bool xdi_dtype_trains(xd_dtype dtype) {
 static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
     const xd_weight *owner = w->owner;
     const xd_weight_desc *d = &owner->desc;
-    XD_REQUIRE(p->ctx, owner->block->unit == w->block->unit, XD_ERROR_STATE,
+    const struct xdi_unit *unit = xdi_block_unit(w->block), *other = xdi_block_unit(owner->block);
+    XD_REQUIRE(p->ctx, other == unit, XD_ERROR_STATE,
                "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
-               w->name, w->block->unit->block->name, owner->name, owner->block->unit->block->name);
+               w->name, unit->block->name, owner->name, other->block->name);
     XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
-    XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
-               "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
     XD_REQUIRE(
         p->ctx,
         !xdi_weight_is_trained(owner) || (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
@@ -41740,6 +41965,10 @@ static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_wei
            xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }
 
+static bool xdi_unit_has(const xd_parallel *p, const struct xdi_unit *unit, const xd_weight *w) {
+    return xdi_parallel_has(p, w) && xdi_block_unit(w->block) == unit;
+}
+
 /* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
 static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index, int64_t *at) {
     xdi_flat *flat = &p->flats[p->flat_count++];
@@ -41747,7 +41976,7 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     if (!unit->flats) unit->flats = flat;
     unit->flat_count++;
     flat->unit = unit;
-    flat->weights = p->members + *at;
+    flat->weights = p->weights + *at;
     flat->dtype = first->desc.dtype;
     flat->sent_dtype = xdi_weight_sent_dtype(p, first);
     flat->view_dtype = xdi_weight_view_dtype(p, first);
@@ -41755,10 +41984,10 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
-        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(p, first, w)) continue;
+        if (w->owner != w || w->flat || !xdi_unit_has(p, unit, w) || !xdi_flat_fits(p, first, w)) continue;
         w->flat = flat;
         w->flat_index = flat->count++;
-        p->members[(*at)++] = w;
+        p->weights[(*at)++] = w;
     }
 }
 
@@ -41766,19 +41995,21 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     const int64_t n = p->model->weight_count;
     int64_t at = 0;
     XD_TRY(xdi_parallel_find_units(p, d));
-    for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
+    for (int64_t i = 0; i < n; i++)
+        if (xdi_parallel_has(p, p->model->weights[i]))
+            XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
-    p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
+    p->weights = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
     const size_t slots = (size_t)p->unit_count + (size_t)p->level_count * (size_t)p->prefetch;
     p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
     p->sums = (xdi_gradient_slot *)xd_allocate(p->ctx, (size_t)p->level_count * 2 * sizeof *p->sums);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots && p->sums, XD_ERROR_MEMORY,
+    XD_REQUIRE(p->ctx, p->flats && p->weights && p->slots && p->sums, XD_ERROR_MEMORY,
                "no room for %lld weights", (long long)n);
     xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)
         for (int64_t i = 0; i < n; i++) {
             const xd_weight *w = p->model->weights[i];
-            if (w->owner == w && !w->flat && w->block->unit == &p->units[u])
+            if (w->owner == w && !w->flat && xdi_unit_has(p, &p->units[u], w))
                 xdi_flat_begin(p, &p->units[u], i, &at);
         }
     return XD_OK;
@@ -41884,6 +42115,177 @@ XD_PRIVATE xd_result xdi_order_explain(const xd_parallel *p, xd_comm *comm) {
         xd_comm_world_rank(comm, 0), xdi_order_kind(a[1]), xdi_order_name(p, a[0]), a[2]);
 }
 
+/* >>model/parallel_experts.c */
+
+/* Experts: a wrapper of their own inside that of a model's other weights, over the data ranks that hold the same ones.
+ *
+ * Data rank r is member r % members of group r / members, and number r / members among those with its experts. What is
+ * in rows stays in rows: the leaves of a group's members are a range of those of the step. So are, where leaves are dealt, those
+ * of one round. */
+
+#include <string.h>
+
+/* ---- a wrapper ---- */
+
+static const xd_weight *xdi_experts_first(const xd_model *model) {
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
+        if (xdi_weight_is_expert(model->weights[i])) return model->weights[i];
+    return NULL;
+}
+
+/* Blocks have weights of one kind: they are opened for other leaves. */
+static xd_result xdi_experts_mark(xd_model *model) {
+    for (xd_block *b = &model->root; b; b = xdi_block_after(b)) {
+        b->expert = b->count > 0 && xdi_weight_is_expert(model->weights[b->first]);
+        for (int64_t i = 1; i < b->count; i++) {
+            const xd_weight *w = model->weights[b->first + i];
+            XD_REQUIRE(model->ctx, xdi_weight_is_expert(w) == b->expert, XD_ERROR_UNSUPPORTED,
+                       "block \"%.80s\" has \"%.80s\", which is %s, and \"%.80s\", which is %s: experts are "
+                       "in blocks "
+                       "of their own",
+                       b->name, model->weights[b->first]->name, b->expert ? "an expert's" : "none", w->name,
+                       b->expert ? "none" : "an expert's");
+        }
+    }
+    return XD_OK;
+}
+
+/* A wrapper with the settings of the one around it, but for what belongs to its ranks. */
+static xd_result xdi_experts_make(xd_parallel *p) {
+    xd_parallel *q = (xd_parallel *)xd_allocate(p->ctx, sizeof *q);
+    XD_REQUIRE(p->ctx, q, XD_ERROR_MEMORY, "no room for a wrapper of experts");
+    *q = *p;
+    q->of_experts = true;
+    q->data = q->replicas = NULL;
+    q->gathers = q->reductions = NULL;
+    q->reshard_ranks = p->reshard_ranks == 1 && p->ranks > 1;
+    p->experts = q;
+    return XD_OK;
+}
+
+/* Whether the experts' ranks are a group of those of the other weights, each at its place. */
+static xd_result xdi_experts_check_place(const xd_parallel *p) {
+    const xd_parallel *q = p->experts;
+    XD_REQUIRE(p->ctx, p->ranks % q->ranks == 0, XD_ERROR_TOPOLOGY,
+               "%d ranks with the same experts do not divide %d data ranks", q->ranks, p->ranks);
+    XD_REQUIRE(
+        p->ctx, p->rank / q->members == q->rank, XD_ERROR_TOPOLOGY,
+        "data rank %d of %d is number %d of the %d with its experts, not %d: the %d members of a group "
+        "are neighbours",
+        p->rank, p->ranks, q->rank, q->ranks, p->rank / q->members, q->members);
+    XD_REQUIRE(p->ctx, q->replica == p->replica && q->replica_count == p->replica_count, XD_ERROR_TOPOLOGY,
+               "experts are in group %d of %d, the other weights in %d of %d", q->replica, q->replica_count,
+               p->replica, p->replica_count);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_experts_open(xd_parallel *p, const xd_fsdp_desc *d) {
+    const xd_expert_ranks *e = &d->experts;
+    const xd_weight *first = xdi_experts_first(p->model);
+    XD_TRY(xdi_experts_mark(p->model));
+    XD_REQUIRE(p->ctx, first || !e->data || !p->model->sealed, XD_ERROR_ARGUMENT,
+               "a group of %d ranks with the same experts, and none of %lld weights is an expert's",
+               xd_comm_size(e->data), (long long)p->model->weight_count);
+    if (!first) return XD_OK;
+    XD_REQUIRE(p->ctx, e->data || p->ranks * p->replica_count == 1, XD_ERROR_UNSUPPORTED,
+               "weight \"%.80s\" is an expert's, which needs a data group of its own among %d ranks",
+               first->name, p->ranks * p->replica_count);
+    XD_TRY(xdi_experts_make(p));
+    xd_parallel *q = p->experts;
+    q->data = e->data ? e->data : p->data;
+    q->replicas = e->replicas && xd_comm_size(e->replicas) > 1 ? e->replicas : NULL;
+    q->gathers = e->gathers;
+    q->reductions = e->reductions;
+    if (!q->gathers) q->prefetch = 0;
+    xdi_parallel_set_place(q, xd_comm_rank(q->data), xd_comm_size(q->data),
+                           q->replicas ? xd_comm_rank(q->replicas) : 0,
+                           q->replicas ? xd_comm_size(q->replicas) : 1);
+    q->members = p->ranks / q->ranks > 0 ? p->ranks / q->ranks : 1;
+    return xdi_experts_check_place(p);
+}
+
+XD_PRIVATE xd_result xdi_experts_place(xd_parallel *p, const xd_fsdp_desc *d, int ranks) {
+    XD_TRY(xdi_experts_mark(p->model));
+    if (!xdi_experts_first(p->model)) return XD_OK;
+    XD_REQUIRE(p->ctx, ranks > 0 && p->ranks % ranks == 0, XD_ERROR_TOPOLOGY,
+               "%d ranks with the same experts do not divide %d data ranks", ranks, p->ranks);
+    XD_TRY(xdi_experts_make(p));
+    xd_parallel *q = p->experts;
+    const int members = p->ranks / ranks;
+    q->gathers = d->experts.gathers;
+    q->reductions = d->experts.reductions;
+    if (!q->gathers) q->prefetch = 0;
+    xdi_parallel_set_place(q, p->rank / members, ranks, p->replica, p->replica_count);
+    q->members = members;
+    return XD_OK;
+}
+
+/* ---- leaves that come in turn ---- */
+
+XD_PRIVATE bool xdi_gradient_is_sent(const xd_parallel *p) {
+    return p->dealt && (xdi_parallel_assembles(p) || p->members > 1);
+}
+
+XD_PRIVATE int64_t xdi_gradient_levels(const xd_parallel *p) {
+    return p->invariant ? p->members : 1;
+}
+
+XD_PRIVATE bool xdi_bucket_is_forming(const xd_parallel *p, const xdi_bucket *b) {
+    for (int i = 0; i < p->members; i++)
+        if (b->places[i]) return true;
+    return false;
+}
+
+XD_PRIVATE int xdi_gradient_member(const xd_parallel *p, int64_t leaf) {
+    return p->invariant ? (int)(leaf % p->members) : 0;
+}
+
+XD_PRIVATE xd_result xdi_round_join(xd_parallel *p, const xdi_bucket *b) {
+    const int64_t elements = b->buffer.end - b->buffer.begin;
+    if (xdi_gradient_levels(p) == 1) return XD_OK;
+    for (int i = 0; i < p->members; i++) {
+        p->forests[i] = b->places[i];
+        p->forest_leaves[i].first = i;
+        p->forest_leaves[i].count = 1;
+        p->forest_leaves[i].total = p->members;
+    }
+    return xd_reduce_leaves(p->ctx, b->places[0], p->forests, p->forest_leaves, p->members, elements,
+                            elements, XD_DTYPE_F32, XD_SUM);
+}
+
+XD_PRIVATE bool xdi_parallel_has_lanes(const xd_parallel *p) {
+    return p->members > 1 && p->invariant && !p->dealt;
+}
+
+/* What a lane has of the leaves [from, to): nodes of its own, since they are those of a node of all. */
+static void xdi_lane_find(const xd_parallel *p, const xdi_bucket *b, int member, xd_interval of) {
+    const int64_t elements = b->buffer.end - b->buffer.begin;
+    const xd_interval row = xdi_parallel_row(p, member);
+    const int64_t from = row.begin > of.begin ? row.begin : of.begin;
+    const int64_t to = row.end < of.end ? row.end : of.end;
+    xd_leaves *leaves = &p->forest_leaves[member];
+    p->forests[member] = NULL;
+    leaves->first = from;
+    leaves->count = to > from ? to - from : 0;
+    leaves->total = p->leaves.total;
+    if (leaves->count > 0)
+        p->forests[member] =
+            xd_leaf_stack_forest(b->lanes[member]) + xd_leaves_nodes(row.begin, from - row.begin) * elements;
+}
+
+XD_PRIVATE xd_result xdi_lanes_join(xd_parallel *p, const xdi_bucket *b) {
+    const int64_t elements = b->buffer.end - b->buffer.begin, end = p->leaves.first + p->leaves.count;
+    float *node = b->joined;
+    xd_interval of;
+    for (of.begin = p->leaves.first; b->lanes && of.begin < end; of.begin = of.end, node += elements) {
+        of.end = of.begin + xd_leaves_node_size(of.begin, end);
+        for (int i = 0; i < p->members; i++) xdi_lane_find(p, b, i, of);
+        XD_TRY(xd_reduce_leaves(p->ctx, node, p->forests, p->forest_leaves, p->members, elements, elements,
+                                XD_DTYPE_F32, XD_SUM));
+    }
+    return XD_OK;
+}
+
 /* >>model/parallel_flat.c */
 
 /* Flat buffers: where each weight lies, the memory of a wrapper, and the values in it. */
@@ -41942,6 +42344,8 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
     flat->buckets = buckets;
     for (int64_t i = 0; i < flat->bucket_count; i++) {
         buckets[i].flat = flat;
+        buckets[i].places = p->places + (&buckets[i] - p->buckets) * p->members;
+        if (p->lanes) buckets[i].lanes = p->lanes + (&buckets[i] - p->buckets) * p->members;
         const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
         buckets[i].kept = part.end - part.begin;
@@ -41951,10 +42355,23 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
 XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) p->buckets[i].blocks = 0;
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count; i++) {
+        for (int64_t i = 0; i < b->count && b->expert == p->of_experts; i++) {
             xdi_bucket *bucket = xdi_block_bucket(p, b, i);
             if (bucket) bucket->blocks++;
         }
+}
+
+/* Lists of the leaves that are formed at once, of their stacks, and of what each stack has of a sum. */
+static xd_result xdi_parallel_list_places(xd_parallel *p) {
+    const size_t members = (size_t)p->members, all = ((size_t)p->bucket_count + 1) * members;
+    const bool lanes = xdi_parallel_has_lanes(p);
+    p->places = (float **)xd_allocate(p->ctx, all * sizeof(float *));
+    p->forests = (const void **)xd_allocate(p->ctx, members * sizeof(const void *));
+    p->forest_leaves = (xd_leaves *)xd_allocate(p->ctx, members * sizeof *p->forest_leaves);
+    if (lanes) p->lanes = (xd_leaf_stack **)xd_allocate(p->ctx, all * sizeof(xd_leaf_stack *));
+    XD_REQUIRE(p->ctx, p->places && p->forests && p->forest_leaves && (p->lanes || !lanes), XD_ERROR_MEMORY,
+               "no room for leaves of %d members in %lld buckets", p->members, (long long)p->bucket_count);
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
@@ -41967,6 +42384,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     p->counts = (int64_t *)xd_allocate(p->ctx, (size_t)p->ranks * sizeof *p->counts);
     XD_REQUIRE(p->ctx, p->buckets && p->counts, XD_ERROR_MEMORY, "no room for %lld buckets",
                (long long)p->bucket_count);
+    XD_TRY(xdi_parallel_list_places(p));
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
         at += p->flats[i].bucket_count;
@@ -42021,7 +42439,8 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && xdi_parallel_assembles(p)) unit->gradient_count += (int64_t)numel;
+        if (flat->trained && xdi_gradient_is_sent(p))
+            unit->gradient_count += (int64_t)numel * xdi_gradient_levels(p);
     }
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
@@ -42034,6 +42453,7 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
     xd_leaves leaves = p->leaves;
     if (p->dealt) {
         leaves.first = 0;
+        if (xdi_gradient_is_sent(p)) leaves.count /= p->members; /* those of a round are one */
         leaves.total = leaves.count;
     } else if (!p->invariant) {
         leaves.first = 0;
@@ -42060,21 +42480,44 @@ static bool xdi_flat_is_finished(const xdi_flat *flat) {
     return some;
 }
 
+/* A stack, and the memory of its nodes. */
+static xd_result xdi_bucket_take_stack(xd_parallel *p, xd_leaf_stack_desc *d, xdi_room *room,
+                                       xd_leaf_stack **out) {
+    size_t *bytes = &p->bytes.gradients;
+    d->memory_bytes = xd_leaf_stack_bytes(d);
+    d->memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d->memory_bytes, 1, bytes)
+                         : xdi_parallel_take(&room->device, (int64_t)d->memory_bytes, 1, bytes);
+    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
+}
+
+/* A stack for each member's leaves, and room for their nodes as one stack would have them. */
+static xd_result xdi_bucket_take_lanes(xd_parallel *p, xdi_bucket *b, xd_leaf_stack_desc *d, xdi_room *room) {
+    const int64_t nodes = xd_leaves_nodes(d->leaves.first, d->leaves.count);
+    for (int i = 0; i < p->members; i++) {
+        const xd_interval row = xdi_parallel_row(p, i);
+        d->leaves.first = row.begin;
+        d->leaves.count = row.end - row.begin;
+        XD_TRY(xdi_bucket_take_stack(p, d, room, &b->lanes[i]));
+    }
+    b->joined =
+        (float *)xdi_parallel_take(&room->device, nodes * d->elements, sizeof(float), &p->bytes.gradients);
+    return XD_OK;
+}
+
 static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
-    const bool in_place = xdi_bucket_sums_in_place(p, flat);
     size_t *bytes = &p->bytes.gradients;
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = xdi_bucket_leaves(p);
     d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
-    d.memory_bytes = xd_leaf_stack_bytes(&d);
-    d.memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d.memory_bytes, 1, bytes)
-                        : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
-    b->sum =
-        in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
+    XD_TRY(b->lanes ? xdi_bucket_take_lanes(p, b, &d, room) : xdi_bucket_take_stack(p, &d, room, &b->stack));
+    if (xdi_bucket_sums_in_place(p, flat))
+        b->sum = b->lanes ? b->joined : (float *)d.memory;
+    else
+        b->sum = (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
     if (p->offloaded && (p->replica_count > 1 || !p->dealt || xdi_flat_is_finished(flat)))
         b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
-    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
+    return XD_OK;
 }
 
 /* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
@@ -42210,10 +42653,11 @@ static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
-        if (weight->owner != weight) continue;
+        if (weight->owner != weight || !xdi_parallel_has(p, weight)) continue;
         XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(p, weight) : xdi_flat_keep_part(p, weight));
     }
-    for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
+    for (int64_t i = 0; i < p->model->weight_count; i++)
+        if (xdi_parallel_has(p, p->model->weights[i])) p->model->weights[i]->owner->ready = true;
     return xdi_parallel_convert_values(p);
 }
 
@@ -42539,18 +42983,21 @@ XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool b
 
 /* ---- what the caller sees ---- */
 
+/* NULL where a unit has no elements, and so no slot. */
 static void *xdi_flat_shown(const xd_parallel *p, const xdi_flat *flat) {
-    unsigned char *slot = flat->unit->slot ? flat->unit->slot->memory : NULL;
+    const bool converts = flat->view_dtype != flat->sent_dtype;
     if (flat->whole) return flat->shown;
-    if (flat->view_dtype != flat->sent_dtype) return slot + flat->view_slot;
-    return xdi_parallel_assembles(p) ? slot + flat->slot : (unsigned char *)flat->sent;
+    if (!converts && !xdi_parallel_assembles(p)) return flat->sent;
+    if (!flat->unit->slot) return NULL;
+    return flat->unit->slot->memory + (converts ? flat->view_slot : flat->slot);
 }
 
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
     const xdi_flat *flat = owner->flat;
     if (!p || (flat->whole && !flat->shown)) return owner->value;
     const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return (unsigned char *)xdi_flat_shown(p, flat) + (size_t)place.begin * xd_dtype_size(flat->view_dtype);
+    unsigned char *shown = (unsigned char *)xdi_flat_shown(p, flat);
+    return shown ? shown + (size_t)place.begin * xd_dtype_size(flat->view_dtype) : NULL;
 }
 
 /* ---- after values have changed ---- */
@@ -42601,7 +43048,7 @@ XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
-    return leaf < p->leaves.count;
+    return xdi_parallel_number(p, leaf) >= 0;
 }
 
 /* ---- factors ---- */
@@ -42686,28 +43133,42 @@ static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
     return XD_OK;
 }
 
-static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
-    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
-    struct xdi_unit *unit = b->flat->unit;
-    if (p->dealt && xdi_parallel_assembles(p)) {
+/* The place of a leaf in memory of the unit's whole gradient, which a round of leaves keeps until it is sent. */
+static xd_result xdi_gradient_begin_sent(xd_parallel *p, xdi_bucket *b, int member) {
+    const xdi_flat *flat = b->flat;
+    struct xdi_unit *unit = flat->unit;
+    if (!xdi_bucket_is_forming(p, b)) {
         XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
         if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
         unit->forming++;
-        b->place = unit->sum->memory + b->flat->place + b->buffer.begin;
-    } else
-        XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
-    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
+    }
+    b->places[member] =
+        unit->sum->memory + flat->place + member * xd_bucket_plan_numel(flat->plan) + b->buffer.begin;
+    return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
+/* Where leaves of members come in turn and wait, each member's have a stack. */
+static xd_leaf_stack *xdi_gradient_stack(const xdi_bucket *b, int member) {
+    return b->lanes ? b->lanes[member] : b->stack;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
+    XD_TRY(xdi_gradient_is_sent(p) ? xdi_gradient_begin_sent(p, b, member)
+                                   : xd_leaf_stack_next(xdi_gradient_stack(b, member), &b->places[member]));
+    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
+}
+
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out) {
     const xd_weight *owner = weight->owner;
+    const int member = xdi_gradient_member(p, leaf);
     xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
-    if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
-    *out =
-        b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
+    if (!b->places[member]) XD_TRY(xdi_gradient_begin(p, b, member));
+    *out = b->places[member] + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin -
+           b->buffer.begin;
     return XD_OK;
 }
 
@@ -42772,7 +43233,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *l
 /* The nodes that wait here, where no other rank has any for this sum. */
 static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
-    const void *forest = xd_leaf_stack_forest(b->stack);
+    const void *forest = b->lanes ? b->joined : xd_leaf_stack_forest(b->stack);
     if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
     return xd_reduce_leaves(p->home, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
@@ -42781,7 +43242,9 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->landed ? b->landed : b->sum);
+    XD_TRY(xdi_lanes_join(p, b));
+    xd_collective c = xdi_gradient_sum(b->lanes ? b->joined : xd_leaf_stack_forest(b->stack),
+                                       b->landed ? b->landed : b->sum);
     if (p->invariant) c.leaves = p->leaves;
     XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
@@ -42806,7 +43269,7 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b,
 
 /* Whether nothing is to be added any more. */
 static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
-    return b->blocks == 0 || b->leaf == p->leaves.count;
+    return b->blocks == 0 || b->leaf == xdi_parallel_passes(p);
 }
 
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
@@ -42814,7 +43277,7 @@ static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
     if (p->sharded) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
-        return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
+        return b->leaf == xdi_parallel_passes(p) && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
     while (p->reductions && !p->late && p->launched < p->bucket_count &&
            xdi_bucket_is_formed(p, &p->buckets[p->launched]))
@@ -42827,21 +43290,42 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
     for (int i = 0; i < count; i++) sharded = sharded || (parallels[i] && parallels[i]->sharded);
     for (int i = 0; i < count; i++) {
         xd_parallel *p = parallels[i];
-        if (p) p->late = sharded && !p->sharded && p->leaves.total % p->ranks != 0;
+        if (!p) continue;
+        p->late = sharded && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
+        if (p->experts) p->experts->late = p->late;
     }
 }
 
-/* The last block has added to the leaf. */
+/* Whether more leaves are added to the same place: outside of INVARIANT mode those of this rank, unless they are sent. */
+static bool xdi_gradient_waits(const xd_parallel *p, const xdi_bucket *b) {
+    const bool more = b->leaf < (p->of_experts ? xdi_parallel_passes(p) : p->leaves.count);
+    return !p->invariant && !p->dealt && more;
+}
+
+/* The leaf of a member that a stack takes. */
+static xd_result xdi_gradient_push(xdi_bucket *b, int member) {
+    float *place = b->places[member];
+    b->places[member] = NULL;
+    return place ? xd_leaf_stack_push(xdi_gradient_stack(b, member), place) : XD_OK;
+}
+
+static xd_result xdi_gradient_send_round(xd_parallel *p, xdi_bucket *b) {
+    const float *whole = b->places[0];
+    XD_TRY(xdi_round_join(p, b));
+    for (int i = 0; i < p->members; i++) b->places[i] = NULL;
+    return xdi_gradient_send(p, b, whole);
+}
+
+/* The last block has added to the leaf, or to those of a round. */
 static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
-    const int64_t leaf = b->leaf++;
-    const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
-    float *place = b->place;
+    const int64_t elements = b->buffer.end - b->buffer.begin;
+    b->leaf += p->members;
     b->done = 0;
-    if (xdi_parallel_owns(p, leaf) && !waits) {
-        b->place = NULL;
-        XD_TRY(xdi_gradient_scale(p->ctx, place, b->buffer.end - b->buffer.begin, p->before));
-        XD_TRY(p->dealt && xdi_parallel_assembles(p) ? xdi_gradient_send(p, b, place)
-                                                     : xd_leaf_stack_push(b->stack, place));
+    if (xdi_bucket_is_forming(p, b) && !xdi_gradient_waits(p, b)) {
+        for (int i = 0; i < p->members; i++)
+            if (b->places[i]) XD_TRY(xdi_gradient_scale(p->ctx, b->places[i], elements, p->before));
+        if (xdi_gradient_is_sent(p)) XD_TRY(xdi_gradient_send_round(p, b));
+        for (int i = 0; i < p->members; i++) XD_TRY(xdi_gradient_push(b, i));
     }
     return xdi_gradient_launch(p, b);
 }
@@ -42850,7 +43334,7 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
     for (int64_t i = 0; i < block->count; i++) {
         xdi_bucket *b = xdi_block_bucket(p, block, i);
-        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, b));
+        if (b && ++b->done == b->blocks * p->members) XD_TRY(xdi_gradient_close(p, b));
     }
     return XD_OK;
 }
@@ -42883,13 +43367,14 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_reset(p->lanes[i]);
     xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         (void)xdi_flight_land(p->reductions, &b->sending);
         xd_leaf_stack_reset(b->stack);
         b->done = b->leaf = 0;
-        b->place = NULL;
+        for (int m = 0; m < p->members; m++) b->places[m] = NULL;
         b->reduced = false;
     }
     for (int64_t i = 0; i < p->unit_count; i++) {
@@ -42952,7 +43437,7 @@ static bool xdi_parallel_is_power(int64_t n) {
 
 /* How the leaves of a group fall to its ranks. */
 static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows) {
-    const int64_t n = p->ranks, groups = p->replica_count;
+    const int64_t n = p->ranks, all = n * p->members, groups = p->replica_count;
     p->total = leaves ? leaves : n * groups;
     const int64_t group = p->total / groups, first = group * p->rank / n;
     XD_REQUIRE(p->ctx, p->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
@@ -42962,11 +43447,11 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
                (long long)groups);
     XD_REQUIRE(p->ctx, !p->invariant || groups == 1 || xdi_parallel_is_power(group), XD_ERROR_UNSUPPORTED,
                "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
-    p->dealt = p->sharded && !in_rows && group % n == 0 && (!p->invariant || xdi_parallel_is_power(n));
+    p->dealt = p->sharded && !in_rows && group % all == 0 && (!p->invariant || xdi_parallel_is_power(all));
     p->leaves.first = first;
     p->leaves.count = group * (p->rank + 1) / n - first;
     p->leaves.total = group;
-    p->most = (group + n - 1) / n;
+    p->most = (group + all - 1) / all;
     return XD_OK;
 }
 
@@ -42975,13 +43460,12 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     out.own = p->leaves.count;
     out.most = p->most;
     out.total = p->total;
-    out.opened = p->sharded ? p->most : p->leaves.count;
+    out.opened = xdi_parallel_passes(p);
     return out;
 }
 
 XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
-    if (k < 0 || k >= p->leaves.count) return -1;
-    return p->replica * p->leaves.total + (p->dealt ? k * p->ranks + p->rank : p->leaves.first + k);
+    return xdi_parallel_number(p, k);
 }
 
 /* ---- life ---- */
@@ -43011,7 +43495,9 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
                               p->prefetch,
                               p->gathers != NULL,
                               p->reductions != NULL,
-                              p->offloaded };
+                              p->offloaded,
+                              p->members,
+                              p->experts ? p->experts->members : 0 };
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
@@ -43026,6 +43512,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
 static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
     uint64_t hash = 0;
     for (int64_t i = 0; i < p->model->weight_count; i++) {
+        if (!xdi_parallel_has(p, p->model->weights[i])) continue;
         const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
         hash = xd_hash(hash, &copy, sizeof copy);
     }
@@ -43061,38 +43548,51 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     return xdi_parallel_plan(p);
 }
 
+XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
+    xd_fsdp_desc settings = *d;
+    settings.leaves = p->total;
+    return p->experts ? xdi_parallel_lay(p->experts, &settings) : XD_OK;
+}
+
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_lay(p, d));
+    XD_TRY(xdi_experts_lay(p, d));
     XD_TRY(xdi_parallel_check_queues(p));
-    return xdi_parallel_take_memory(p);
+    if (p->experts) XD_TRY(xdi_parallel_check_queues(p->experts));
+    XD_TRY(xdi_parallel_take_memory(p));
+    return p->experts ? xdi_parallel_take_memory(p->experts) : XD_OK;
+}
+
+/* The same of experts, which other data ranks have otherwise. */
+static xd_result xdi_parallel_agree_experts(const xd_parallel *q) {
+    XD_TRY(xd_model_agree(q->model, q->data));
+    XD_TRY(xd_agree_same(q->data, xdi_parallel_hash(q), "settings of a wrapper for experts"));
+    XD_TRY(xdi_parallel_agree_copies(q, q->data));
+    return q->replicas ? xd_agree_same(q->replicas, xdi_parallel_hash(q), "settings of a wrapper for experts")
+                       : XD_OK;
+}
+
+static xd_result xdi_parallel_take_all_values(xd_parallel *p) {
+    if (p->experts) XD_TRY(xdi_parallel_take_values(p->experts));
+    return xdi_parallel_take_values(p);
 }
 
 /* The ranks fail alike, before and after any of them takes the model's values. */
 static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
-    XD_TRY(xd_model_agree(p->model, p->data));
+    XD_TRY(xdi_model_agree_shared(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
     XD_TRY(xdi_parallel_agree_copies(p, p->data));
+    if (p->experts) XD_TRY(xd_agree(p->data, xdi_parallel_agree_experts(p->experts)));
     if (xdi_parallel_has_near(p))
         XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
-    XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
+    XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
     if (p->sharded) xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
-}
-
-XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
-    p->ctx = p->model->ctx;
-    if (!p->offloaded) p->home = p->ctx;
-    p->rank = rank;
-    p->ranks = ranks;
-    p->replica = replica;
-    p->replica_count = replica_count;
-    if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
-    p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
 }
 
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
@@ -43108,6 +43608,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->divide = ddp->divide;
         settings->reserve_frozen = ddp->reserve_frozen;
         settings->replicas = ddp->replicas;
+        settings->experts = ddp->experts;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -43124,7 +43625,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
 }
 
 /* An empty wrapper on every rank, or none on any. */
-static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
+static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
     xd_parallel *p = NULL;
     xd_result result = XD_OK;
@@ -43133,22 +43634,24 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
                          (long long)kind->model->weight_count);
     else if ((p = (xd_parallel *)xd_allocate(ctx, sizeof *p)) == NULL)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
-    result = xd_agree(kind->data, result);
-    if (result != XD_OK) {
-        xd_release(ctx, p);
-        return result;
+    if (result == XD_OK) {
+        *p = *kind;
+        xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
+                               p->replicas ? xd_comm_rank(p->replicas) : 0,
+                               p->replicas ? xd_comm_size(p->replicas) : 1);
+        result = xdi_experts_open(p, d);
     }
-    *p = *kind;
-    xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
-                           p->replicas ? xd_comm_rank(p->replicas) : 0,
-                           p->replicas ? xd_comm_size(p->replicas) : 1);
-    *out = p;
-    return XD_OK;
+    result = xd_agree(kind->data, result);
+    if (result == XD_OK)
+        *out = p;
+    else
+        xd_parallel_destroy(p);
+    return result;
 }
 
 static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_parallel *p = NULL;
-    XD_TRY(xdi_parallel_open(kind, &p));
+    XD_TRY(xdi_parallel_open(kind, d, &p));
     const xd_result result = xdi_parallel_build(p, d);
     if (result == XD_OK)
         *out = p;
@@ -43181,7 +43684,7 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
 /* The model shows nothing of the wrapper any more. */
 static void xdi_parallel_detach(const xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
-        b->unit = NULL;
+        b->units[0] = b->units[1] = NULL;
         b->open = 0;
         b->leaf = 0;
     }
@@ -43196,24 +43699,40 @@ static void xdi_parallel_detach(const xd_parallel *p) {
     if (p->model->parallel == p) p->model->parallel = NULL;
 }
 
-XD_API void xd_parallel_destroy(xd_parallel *p) {
-    if (!p) return;
-    xdi_parallel_land(p);
-    xdi_parallel_detach(p);
+static void xdi_parallel_free(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
+    for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_destroy(p->lanes[i]);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = {
-        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
-    };
+    void *const tables[] = { p->units,           p->flats,         p->buckets,
+                             (void *)p->weights, p->slots,         p->sums,
+                             p->counts,          (void *)p->lanes, (void *)p->places,
+                             (void *)p->forests, p->forest_leaves };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
 
+XD_API void xd_parallel_destroy(xd_parallel *p) {
+    if (!p) return;
+    xdi_parallel_land(p);
+    if (p->experts) xdi_parallel_land(p->experts);
+    xdi_parallel_detach(p);
+    if (p->experts) xdi_parallel_free(p->experts);
+    xdi_parallel_free(p);
+}
+
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
-    return parallel->bytes;
+    xd_parallel_bytes out = parallel->bytes;
+    if (!parallel->experts) return out;
+    const xd_parallel_bytes *experts = &parallel->experts->bytes;
+    out.values += experts->values;
+    out.gradients += experts->gradients;
+    out.gathered += experts->gathered;
+    out.whole_gradients += experts->whole_gradients;
+    out.host += experts->host;
+    return out;
 }
 
 /* ---- lists ---- */
@@ -43231,7 +43750,8 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
     return XD_OK;
 }
 
-XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *of, const xd_weight *w) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
     return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
 }
@@ -43241,7 +43761,8 @@ static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
     return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
 }
 
-XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *of, const xd_weight *w, xd_bucket_piece *piece) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     xd_param out = xdi_weight_param(w);
     memset(piece, 0, sizeof *piece);
     (void)xdi_flat_piece(p, w, piece);
@@ -43282,7 +43803,8 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weight *w) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     xd_tensor_part out;
     xd_bucket_piece piece;
     const int64_t most = xdi_weight_true_count(w);
@@ -43322,8 +43844,12 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_te
 
 /* ---- the ends of a step ---- */
 
+static bool xdi_parallel_has_open(const xd_parallel *p) {
+    return p->open > 0 || (p->experts && p->experts->open > 0);
+}
+
 static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *call) {
-    for (const xd_block *b = &p->model->root; b && p->open > 0; b = xdi_block_after(b))
+    for (const xd_block *b = &p->model->root; b && xdi_parallel_has_open(p); b = xdi_block_after(b))
         if (b->open > 0)
             return XD_FAIL(p->ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
     return XD_OK;
@@ -43337,14 +43863,14 @@ static bool xdi_block_trains(const xd_block *b) {
 }
 
 static xd_result xdi_parallel_check_step(const xd_parallel *p) {
-    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    const int64_t leaves = xdi_parallel_passes(p);
     XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
                "a step of %lld leaves was reduced already: xd_parallel_publish ends it", (long long)p->total);
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b), XD_ERROR_STATE,
-                   "block \"%.80s\" has had backward passes of %lld leaves, not of %lld", b->name,
-                   (long long)b->leaf, (long long)leaves);
+        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != p->of_experts,
+                   XD_ERROR_STATE, "block \"%.80s\" has had backward passes of %lld leaves, not of %lld",
+                   b->name, (long long)b->leaf, (long long)leaves);
     return XD_OK;
 }
 
@@ -43371,34 +43897,47 @@ static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreemen
     return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
 }
 
-/* Under DDP each rank opens blocks in an order of its own. */
+/* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is told to all. */
 static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
     xdi_agreement step;
-    step.mine = xdi_parallel_check_step(p);
+    step.mine = p->experts ? xdi_parallel_agree_step(p->experts) : XD_OK;
+    if (step.mine == XD_OK) step.mine = xdi_parallel_check_step(p);
     step.hash = p->sharded ? p->signature : 0;
     step.what = NULL;
     step.order = p;
     return xdi_parallel_agree(p, step);
 }
 
-static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xdi_parallel_agree_step(p));
+static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
     xdi_parallel_drop_ahead(p);
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
 
+static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+    XD_TRY(xdi_parallel_agree_step(p));
+    if (p->experts) XD_TRY(xdi_parallel_reduce_own(p->experts));
+    return xdi_parallel_reduce_own(p);
+}
+
+static void xdi_parallel_reset(xd_parallel *p) {
+    if (p->experts) xdi_gradient_reset(p->experts);
+    xdi_gradient_reset(p);
+}
+
 XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
     const xd_result result = xdi_parallel_reduce_agreed(p);
-    if (result != XD_OK && !p->reduced) xdi_gradient_reset(p);
+    if (result != XD_OK && !p->reduced) xdi_parallel_reset(p);
     p->reduced = p->reduced || result == XD_OK;
+    if (p->experts) p->experts->reduced = p->reduced;
     return result;
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
     XD_TRY(xdi_parallel_renew_values(p));
-    xdi_gradient_reset(p);
+    xdi_parallel_reset(p);
     return XD_OK;
 }
 
@@ -43406,14 +43945,15 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
 static bool xdi_parallel_has_sent(const xd_parallel *p) {
     bool sent = p->launched > 0;
     for (int64_t i = 0; i < p->bucket_count; i++) sent = sent || p->buckets[i].sending.open;
-    return sent && p->reductions;
+    return (sent && p->reductions) || (p->experts && xdi_parallel_has_sent(p->experts));
 }
 
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
-    if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+    if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    if (p->experts) xdi_parallel_drop_step(p->experts);
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->open = 0;
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].open = 0;
     p->open = 0;
@@ -43427,7 +43967,7 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 static bool xdi_parallel_is_within(const xd_parallel *p) {
     bool within = p->reduced;
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || p->buckets[i].place;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
     return within;
 }
 
@@ -43449,7 +43989,9 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
     return xdi_parallel_check_closed(p, "xd_parallel_thaw");
 }
 
-XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
+    xd_parallel *p =
+        parallel->experts && xdi_parallel_of(parallel, weight)->of_experts ? parallel->experts : parallel;
     xdi_agreement thaw;
     thaw.mine = xdi_parallel_may_thaw(p, weight);
     thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
@@ -43466,6 +44008,9 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
 static xd_result xdi_parallel_check_push(const xd_parallel *p) {
     XD_REQUIRE(p->ctx, !p->sharded, XD_ERROR_UNSUPPORTED,
                "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
+    XD_REQUIRE(p->ctx, !p->experts, XD_ERROR_UNSUPPORTED,
+               "leaves of experts, %lld in a step on this rank, come from brackets",
+               (long long)xd_parallel_expert_leaves(p).own);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];
         XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
@@ -43484,7 +44029,7 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
         const xd_weight *w = p->model->weights[i];
         void *place = NULL;
         if (w->owner != w || !xdi_weight_is_trained(w)) continue;
-        XD_TRY(xdi_gradient_place(p, w, &place));
+        XD_TRY(xdi_gradient_place(p, w, 0, &place));
         XD_TRY(xdi_gradient_add(p, w, place));
     }
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));
@@ -43559,9 +44104,12 @@ static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *
 static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
                                   xd_memory_plan *out) {
     xdi_room room;
+    XD_TRY(xdi_experts_place(p, settings, d->expert_ranks ? d->expert_ranks : p->ranks));
     XD_TRY(xdi_parallel_lay(p, settings));
+    XD_TRY(xdi_experts_lay(p, settings));
     XD_TRY(xdi_parallel_measure(p, &room));
-    out->wrapper = p->bytes;
+    if (p->experts) XD_TRY(xdi_parallel_measure(p->experts, &room));
+    out->wrapper = xd_parallel_memory(p);
     xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)p->model->weight_count);
@@ -43663,10 +44211,10 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
 /* ---- brackets ---- */
 
 static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
-    const xd_parallel *p = b->model->parallel;
+    const xd_parallel *p = xdi_block_parallel(b);
     xd_ctx *ctx = b->model->ctx;
     XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
-    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    const int64_t leaves = xdi_parallel_passes(p);
     XD_REQUIRE(ctx, !p->reduced, XD_ERROR_STATE,
                "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
                b->name);
@@ -43699,13 +44247,13 @@ static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
 /* What a block's entries of the model's lists show. */
 static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
     xd_model *model = b->model;
-    xd_parallel *p = model->parallel;
+    xd_parallel *p = xdi_block_parallel(b);
     const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
     for (int64_t i = b->first; i < b->first + b->count; i++) {
         xdi_bucket *bucket = p ? xdi_flat_bucket(model->weights[i]->owner) : NULL;
         if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
         model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
-        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
+        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], pass.leaf, &model->gradients[i]));
     }
     view->count = b->count;
     view->values = model->values + b->first;
@@ -43722,13 +44270,13 @@ XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view)
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
     XD_TRY(xdi_block_check(block, pass));
-    if (p) XD_TRY(xdi_unit_open(p, block->unit, pass.kind == XD_PASS_BACKWARD));
+    if (p) XD_TRY(xdi_unit_open(p, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
-        if (p) block->unit->open--;
+        if (p) xdi_block_unit(block)->open--;
         return result;
     }
     if (p) xdi_order_add(p, block, pass, false);
@@ -43739,7 +44287,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 }
 
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
     pass.kind = XD_PASS_BACKWARD;
     pass.leaf = leaf;
@@ -43747,20 +44295,20 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
     XD_TRY(xdi_block_check(block, pass));
     for (int64_t i = 0; i < block->count && xdi_parallel_owns(p, leaf); i++) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
-        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
+        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], leaf, &place));
     }
     xdi_order_add(p, block, pass, true);
     return xdi_gradient_finish(p, block);
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
                block->name);
     const xd_pass pass = block->passes[--block->open];
     if (!p) return XD_OK;
     p->open--;
-    block->unit->open--;
+    xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }
@@ -44842,20 +45390,6 @@ static bool xdi_model_default_traits(xd_model *model) {
     return experts;
 }
 
-/* The wrappers have one data group. */
-static xd_result xdi_builder_refuse_experts(const xdi_builder *b) {
-    for (int s = 0; s < b->list->count && b->desc->wrap.kind != XD_WRAP_NONE; s++) {
-        const xd_model *model = b->list->stages[s].model;
-        for (int64_t i = 0; i < model->weight_count; i++)
-            XD_REQUIRE(
-                b->ctx, !model->weights[i]->desc.traits.expert, XD_ERROR_UNSUPPORTED,
-                "weight \"%.80s\" is an expert's, whose data group wrappers do not know: build without "
-                "a wrap",
-                model->weights[i]->name);
-    }
-    return XD_OK;
-}
-
 /* Whether a group has the same number of stages, and the same models in them. */
 static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
     const int64_t count = b->list->count;
@@ -44905,7 +45439,6 @@ static xd_result xdi_builder_attributes(xdi_builder *b) {
     int64_t experts = 0;
     for (int i = 0; i < b->list->count; i++)
         if (xdi_model_default_traits(b->list->stages[i].model)) experts = 1;
-    XD_TRY(xd_agree(b->world, xdi_builder_refuse_experts(b)));
     XD_TRY(xd_all_reduce(b->world, &experts, &experts, 1, XD_DTYPE_I64, XD_MAX));
     b->experts = experts > 0;
     XD_TRY(xdi_builder_compare(b));
@@ -44951,18 +45484,48 @@ static xd_result xdi_builder_first_values(xdi_builder *b) {
 
 /* ---- 7: wrap ---- */
 
+/* Whether a rank of a group has experts in a model: all of them then have some in this stage, or the wrapper says who has not. */
+static xd_result xdi_model_has_experts(const xd_model *model, xd_comm *data, bool *out) {
+    int64_t some = 0;
+    for (int64_t i = 0; i < model->weight_count; i++)
+        if (model->weights[i]->desc.traits.expert) some = 1;
+    XD_TRY(xd_all_reduce(data, &some, &some, 1, XD_DTYPE_I64, XD_MAX));
+    *out = some > 0;
+    return XD_OK;
+}
+
+/* What the caller's settings leave out: the ranks of the build's groups that hold the same experts. */
+static xd_result xdi_builder_expert_ranks(const xdi_builder *b, const xd_model *model, xd_comm *data,
+                                          bool replicas, xd_expert_ranks *out) {
+    bool some = false;
+    if (!b->experts || out->data) return XD_OK;
+    XD_TRY(xdi_model_has_experts(model, data, &some));
+    if (!some) return XD_OK;
+    out->data = replicas ? b->groups.intra_expert_dp : b->groups.expert_dp;
+    if (replicas) out->replicas = b->groups.inter_expert_instances;
+    if (!out->data) out->data = b->built->self;
+    return XD_OK;
+}
+
 static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
     const xd_wrap *wrap = &b->desc->wrap;
     const bool ddp = wrap->kind == XD_WRAP_DDP;
-    if (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) data = b->groups.intra_dp_cp;
-    return ddp ? xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel)
-               : xd_fsdp_create(stage->model, data, wrap->fsdp, &stage->parallel);
+    const bool replicas = (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) != NULL;
+    if (replicas) data = b->groups.intra_dp_cp;
+    if (ddp) {
+        xd_ddp_desc d = *wrap->ddp;
+        XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
+        return xd_ddp_create(stage->model, data, &d, &stage->parallel);
+    }
+    xd_fsdp_desc d = *wrap->fsdp;
+    XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
+    return xd_fsdp_create(stage->model, data, &d, &stage->parallel);
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
     xd_result result = XD_OK;
     if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
-    if (!b->data) result = xd_comm_self(b->ctx, &b->built->self);
+    if (!b->data || (b->experts && !b->groups.expert_dp)) result = xd_comm_self(b->ctx, &b->built->self);
     XD_TRY(xd_agree(b->world, result));
     for (int i = 0; i < b->list->count; i++)
         XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
@@ -78032,4 +78595,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 731d25f6ca3a19eadb774744265d515165ab41894815c692dd8dbf248940df33 */
+/* xdistill sha256 0210f34812f5eaeb775999074042e8729a4557f99c177a78093ea2282162947e */

@@ -687,6 +687,96 @@ XD_TEST(values_of_experts_become_those_of_their_own_data_group) {
     build_ranks(4, equal_experts);
 }
 
+/* Leaf n adds n + 1 to every gradient; this rank has experts r % 2, which get leaves of both members of its group. */
+static xd_result add_leaves(const build_scene *s, const char *name, bool experts) {
+    xd_block *block = xd_model_find_block(xd_built_stage(s->built, 0).model, name);
+    const xd_parallel *parallel = xd_built_stage(s->built, 0).parallel;
+    const int64_t opened = experts ? xd_parallel_expert_leaves(parallel).opened : 1;
+    xd_block_view view;
+    for (int64_t k = 0; k < opened; k++) {
+        const int64_t leaf = experts ? xd_parallel_expert_leaf(parallel, k) : xd_parallel_leaf(parallel, k);
+        CHECK_EQ_INT(leaf, experts ? s->rank / 2 * 2 + k : s->rank);
+        XD_TRY(xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
+        for (int64_t i = 0; i < (experts ? 4 : 6); i++) ((float *)view.gradients[0])[i] += (float)(leaf + 1);
+        XD_TRY(xd_block_end(block));
+    }
+    return XD_OK;
+}
+
+/* A model of all experts, for the lists. */
+static xd_model *describe_all_experts(const build_scene *s) {
+    xd_model *model = NULL;
+    xd_block *layer = NULL, *experts = NULL;
+    CHECK(xd_model_create(s->ctx, NULL, &model) == XD_OK);
+    build_weight(s, xd_model_root(model), "embed", 1, 3);
+    CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "layers.0" }, &layer) == XD_OK);
+    build_weight(s, layer, "w", 2, 3);
+    xd_weight_desc d = { .name = "angles", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 2 }, .buffer = true };
+    CHECK(xd_weight_add(layer, &d, NULL) == XD_OK);
+    CHECK(xd_block_add(layer, &(xd_block_desc){ .name = "experts" }, &experts) == XD_OK);
+    d = (xd_weight_desc){ .name = "0", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 4 } };
+    CHECK(xd_weight_add(experts, &d, NULL) == XD_OK);
+    d.name = "1";
+    CHECK(xd_weight_add(experts, &d, NULL) == XD_OK);
+    build_weight(s, xd_model_root(model), "head", 5, 1);
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+static void check_expert_lists(const build_scene *s) {
+    xd_model *whole = describe_all_experts(s);
+    xd_param params[8];
+    int64_t count = 0, here = 0;
+    CHECK(xd_built_params(s->built, whole, 8, params, &count) == XD_OK && count == 6);
+    for (int64_t i = 0; i < count; i++) {
+        const char *of = strstr(params[i].name, "experts.");
+        const bool expert = of != NULL, mine = of && of[8] == '0' + s->rank % 2;
+        const bool ddp = s->desc.wrap.kind == XD_WRAP_DDP;
+        if (params[i].buffer || (expert && !mine)) continue;
+        if (expert) CHECK_EQ_INT(params[i].replica, ddp && s->rank >= 2);
+        here += params[i].count * expert;
+        for (int64_t k = 0; k < params[i].count && (expert || strcmp(params[i].name, "layers.0.w") == 0); k++)
+            CHECK_NEAR(((const float *)params[i].gradient)[k], 10.0, 0.0);
+    }
+    CHECK(s->desc.wrap.kind == XD_WRAP_FSDP || here == 4);
+    xd_model_destroy(whole);
+}
+
+static xd_result wrap_experts(xd_comm *world, void *argument) {
+    static const char *const types[] = { "layer", "experts" };
+    const xd_ddp_desc ddp = { .leaves = 4 };
+    const xd_fsdp_desc fsdp = { .leaves = 4, .unit_types = types, .unit_type_count = 2 };
+    build_scene s;
+    (void)argument;
+    build_open(&s, world, &(xd_expert_desc){ .ep = 2 });
+    s.expert = true;
+    s.desc.pipeline.layer_count = 1;
+    for (int kind = XD_WRAP_DDP; kind <= XD_WRAP_FSDP; kind++) {
+        s.desc.init = (xd_block_init){ kind == XD_WRAP_DDP ? init_by_rank : NULL, &s };
+        s.desc.values.broadcast = true;
+        s.desc.wrap = (xd_wrap){ (xd_wrap_kind)kind, kind == XD_WRAP_DDP ? &ddp : NULL,
+                                 kind == XD_WRAP_FSDP ? &fsdp : NULL };
+        CHECK(build_run(&s) == XD_OK);
+        CHECK(s.rank > 0 || strstr(s.line, ": 18")); /* 3 + 6 + 5, and one of two experts of 4 */
+        if (kind == XD_WRAP_DDP) {
+            check_values(&s, "layers.0.w", 2, 0);
+            check_values(&s, s.rank % 2 ? "layers.0.experts.1" : "layers.0.experts.0", 2, s.rank % 2);
+        }
+        CHECK(add_leaves(&s, "layers.0", false) == XD_OK &&
+              add_leaves(&s, "layers.0.experts", true) == XD_OK);
+        CHECK(xd_block_skip(xd_model_root(xd_built_stage(s.built, 0).model), 0) == XD_OK);
+        CHECK(xd_parallel_reduce(xd_built_stage(s.built, 0).parallel) == XD_OK);
+        check_expert_lists(&s);
+        build_drop(&s);
+    }
+    build_close(&s);
+    return XD_OK;
+}
+
+XD_TEST(experts_of_a_build_are_wrapped_over_their_own_data_group) {
+    build_ranks(4, wrap_experts);
+}
+
 /* ---- stages that exist ---- */
 
 static xd_result take_existing(xd_comm *world, void *argument) {

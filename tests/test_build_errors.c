@@ -563,19 +563,26 @@ XD_TEST(ranks_that_describe_other_models_are_told_the_first_difference) {
     build_ranks(4, other_models);
 }
 
-static xd_result wrapped_experts(xd_comm *world, void *argument) {
+/* Ranks of a group with the same experts that have others, and a stage in which one rank has none. */
+static xd_result other_experts(xd_comm *world, void *argument) {
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .ep = 2 });
-    s.expert = true;
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &plain_ddp, NULL };
-    build_fails(&s, XD_ERROR_UNSUPPORTED, true, "is an expert's, whose data group wrappers do not know");
+    s.expert = s.rank != 3;
+    build_fails(&s, XD_ERROR_MISMATCH, false, "the models differ first");
+    xd_groups groups = *s.desc.groups;
+    s.expert = true;
+    groups.expert_dp = groups.dp; /* all have the same, this says */
+    s.desc.groups = &groups;
+    build_fails(&s, XD_ERROR_MISMATCH, true,
+                "the models differ first at weight 4: \"layers.0.experts.0\" on rank 0");
     build_close(&s);
     return XD_OK;
 }
 
-XD_TEST(experts_are_not_wrapped) {
-    build_ranks(2, wrapped_experts);
+XD_TEST(experts_that_are_not_those_of_their_group_are_told) {
+    build_ranks(4, other_experts);
 }
 
 /* The caller's storage cannot change its type. */

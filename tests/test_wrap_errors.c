@@ -124,7 +124,9 @@ static xd_result refuse_weights(xd_comm *world, void *argument) {
         const xd_result result = wrap_fsdp(&s, 2);
         if (i < 2)
             CHECK(result == XD_ERROR_DTYPE && says(&s, "\"second.odd\"") && says(&s, i ? "BF16" : "F64"));
-        if (i == 2) CHECK(result == XD_ERROR_UNSUPPORTED && says(&s, "\"second.odd\" is an expert's"));
+        if (i == 2)
+            CHECK(result == XD_ERROR_UNSUPPORTED &&
+                  says(&s, "\"second.w\", which is none, and \"second.odd\", which is an expert's"));
         if (i == 3) CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage"));
         if (i == 4)
             CHECK(result == XD_ERROR_STATE &&

@@ -155,20 +155,6 @@ static bool xdi_model_default_traits(xd_model *model) {
     return experts;
 }
 
-/* The wrappers have one data group. */
-static xd_result xdi_builder_refuse_experts(const xdi_builder *b) {
-    for (int s = 0; s < b->list->count && b->desc->wrap.kind != XD_WRAP_NONE; s++) {
-        const xd_model *model = b->list->stages[s].model;
-        for (int64_t i = 0; i < model->weight_count; i++)
-            XD_REQUIRE(
-                b->ctx, !model->weights[i]->desc.traits.expert, XD_ERROR_UNSUPPORTED,
-                "weight \"%.80s\" is an expert's, whose data group wrappers do not know: build without "
-                "a wrap",
-                model->weights[i]->name);
-    }
-    return XD_OK;
-}
-
 /* Whether a group has the same number of stages, and the same models in them. */
 static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
     const int64_t count = b->list->count;
@@ -218,7 +204,6 @@ static xd_result xdi_builder_attributes(xdi_builder *b) {
     int64_t experts = 0;
     for (int i = 0; i < b->list->count; i++)
         if (xdi_model_default_traits(b->list->stages[i].model)) experts = 1;
-    XD_TRY(xd_agree(b->world, xdi_builder_refuse_experts(b)));
     XD_TRY(xd_all_reduce(b->world, &experts, &experts, 1, XD_DTYPE_I64, XD_MAX));
     b->experts = experts > 0;
     XD_TRY(xdi_builder_compare(b));
@@ -264,18 +249,48 @@ static xd_result xdi_builder_first_values(xdi_builder *b) {
 
 /* ---- 7: wrap ---- */
 
+/* Whether a rank of a group has experts in a model: all of them then have some in this stage, or the wrapper says who has not. */
+static xd_result xdi_model_has_experts(const xd_model *model, xd_comm *data, bool *out) {
+    int64_t some = 0;
+    for (int64_t i = 0; i < model->weight_count; i++)
+        if (model->weights[i]->desc.traits.expert) some = 1;
+    XD_TRY(xd_all_reduce(data, &some, &some, 1, XD_DTYPE_I64, XD_MAX));
+    *out = some > 0;
+    return XD_OK;
+}
+
+/* What the caller's settings leave out: the ranks of the build's groups that hold the same experts. */
+static xd_result xdi_builder_expert_ranks(const xdi_builder *b, const xd_model *model, xd_comm *data,
+                                          bool replicas, xd_expert_ranks *out) {
+    bool some = false;
+    if (!b->experts || out->data) return XD_OK;
+    XD_TRY(xdi_model_has_experts(model, data, &some));
+    if (!some) return XD_OK;
+    out->data = replicas ? b->groups.intra_expert_dp : b->groups.expert_dp;
+    if (replicas) out->replicas = b->groups.inter_expert_instances;
+    if (!out->data) out->data = b->built->self;
+    return XD_OK;
+}
+
 static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
     const xd_wrap *wrap = &b->desc->wrap;
     const bool ddp = wrap->kind == XD_WRAP_DDP;
-    if (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) data = b->groups.intra_dp_cp;
-    return ddp ? xd_ddp_create(stage->model, data, wrap->ddp, &stage->parallel)
-               : xd_fsdp_create(stage->model, data, wrap->fsdp, &stage->parallel);
+    const bool replicas = (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) != NULL;
+    if (replicas) data = b->groups.intra_dp_cp;
+    if (ddp) {
+        xd_ddp_desc d = *wrap->ddp;
+        XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
+        return xd_ddp_create(stage->model, data, &d, &stage->parallel);
+    }
+    xd_fsdp_desc d = *wrap->fsdp;
+    XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
+    return xd_fsdp_create(stage->model, data, &d, &stage->parallel);
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
     xd_result result = XD_OK;
     if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
-    if (!b->data) result = xd_comm_self(b->ctx, &b->built->self);
+    if (!b->data || (b->experts && !b->groups.expert_dp)) result = xd_comm_self(b->ctx, &b->built->self);
     XD_TRY(xd_agree(b->world, result));
     for (int i = 0; i < b->list->count; i++)
         XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));

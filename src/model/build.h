@@ -127,7 +127,9 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
-/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. */
+/* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. Experts
+ * without ranks of their own in the settings are over groups->expert_dp, with replicas over groups->intra_expert_dp and
+ * groups->inter_expert_instances; NULL -> every rank has other ones. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;
@@ -188,7 +190,7 @@ typedef struct xd_built xd_built;
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
  * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
- * STATE (storage of the caller that would have to change its type),UNSUPPORTED (experts with a wrap), those of provider, hooks, callbacks,
+ * STATE (storage of the caller that would have to change its type), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);

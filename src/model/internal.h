@@ -40,9 +40,11 @@ struct xd_block {
     xd_weight *first_weight, *last_weight;
     const char *name; /* full; belongs to the table of names */
     xd_block_desc desc;
-    char *type;            /* the desc's, copied */
-    int64_t first, count;  /* its own weights in the model's order, once sealed */
-    struct xdi_unit *unit; /* of a wrapper */
+    char *type;           /* the desc's, copied */
+    int64_t first, count; /* its own weights in the model's order, once sealed */
+    bool expert;          /* its weights are those of experts, once wrapped */
+    struct xdi_unit *units
+        [2]; /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
     int open;      /* brackets that are open, and their passes */
     int64_t leaf;  /* backwards of this step that have ended */
@@ -226,14 +228,19 @@ typedef struct xdi_bucket {
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included; 0: it rests */
-    int64_t done;       /* of these, in the leaf that is being formed */
-    int64_t leaf;       /* leaves formed so far */
-    float *place; /* the whole gradient of the leaf that is being formed; NULL before its first backward */
+    int64_t done; /* of these, in the leaf that is being formed, or in the round of those of all members */
+    int64_t leaf; /* leaves formed so far */
+    float **
+        places; /* [members] the whole gradient of each leaf that is being formed; NULL before its first backward, and of members
+                 * whose leaves are added to that of the first */
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced; at home */
     float
         *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
     bool reduced;
+    xd_leaf_stack **
+        lanes; /* [members] instead of the stack: of each member's leaves, where they come in turn and lie in rows; NULL -> none */
+    float *joined;        /* the nodes of all lanes, as one stack would have them; NULL -> none */
     xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
     xdi_flight spreading; /* values that ranks have stepped in parts, to all */
     uint64_t seen;        /* the last round over a block's buckets that met it */
@@ -317,6 +324,14 @@ struct xd_parallel {
     xd_comm *data, *replicas; /* replicas NULL -> one group */
     int rank, ranks;          /* in data */
     int replica, replica_count;
+    struct xd_parallel
+        *experts;    /* the wrapper of experts inside that of the other weights; NULL -> there are none */
+    bool of_experts; /* this is one */
+    int members;     /* of an expert-parallel group, whose leaves come in turn; else 1 */
+    xd_leaf_stack **lanes; /* [bucket_count, members] of all buckets; NULL -> none */
+    float **places;        /* [bucket_count, members] of all buckets */
+    const void **forests;  /* [members] scratch, and which leaves these are */
+    xd_leaves *forest_leaves;
     bool sharded;           /* FSDP */
     bool invariant;         /* the reduction mode */
     bool dealt;             /* leaves: every N-th one */
@@ -331,7 +346,7 @@ struct xd_parallel {
     int64_t flat_count;
     xdi_bucket *buckets; /* [bucket_count] of all flats */
     int64_t bucket_count;
-    xd_weight **members;  /* the weights of all flats */
+    xd_weight **weights;  /* of all flats */
     xdi_unit_slot *slots; /* [slot_count] */
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
@@ -359,10 +374,37 @@ struct xd_parallel {
     bool reduced; /* between reduce and publish */
 };
 
+/* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where that is not NULL, of
+ * a group; and one that stands among `ranks` of them without any group. None where the model has no experts. On failure the wrapper is to
+ * be destroyed. */
+XD_PRIVATE xd_result xdi_experts_open(xd_parallel *p, const xd_fsdp_desc *d);
+XD_PRIVATE xd_result xdi_experts_place(xd_parallel *p, const xd_fsdp_desc *d, int ranks);
+/* parallel.c: lays the experts out as xdi_parallel_lay does the others, which come first. */
+XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d);
+/* parallel_place.c: which wrapper has a weight; a block, NULL without a wrapper; and whether this one has a weight or a block. */
+XD_PRIVATE const xd_parallel *xdi_parallel_of(const xd_parallel *p, const xd_weight *w);
+XD_PRIVATE xd_parallel *xdi_block_parallel(const xd_block *block);
+XD_PRIVATE bool xdi_parallel_has(const xd_parallel *p, const xd_weight *w);
+/* parallel_place.c: whether a weight, or what it is tied to, is an expert's; and the unit of a block that is wrapped. */
+XD_PRIVATE bool xdi_weight_is_expert(const xd_weight *w);
+XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block);
+/* parallel_place.c: leaves of one of the data ranks that this rank has leaves of, in its group, where they lie in rows; how many backwards a
+ * block has in a step; and the number of one of these in the whole step, -1 for none. */
+XD_PRIVATE xd_interval xdi_parallel_row(const xd_parallel *p, int member);
+XD_PRIVATE int64_t xdi_parallel_passes(const xd_parallel *p);
+XD_PRIVATE int64_t xdi_parallel_number(const xd_parallel *p, int64_t leaf);
+/* parallel_experts.c: whether each member's leaves have a stack of their own. */
+XD_PRIVATE bool xdi_parallel_has_lanes(const xd_parallel *p);
+/* parallel_experts.c: the nodes of a bucket's lanes become those of one stack. */
+XD_PRIVATE xd_result xdi_lanes_join(xd_parallel *p, const xdi_bucket *b);
+/* model_agree.c: xd_model_agree, of all weights but those of experts. */
+XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm);
+
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
-/* parallel.c: an empty wrapper of a kind, one of the two; then, with its model, on a rank of a group among its replicas. */
+/* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
+ * replicas. */
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
                                       const xd_fsdp_desc *fsdp);
 XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count);
@@ -471,10 +513,20 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
  * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
-/* parallel_gradient.c: the place where a weight's gradient of the current leaf is to be added; and what follows from the end of a
+/* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
-XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out);
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out);
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block);
+/* parallel_experts.c: whether leaves are sent one by one, or a round of them: they are formed in memory of their unit; and whole
+ * gradients that are there at once. */
+XD_PRIVATE bool xdi_gradient_is_sent(const xd_parallel *p);
+XD_PRIVATE int64_t xdi_gradient_levels(const xd_parallel *p);
+/* parallel_experts.c: whether leaves of a bucket are being formed. */
+XD_PRIVATE bool xdi_bucket_is_forming(const xd_parallel *p, const xdi_bucket *b);
+/* parallel_experts.c: which place takes the gradient of a leaf. */
+XD_PRIVATE int xdi_gradient_member(const xd_parallel *p, int64_t leaf);
+/* parallel_experts.c: the leaves of a round along the tree over them, at the place of the first. */
+XD_PRIVATE xd_result xdi_round_join(xd_parallel *p, const xdi_bucket *b);
 /* parallel_gradient.c: the factors that follow from the divisors, once the leaves are dealt. */
 XD_PRIVATE xd_result xdi_gradient_set_factors(xd_parallel *p, const xd_gradient_divisors *divide);
 /* parallel_gradient.c: adds the caller's gradient of a weight to its place. */

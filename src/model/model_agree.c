@@ -56,32 +56,67 @@ static uint64_t xdi_weight_hash(const xd_weight *weight) {
     return xdi_traits_hash(hash, &d->traits);
 }
 
-XD_API uint64_t xd_model_hash(const xd_model *model) {
+/* What ranks compare: all weights, or those that are no expert's, which only the ranks of the same experts have alike. */
+typedef struct xdi_model_part {
+    const xd_model *model;
+    bool shared; /* the latter */
+    int64_t count;
+} xdi_model_part;
+
+static bool xdi_model_part_has(const xdi_model_part *part, int64_t index) {
+    return !part->shared || !part->model->weights[index]->owner->desc.traits.expert;
+}
+
+static xdi_model_part xdi_model_part_of(const xd_model *model, bool shared) {
+    xdi_model_part part;
+    part.model = model;
+    part.shared = shared;
+    part.count = 0;
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
+    return part;
+}
+
+/* Number i of these; NULL past the last. */
+static const xd_weight *xdi_model_part_at(const xdi_model_part *part, int64_t i) {
+    for (int64_t w = 0; w < part->model->weight_count && i < part->count; w++)
+        if (xdi_model_part_has(part, w) && i-- == 0) return part->model->weights[w];
+    return NULL;
+}
+
+static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
+    const xd_model *model = part->model;
     uint64_t hash = xd_hash(0, &model->desc.seed, sizeof model->desc.seed);
     if (!model->sealed) return 0;
     for (int64_t i = 0; i < model->weight_count; i++) {
+        if (!xdi_model_part_has(part, i)) continue;
         const uint64_t weight = xdi_weight_hash(model->weights[i]);
         hash = xd_hash(hash, &weight, sizeof weight);
     }
     return hash;
 }
 
+XD_API uint64_t xd_model_hash(const xd_model *model) {
+    const xdi_model_part all = xdi_model_part_of(model, false);
+    return xdi_model_part_hash(&all);
+}
+
 /* Entry i of what is compared one by one: the hashes of the weights, 0 past the last, and at `total` the seed. */
-static int64_t xdi_model_entry(const xd_model *model, int64_t i, int64_t total) {
-    const uint64_t hash = i < model->weight_count ? xdi_weight_hash(model->weights[i]) : 0;
+static int64_t xdi_model_entry(const xdi_model_part *part, int64_t i, int64_t total) {
+    const xd_weight *weight = xdi_model_part_at(part, i);
+    const uint64_t hash = weight ? xdi_weight_hash(weight) : 0;
     int64_t entry;
-    memcpy(&entry, i < total ? &hash : &model->desc.seed, sizeof entry);
+    memcpy(&entry, i < total ? &hash : &part->model->desc.seed, sizeof entry);
     return entry;
 }
 
 /* The first entry, of total + 1, in which some rank differs from rank 0, and the lowest such rank. Collective. */
-static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t *entries, int64_t total,
+static xd_result xdi_model_locate(const xdi_model_part *part, xd_comm *comm, int64_t *entries, int64_t total,
                                   int64_t *index, int *rank) {
     const int size = xd_comm_size(comm);
     int64_t same = 0;
-    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(model, i, total);
+    for (int64_t i = 0; i <= total; i++) entries[i] = xdi_model_entry(part, i, total);
     XD_TRY(xd_broadcast(comm, entries, total + 1, XD_DTYPE_I64, 0));
-    while (same <= total && xdi_model_entry(model, same, total) == entries[same]) same++;
+    while (same <= total && xdi_model_entry(part, same, total) == entries[same]) same++;
     int64_t found = same * size + xd_comm_rank(comm);
     XD_TRY(xd_all_reduce(comm, &found, &found, 1, XD_DTYPE_I64, XD_MIN));
     *index = found / size;
@@ -92,22 +127,21 @@ static xd_result xdi_model_locate(const xd_model *model, xd_comm *comm, int64_t 
 enum { XDI_MODEL_SHOWN = 80 /* bytes of a name in a message */ };
 
 /* What a rank has at an index. Collective. */
-static xd_result xdi_model_show(const xd_model *model, xd_comm *comm, int64_t index, int rank,
+static xd_result xdi_model_show(const xdi_model_part *part, xd_comm *comm, int64_t index, int rank,
                                 char name[XDI_MODEL_SHOWN]) {
+    const xd_weight *weight = xdi_model_part_at(part, index);
     memset(name, 0, XDI_MODEL_SHOWN);
-    if (xd_comm_rank(comm) == rank)
-        snprintf(name, XDI_MODEL_SHOWN, "%s",
-                 index < model->weight_count ? model->weights[index]->name : "nothing");
+    if (xd_comm_rank(comm) == rank) snprintf(name, XDI_MODEL_SHOWN, "%s", weight ? weight->name : "nothing");
     return xd_broadcast(comm, name, XDI_MODEL_SHOWN, XD_DTYPE_U8, rank);
 }
 
-static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t *hashes, int64_t total) {
+static xd_result xdi_model_report(const xdi_model_part *part, xd_comm *comm, int64_t *hashes, int64_t total) {
     char first[XDI_MODEL_SHOWN], other[XDI_MODEL_SHOWN];
     int64_t index = 0;
     int rank = 0;
-    XD_TRY(xdi_model_locate(model, comm, hashes, total, &index, &rank));
-    XD_TRY(xdi_model_show(model, comm, index, 0, first));
-    XD_TRY(xdi_model_show(model, comm, index, rank, other));
+    XD_TRY(xdi_model_locate(part, comm, hashes, total, &index, &rank));
+    XD_TRY(xdi_model_show(part, comm, index, 0, first));
+    XD_TRY(xdi_model_show(part, comm, index, rank, other));
     const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
     if (index == total)
         return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
@@ -119,22 +153,33 @@ static xd_result xdi_model_report(const xd_model *model, xd_comm *comm, int64_t 
                            strcmp(first, other) == 0 ? " with another shape, type, tie, init or trait" : "");
 }
 
-XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    const uint64_t hash = xd_model_hash(model);
+    const uint64_t hash = xdi_model_part_hash(part);
     int64_t sent[3], most[3];
-    XD_TRY(xd_agree(comm, model->sealed ? XD_OK
-                                        : XD_FAIL(ctx, XD_ERROR_STATE,
-                                                  "the model is not sealed: xd_model_seal comes first")));
+    XD_TRY(xd_agree(
+        comm, part->model->sealed
+                  ? XD_OK
+                  : XD_FAIL(ctx, XD_ERROR_STATE, "the model is not sealed: xd_model_seal comes first")));
     memcpy(&sent[0], &hash, sizeof hash);
     sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
-    sent[2] = model->weight_count;
+    sent[2] = part->count;
     XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
     if (most[0] == ~most[1]) return XD_OK;
     int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
     xd_result result = xd_agree(
         comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
-    if (result == XD_OK) result = xdi_model_report(model, comm, hashes, most[2]);
+    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, most[2]);
     xd_release(ctx, hashes);
     return result;
+}
+
+XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    const xdi_model_part all = xdi_model_part_of(model, false);
+    return xdi_model_part_agree(&all, comm);
+}
+
+XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm) {
+    const xdi_model_part part = xdi_model_part_of(model, true);
+    return xdi_model_part_agree(&part, comm);
 }

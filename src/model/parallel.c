@@ -15,7 +15,7 @@ static bool xdi_parallel_is_power(int64_t n) {
 
 /* How the leaves of a group fall to its ranks. */
 static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows) {
-    const int64_t n = p->ranks, groups = p->replica_count;
+    const int64_t n = p->ranks, all = n * p->members, groups = p->replica_count;
     p->total = leaves ? leaves : n * groups;
     const int64_t group = p->total / groups, first = group * p->rank / n;
     XD_REQUIRE(p->ctx, p->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
@@ -25,11 +25,11 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
                (long long)groups);
     XD_REQUIRE(p->ctx, !p->invariant || groups == 1 || xdi_parallel_is_power(group), XD_ERROR_UNSUPPORTED,
                "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
-    p->dealt = p->sharded && !in_rows && group % n == 0 && (!p->invariant || xdi_parallel_is_power(n));
+    p->dealt = p->sharded && !in_rows && group % all == 0 && (!p->invariant || xdi_parallel_is_power(all));
     p->leaves.first = first;
     p->leaves.count = group * (p->rank + 1) / n - first;
     p->leaves.total = group;
-    p->most = (group + n - 1) / n;
+    p->most = (group + all - 1) / all;
     return XD_OK;
 }
 
@@ -38,13 +38,12 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     out.own = p->leaves.count;
     out.most = p->most;
     out.total = p->total;
-    out.opened = p->sharded ? p->most : p->leaves.count;
+    out.opened = xdi_parallel_passes(p);
     return out;
 }
 
 XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
-    if (k < 0 || k >= p->leaves.count) return -1;
-    return p->replica * p->leaves.total + (p->dealt ? k * p->ranks + p->rank : p->leaves.first + k);
+    return xdi_parallel_number(p, k);
 }
 
 /* ---- life ---- */
@@ -74,7 +73,9 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
                               p->prefetch,
                               p->gathers != NULL,
                               p->reductions != NULL,
-                              p->offloaded };
+                              p->offloaded,
+                              p->members,
+                              p->experts ? p->experts->members : 0 };
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
@@ -89,6 +90,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
 static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
     uint64_t hash = 0;
     for (int64_t i = 0; i < p->model->weight_count; i++) {
+        if (!xdi_parallel_has(p, p->model->weights[i])) continue;
         const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
         hash = xd_hash(hash, &copy, sizeof copy);
     }
@@ -124,38 +126,51 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     return xdi_parallel_plan(p);
 }
 
+XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
+    xd_fsdp_desc settings = *d;
+    settings.leaves = p->total;
+    return p->experts ? xdi_parallel_lay(p->experts, &settings) : XD_OK;
+}
+
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_lay(p, d));
+    XD_TRY(xdi_experts_lay(p, d));
     XD_TRY(xdi_parallel_check_queues(p));
-    return xdi_parallel_take_memory(p);
+    if (p->experts) XD_TRY(xdi_parallel_check_queues(p->experts));
+    XD_TRY(xdi_parallel_take_memory(p));
+    return p->experts ? xdi_parallel_take_memory(p->experts) : XD_OK;
+}
+
+/* The same of experts, which other data ranks have otherwise. */
+static xd_result xdi_parallel_agree_experts(const xd_parallel *q) {
+    XD_TRY(xd_model_agree(q->model, q->data));
+    XD_TRY(xd_agree_same(q->data, xdi_parallel_hash(q), "settings of a wrapper for experts"));
+    XD_TRY(xdi_parallel_agree_copies(q, q->data));
+    return q->replicas ? xd_agree_same(q->replicas, xdi_parallel_hash(q), "settings of a wrapper for experts")
+                       : XD_OK;
+}
+
+static xd_result xdi_parallel_take_all_values(xd_parallel *p) {
+    if (p->experts) XD_TRY(xdi_parallel_take_values(p->experts));
+    return xdi_parallel_take_values(p);
 }
 
 /* The ranks fail alike, before and after any of them takes the model's values. */
 static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
-    XD_TRY(xd_model_agree(p->model, p->data));
+    XD_TRY(xdi_model_agree_shared(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
     XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
     XD_TRY(xdi_parallel_agree_copies(p, p->data));
+    if (p->experts) XD_TRY(xd_agree(p->data, xdi_parallel_agree_experts(p->experts)));
     if (xdi_parallel_has_near(p))
         XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
     if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
-    XD_TRY(xd_agree(p->data, xdi_parallel_take_values(p)));
+    XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
     if (p->sharded) xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
-}
-
-XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int replica, int replica_count) {
-    p->ctx = p->model->ctx;
-    if (!p->offloaded) p->home = p->ctx;
-    p->rank = rank;
-    p->ranks = ranks;
-    p->replica = replica;
-    p->replica_count = replica_count;
-    if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
-    p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
 }
 
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
@@ -171,6 +186,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->divide = ddp->divide;
         settings->reserve_frozen = ddp->reserve_frozen;
         settings->replicas = ddp->replicas;
+        settings->experts = ddp->experts;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -187,7 +203,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
 }
 
 /* An empty wrapper on every rank, or none on any. */
-static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
+static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
     xd_parallel *p = NULL;
     xd_result result = XD_OK;
@@ -196,22 +212,24 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, xd_parallel **out) {
                          (long long)kind->model->weight_count);
     else if ((p = (xd_parallel *)xd_allocate(ctx, sizeof *p)) == NULL)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
-    result = xd_agree(kind->data, result);
-    if (result != XD_OK) {
-        xd_release(ctx, p);
-        return result;
+    if (result == XD_OK) {
+        *p = *kind;
+        xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
+                               p->replicas ? xd_comm_rank(p->replicas) : 0,
+                               p->replicas ? xd_comm_size(p->replicas) : 1);
+        result = xdi_experts_open(p, d);
     }
-    *p = *kind;
-    xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
-                           p->replicas ? xd_comm_rank(p->replicas) : 0,
-                           p->replicas ? xd_comm_size(p->replicas) : 1);
-    *out = p;
-    return XD_OK;
+    result = xd_agree(kind->data, result);
+    if (result == XD_OK)
+        *out = p;
+    else
+        xd_parallel_destroy(p);
+    return result;
 }
 
 static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_parallel *p = NULL;
-    XD_TRY(xdi_parallel_open(kind, &p));
+    XD_TRY(xdi_parallel_open(kind, d, &p));
     const xd_result result = xdi_parallel_build(p, d);
     if (result == XD_OK)
         *out = p;
@@ -244,7 +262,7 @@ XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_de
 /* The model shows nothing of the wrapper any more. */
 static void xdi_parallel_detach(const xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
-        b->unit = NULL;
+        b->units[0] = b->units[1] = NULL;
         b->open = 0;
         b->leaf = 0;
     }
@@ -259,24 +277,40 @@ static void xdi_parallel_detach(const xd_parallel *p) {
     if (p->model->parallel == p) p->model->parallel = NULL;
 }
 
-XD_API void xd_parallel_destroy(xd_parallel *p) {
-    if (!p) return;
-    xdi_parallel_land(p);
-    xdi_parallel_detach(p);
+static void xdi_parallel_free(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
+    for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_destroy(p->lanes[i]);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = {
-        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
-    };
+    void *const tables[] = { p->units,           p->flats,         p->buckets,
+                             (void *)p->weights, p->slots,         p->sums,
+                             p->counts,          (void *)p->lanes, (void *)p->places,
+                             (void *)p->forests, p->forest_leaves };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
 
+XD_API void xd_parallel_destroy(xd_parallel *p) {
+    if (!p) return;
+    xdi_parallel_land(p);
+    if (p->experts) xdi_parallel_land(p->experts);
+    xdi_parallel_detach(p);
+    if (p->experts) xdi_parallel_free(p->experts);
+    xdi_parallel_free(p);
+}
+
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
-    return parallel->bytes;
+    xd_parallel_bytes out = parallel->bytes;
+    if (!parallel->experts) return out;
+    const xd_parallel_bytes *experts = &parallel->experts->bytes;
+    out.values += experts->values;
+    out.gradients += experts->gradients;
+    out.gathered += experts->gathered;
+    out.whole_gradients += experts->whole_gradients;
+    out.host += experts->host;
+    return out;
 }
 
 /* ---- lists ---- */
@@ -294,7 +328,8 @@ static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64
     return XD_OK;
 }
 
-XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *of, const xd_weight *w) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
     return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
 }
@@ -304,7 +339,8 @@ static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
     return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
 }
 
-XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece) {
+XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *of, const xd_weight *w, xd_bucket_piece *piece) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     xd_param out = xdi_weight_param(w);
     memset(piece, 0, sizeof *piece);
     (void)xdi_flat_piece(p, w, piece);
@@ -345,7 +381,8 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weight *w) {
+    const xd_parallel *p = xdi_parallel_of(of, w);
     xd_tensor_part out;
     xd_bucket_piece piece;
     const int64_t most = xdi_weight_true_count(w);
@@ -385,8 +422,12 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_te
 
 /* ---- the ends of a step ---- */
 
+static bool xdi_parallel_has_open(const xd_parallel *p) {
+    return p->open > 0 || (p->experts && p->experts->open > 0);
+}
+
 static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *call) {
-    for (const xd_block *b = &p->model->root; b && p->open > 0; b = xdi_block_after(b))
+    for (const xd_block *b = &p->model->root; b && xdi_parallel_has_open(p); b = xdi_block_after(b))
         if (b->open > 0)
             return XD_FAIL(p->ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
     return XD_OK;
@@ -400,14 +441,14 @@ static bool xdi_block_trains(const xd_block *b) {
 }
 
 static xd_result xdi_parallel_check_step(const xd_parallel *p) {
-    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    const int64_t leaves = xdi_parallel_passes(p);
     XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
                "a step of %lld leaves was reduced already: xd_parallel_publish ends it", (long long)p->total);
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b), XD_ERROR_STATE,
-                   "block \"%.80s\" has had backward passes of %lld leaves, not of %lld", b->name,
-                   (long long)b->leaf, (long long)leaves);
+        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != p->of_experts,
+                   XD_ERROR_STATE, "block \"%.80s\" has had backward passes of %lld leaves, not of %lld",
+                   b->name, (long long)b->leaf, (long long)leaves);
     return XD_OK;
 }
 
@@ -434,34 +475,47 @@ static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreemen
     return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
 }
 
-/* Under DDP each rank opens blocks in an order of its own. */
+/* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is told to all. */
 static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
     xdi_agreement step;
-    step.mine = xdi_parallel_check_step(p);
+    step.mine = p->experts ? xdi_parallel_agree_step(p->experts) : XD_OK;
+    if (step.mine == XD_OK) step.mine = xdi_parallel_check_step(p);
     step.hash = p->sharded ? p->signature : 0;
     step.what = NULL;
     step.order = p;
     return xdi_parallel_agree(p, step);
 }
 
-static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
-    XD_TRY(xdi_parallel_agree_step(p));
+static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
     xdi_parallel_drop_ahead(p);
     XD_TRY(xdi_parallel_land_values(p));
     return xdi_gradient_reduce(p);
 }
 
+static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+    XD_TRY(xdi_parallel_agree_step(p));
+    if (p->experts) XD_TRY(xdi_parallel_reduce_own(p->experts));
+    return xdi_parallel_reduce_own(p);
+}
+
+static void xdi_parallel_reset(xd_parallel *p) {
+    if (p->experts) xdi_gradient_reset(p->experts);
+    xdi_gradient_reset(p);
+}
+
 XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
     const xd_result result = xdi_parallel_reduce_agreed(p);
-    if (result != XD_OK && !p->reduced) xdi_gradient_reset(p);
+    if (result != XD_OK && !p->reduced) xdi_parallel_reset(p);
     p->reduced = p->reduced || result == XD_OK;
+    if (p->experts) p->experts->reduced = p->reduced;
     return result;
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
     XD_TRY(xdi_parallel_renew_values(p));
-    xdi_gradient_reset(p);
+    xdi_parallel_reset(p);
     return XD_OK;
 }
 
@@ -469,14 +523,15 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
 static bool xdi_parallel_has_sent(const xd_parallel *p) {
     bool sent = p->launched > 0;
     for (int64_t i = 0; i < p->bucket_count; i++) sent = sent || p->buckets[i].sending.open;
-    return sent && p->reductions;
+    return (sent && p->reductions) || (p->experts && xdi_parallel_has_sent(p->experts));
 }
 
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
-    if (p->open == 0 && !xdi_parallel_has_sent(p)) xdi_gradient_reset(p);
+    if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
+    if (p->experts) xdi_parallel_drop_step(p->experts);
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->open = 0;
     for (int64_t i = 0; i < p->unit_count; i++) p->units[i].open = 0;
     p->open = 0;
@@ -490,7 +545,7 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 static bool xdi_parallel_is_within(const xd_parallel *p) {
     bool within = p->reduced;
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || p->buckets[i].place;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
     return within;
 }
 
@@ -512,7 +567,9 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
     return xdi_parallel_check_closed(p, "xd_parallel_thaw");
 }
 
-XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
+XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
+    xd_parallel *p =
+        parallel->experts && xdi_parallel_of(parallel, weight)->of_experts ? parallel->experts : parallel;
     xdi_agreement thaw;
     thaw.mine = xdi_parallel_may_thaw(p, weight);
     thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
@@ -529,6 +586,9 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *p, xd_weight *weight) {
 static xd_result xdi_parallel_check_push(const xd_parallel *p) {
     XD_REQUIRE(p->ctx, !p->sharded, XD_ERROR_UNSUPPORTED,
                "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
+    XD_REQUIRE(p->ctx, !p->experts, XD_ERROR_UNSUPPORTED,
+               "leaves of experts, %lld in a step on this rank, come from brackets",
+               (long long)xd_parallel_expert_leaves(p).own);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];
         XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
@@ -547,7 +607,7 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
         const xd_weight *w = p->model->weights[i];
         void *place = NULL;
         if (w->owner != w || !xdi_weight_is_trained(w)) continue;
-        XD_TRY(xdi_gradient_place(p, w, &place));
+        XD_TRY(xdi_gradient_place(p, w, 0, &place));
         XD_TRY(xdi_gradient_add(p, w, place));
     }
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));

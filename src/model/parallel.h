@@ -25,6 +25,24 @@
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
+ * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
+ * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
+ * that group, the others over all data ranks, under one wrapper with one list of parameters; a norm over the data ranks
+ * counts each of them once.
+ *
+ *     data rank                0    1    2    3         rank r is member r % 2 of group r / 2
+ *     holds of 4 experts      0,1  2,3  0,1  2,3        0 and 2 sum experts 0 and 1
+ *     leaves of round k        a    b    c    d         rank 1 gets tokens of a, then of b: its expert leaves 2 k and 2 k + 1
+ *
+ * Tokens come to an expert from the leaves of all members of its group, and what they add to its gradient belongs to the leaf
+ * that they came from. So a block of experts is opened once for each member's leaf: its backward of pass.leaf = k * members + j is for the tokens
+ * of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf is that leaf's number in
+ * the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the block is opened as on the ranks that
+ * have some. An expert's gradient is then the sum over all leaves along the same tree as any other, and INVARIANT mode has the
+ * bits of one rank that holds all experts. There it takes room for each member's leaves: where leaves are dealt (FSDP), so many whole
+ * gradients of a unit in its backward; else a stack for each member, and the nodes of all (xd_plan_memory tells). All blocks
+ * of experts end a round before one of them begins the next.
+ *
  * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
  * has one gradient, to which its uses add in the order of the caller's passes.
  *
@@ -44,6 +62,14 @@ typedef struct xd_gradient_divisors {
                     * what a rank sends. 0 -> 1 */
     double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
+
+/* The ranks that hold the same experts (weights with the trait `expert`). Zero where a model has none, and on a single data rank. */
+typedef struct xd_expert_ranks {
+    xd_comm *
+        data; /* those among the data ranks: N / members of them, number r / members for data rank r. Must outlive the wrapper */
+    xd_comm *replicas; /* those at the same place in other groups, where the wrapper has replicas */
+    xd_queue *gathers, *reductions; /* as those of the wrapper, over `data`; NULL -> none */
+} xd_expert_ranks;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
@@ -68,6 +94,7 @@ typedef struct xd_ddp_desc {
     xd_comm *
         replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
                         * steps all weights among its own ranks. NULL -> there is one group */
+    xd_expert_ranks experts;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -106,6 +133,10 @@ typedef struct xd_fsdp_desc {
      * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
+    /* Units of experts are gathered by their own ranks; reshard_ranks other than 1 is 0 for them, and they are gathered ahead only
+     * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of experts before
+     * those of another one of its level */
+    xd_expert_ranks experts;
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -119,9 +150,10 @@ typedef struct xd_fsdp_desc {
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
  * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
- * positive inverse in F32), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of
- * weights over data ranks), UNSUPPORTED (experts; in INVARIANT mode: replicas, and leaves of a group that are no power of two),
- * MEMORY. */
+ * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
+ * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
+ * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
+ * weights of experts and others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -150,6 +182,12 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
  * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
 
+/* The same of blocks of experts: what `own` of them bring here are leaves of all members of this rank's group; for each of the `opened`,
+ * members times as many as the most that a rank has in turns, its blocks are opened, also under DDP. All 0 without experts. And the
+ * number in the whole step of the k-th that is opened, of member k % members; -1 where that member has none, and beyond them. Local. */
+XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel);
+XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k);
+
 /* This rank's parts of all weights, as optimizers, norms and averages take them, and as parts of whole tensors for files. Entry
  * i of both is the same part; every rank has the same names in the same order, with a count of 0 where it holds nothing. Pointers
  * live as long as the wrapper; gradients are those of the last xd_parallel_reduce. The order is that of xd_model_params;
@@ -167,14 +205,14 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
  * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
  * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
  *
- * Collective over data and replicas, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
+ * Collective over data and replicas, of an expert's weight over its own, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
  * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
  * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
- * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP). */
+ * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
@@ -188,8 +226,8 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, taken when the
- * model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, and one for
+ * experts, taken when the model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
 typedef struct xd_parallel_bytes {
     size_t
         values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */

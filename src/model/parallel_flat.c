@@ -58,6 +58,8 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
     flat->buckets = buckets;
     for (int64_t i = 0; i < flat->bucket_count; i++) {
         buckets[i].flat = flat;
+        buckets[i].places = p->places + (&buckets[i] - p->buckets) * p->members;
+        if (p->lanes) buckets[i].lanes = p->lanes + (&buckets[i] - p->buckets) * p->members;
         const xd_interval part = xd_bucket_plan_shard(flat->plan, i, p->rank);
         buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
         buckets[i].kept = part.end - part.begin;
@@ -67,10 +69,23 @@ static void xdi_flat_list_buckets(const xd_parallel *p, xdi_flat *flat, xdi_buck
 XD_PRIVATE void xdi_parallel_count_blocks(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count; i++) p->buckets[i].blocks = 0;
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count; i++) {
+        for (int64_t i = 0; i < b->count && b->expert == p->of_experts; i++) {
             xdi_bucket *bucket = xdi_block_bucket(p, b, i);
             if (bucket) bucket->blocks++;
         }
+}
+
+/* Lists of the leaves that are formed at once, of their stacks, and of what each stack has of a sum. */
+static xd_result xdi_parallel_list_places(xd_parallel *p) {
+    const size_t members = (size_t)p->members, all = ((size_t)p->bucket_count + 1) * members;
+    const bool lanes = xdi_parallel_has_lanes(p);
+    p->places = (float **)xd_allocate(p->ctx, all * sizeof(float *));
+    p->forests = (const void **)xd_allocate(p->ctx, members * sizeof(const void *));
+    p->forest_leaves = (xd_leaves *)xd_allocate(p->ctx, members * sizeof *p->forest_leaves);
+    if (lanes) p->lanes = (xd_leaf_stack **)xd_allocate(p->ctx, all * sizeof(xd_leaf_stack *));
+    XD_REQUIRE(p->ctx, p->places && p->forests && p->forest_leaves && (p->lanes || !lanes), XD_ERROR_MEMORY,
+               "no room for leaves of %d members in %lld buckets", p->members, (long long)p->bucket_count);
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
@@ -83,6 +98,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     p->counts = (int64_t *)xd_allocate(p->ctx, (size_t)p->ranks * sizeof *p->counts);
     XD_REQUIRE(p->ctx, p->buckets && p->counts, XD_ERROR_MEMORY, "no room for %lld buckets",
                (long long)p->bucket_count);
+    XD_TRY(xdi_parallel_list_places(p));
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat_list_buckets(p, &p->flats[i], p->buckets + at);
         at += p->flats[i].bucket_count;
@@ -137,7 +153,8 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
             (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
-        if (flat->trained && p->dealt && xdi_parallel_assembles(p)) unit->gradient_count += (int64_t)numel;
+        if (flat->trained && xdi_gradient_is_sent(p))
+            unit->gradient_count += (int64_t)numel * xdi_gradient_levels(p);
     }
     unit->gathered_bytes = arena.used;
     for (int i = 0; i < unit->slot_count; i++)
@@ -150,6 +167,7 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p) {
     xd_leaves leaves = p->leaves;
     if (p->dealt) {
         leaves.first = 0;
+        if (xdi_gradient_is_sent(p)) leaves.count /= p->members; /* those of a round are one */
         leaves.total = leaves.count;
     } else if (!p->invariant) {
         leaves.first = 0;
@@ -176,21 +194,44 @@ static bool xdi_flat_is_finished(const xdi_flat *flat) {
     return some;
 }
 
+/* A stack, and the memory of its nodes. */
+static xd_result xdi_bucket_take_stack(xd_parallel *p, xd_leaf_stack_desc *d, xdi_room *room,
+                                       xd_leaf_stack **out) {
+    size_t *bytes = &p->bytes.gradients;
+    d->memory_bytes = xd_leaf_stack_bytes(d);
+    d->memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d->memory_bytes, 1, bytes)
+                         : xdi_parallel_take(&room->device, (int64_t)d->memory_bytes, 1, bytes);
+    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
+}
+
+/* A stack for each member's leaves, and room for their nodes as one stack would have them. */
+static xd_result xdi_bucket_take_lanes(xd_parallel *p, xdi_bucket *b, xd_leaf_stack_desc *d, xdi_room *room) {
+    const int64_t nodes = xd_leaves_nodes(d->leaves.first, d->leaves.count);
+    for (int i = 0; i < p->members; i++) {
+        const xd_interval row = xdi_parallel_row(p, i);
+        d->leaves.first = row.begin;
+        d->leaves.count = row.end - row.begin;
+        XD_TRY(xdi_bucket_take_stack(p, d, room, &b->lanes[i]));
+    }
+    b->joined =
+        (float *)xdi_parallel_take(&room->device, nodes * d->elements, sizeof(float), &p->bytes.gradients);
+    return XD_OK;
+}
+
 static xd_result xdi_bucket_take(xd_parallel *p, const xdi_flat *flat, xdi_bucket *b, xdi_room *room) {
-    const bool in_place = xdi_bucket_sums_in_place(p, flat);
     size_t *bytes = &p->bytes.gradients;
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = xdi_bucket_leaves(p);
     d.elements = p->dealt ? b->kept : b->buffer.end - b->buffer.begin;
-    d.memory_bytes = xd_leaf_stack_bytes(&d);
-    d.memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d.memory_bytes, 1, bytes)
-                        : xdi_parallel_take(&room->device, (int64_t)d.memory_bytes, 1, bytes);
-    b->sum =
-        in_place ? (float *)d.memory : (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
+    XD_TRY(b->lanes ? xdi_bucket_take_lanes(p, b, &d, room) : xdi_bucket_take_stack(p, &d, room, &b->stack));
+    if (xdi_bucket_sums_in_place(p, flat))
+        b->sum = b->lanes ? b->joined : (float *)d.memory;
+    else
+        b->sum = (float *)xdi_parallel_keep(p, room, b->kept, sizeof(float), bytes);
     if (p->offloaded && (p->replica_count > 1 || !p->dealt || xdi_flat_is_finished(flat)))
         b->landed = (float *)xdi_parallel_take(&room->device, b->kept, sizeof(float), bytes);
-    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, &d, &b->stack) : XD_OK;
+    return XD_OK;
 }
 
 /* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
@@ -326,10 +367,11 @@ static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
-        if (weight->owner != weight) continue;
+        if (weight->owner != weight || !xdi_parallel_has(p, weight)) continue;
         XD_TRY(weight->flat->whole ? xdi_flat_keep_whole(p, weight) : xdi_flat_keep_part(p, weight));
     }
-    for (int64_t i = 0; i < p->model->weight_count; i++) p->model->weights[i]->owner->ready = true;
+    for (int64_t i = 0; i < p->model->weight_count; i++)
+        if (xdi_parallel_has(p, p->model->weights[i])) p->model->weights[i]->owner->ready = true;
     return xdi_parallel_convert_values(p);
 }
 

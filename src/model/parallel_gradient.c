@@ -13,7 +13,7 @@
 #include <string.h>
 
 XD_PRIVATE bool xdi_parallel_owns(const xd_parallel *p, int64_t leaf) {
-    return leaf < p->leaves.count;
+    return xdi_parallel_number(p, leaf) >= 0;
 }
 
 /* ---- factors ---- */
@@ -98,28 +98,42 @@ static xd_result xdi_unit_take_sum(xd_parallel *p, struct xdi_unit *unit) {
     return XD_OK;
 }
 
-static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b) {
-    const xd_launch launch = xd_ctx_launch(p->ctx);
-    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
-    struct xdi_unit *unit = b->flat->unit;
-    if (p->dealt && xdi_parallel_assembles(p)) {
+/* The place of a leaf in memory of the unit's whole gradient, which a round of leaves keeps until it is sent. */
+static xd_result xdi_gradient_begin_sent(xd_parallel *p, xdi_bucket *b, int member) {
+    const xdi_flat *flat = b->flat;
+    struct xdi_unit *unit = flat->unit;
+    if (!xdi_bucket_is_forming(p, b)) {
         XD_TRY(xdi_gradient_land(p, b)); /* of the leaf before */
         if (!unit->sum) XD_TRY(xdi_unit_take_sum(p, unit));
         unit->forming++;
-        b->place = unit->sum->memory + b->flat->place + b->buffer.begin;
-    } else
-        XD_TRY(xd_leaf_stack_next(b->stack, &b->place));
-    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->place, 0, bytes);
+    }
+    b->places[member] =
+        unit->sum->memory + flat->place + member * xd_bucket_plan_numel(flat->plan) + b->buffer.begin;
+    return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, void **out) {
+/* Where leaves of members come in turn and wait, each member's have a stack. */
+static xd_leaf_stack *xdi_gradient_stack(const xdi_bucket *b, int member) {
+    return b->lanes ? b->lanes[member] : b->stack;
+}
+
+static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
+    XD_TRY(xdi_gradient_is_sent(p) ? xdi_gradient_begin_sent(p, b, member)
+                                   : xd_leaf_stack_next(xdi_gradient_stack(b, member), &b->places[member]));
+    return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
+}
+
+XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out) {
     const xd_weight *owner = weight->owner;
+    const int member = xdi_gradient_member(p, leaf);
     xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
-    if (!b->place) XD_TRY(xdi_gradient_begin(p, b));
-    *out =
-        b->place + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin - b->buffer.begin;
+    if (!b->places[member]) XD_TRY(xdi_gradient_begin(p, b, member));
+    *out = b->places[member] + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin -
+           b->buffer.begin;
     return XD_OK;
 }
 
@@ -184,7 +198,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *l
 /* The nodes that wait here, where no other rank has any for this sum. */
 static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
     const xd_leaves leaves = xdi_bucket_leaves(p);
-    const void *forest = xd_leaf_stack_forest(b->stack);
+    const void *forest = b->lanes ? b->joined : xd_leaf_stack_forest(b->stack);
     if (xd_leaves_nodes(leaves.first, leaves.count) == 1) return XD_OK;
     return xd_reduce_leaves(p->home, b->sum, &forest, &leaves, 1, b->kept, b->kept, XD_DTYPE_F32, XD_SUM);
 }
@@ -193,7 +207,9 @@ static xd_result xdi_gradient_fold(xd_parallel *p, xdi_bucket *b) {
 static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
-    xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->landed ? b->landed : b->sum);
+    XD_TRY(xdi_lanes_join(p, b));
+    xd_collective c = xdi_gradient_sum(b->lanes ? b->joined : xd_leaf_stack_forest(b->stack),
+                                       b->landed ? b->landed : b->sum);
     if (p->invariant) c.leaves = p->leaves;
     XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
@@ -218,7 +234,7 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b,
 
 /* Whether nothing is to be added any more. */
 static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
-    return b->blocks == 0 || b->leaf == p->leaves.count;
+    return b->blocks == 0 || b->leaf == xdi_parallel_passes(p);
 }
 
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
@@ -226,7 +242,7 @@ static bool xdi_bucket_is_formed(const xd_parallel *p, const xdi_bucket *b) {
 static xd_result xdi_gradient_launch(xd_parallel *p, xdi_bucket *b) {
     if (p->sharded) {
         const bool waits = p->dealt && p->reductions; /* for parts that are under way */
-        return b->leaf == p->most && !waits ? xdi_gradient_join(p, b) : XD_OK;
+        return b->leaf == xdi_parallel_passes(p) && !waits ? xdi_gradient_join(p, b) : XD_OK;
     }
     while (p->reductions && !p->late && p->launched < p->bucket_count &&
            xdi_bucket_is_formed(p, &p->buckets[p->launched]))
@@ -239,21 +255,42 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
     for (int i = 0; i < count; i++) sharded = sharded || (parallels[i] && parallels[i]->sharded);
     for (int i = 0; i < count; i++) {
         xd_parallel *p = parallels[i];
-        if (p) p->late = sharded && !p->sharded && p->leaves.total % p->ranks != 0;
+        if (!p) continue;
+        p->late = sharded && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
+        if (p->experts) p->experts->late = p->late;
     }
 }
 
-/* The last block has added to the leaf. */
+/* Whether more leaves are added to the same place: outside of INVARIANT mode those of this rank, unless they are sent. */
+static bool xdi_gradient_waits(const xd_parallel *p, const xdi_bucket *b) {
+    const bool more = b->leaf < (p->of_experts ? xdi_parallel_passes(p) : p->leaves.count);
+    return !p->invariant && !p->dealt && more;
+}
+
+/* The leaf of a member that a stack takes. */
+static xd_result xdi_gradient_push(xdi_bucket *b, int member) {
+    float *place = b->places[member];
+    b->places[member] = NULL;
+    return place ? xd_leaf_stack_push(xdi_gradient_stack(b, member), place) : XD_OK;
+}
+
+static xd_result xdi_gradient_send_round(xd_parallel *p, xdi_bucket *b) {
+    const float *whole = b->places[0];
+    XD_TRY(xdi_round_join(p, b));
+    for (int i = 0; i < p->members; i++) b->places[i] = NULL;
+    return xdi_gradient_send(p, b, whole);
+}
+
+/* The last block has added to the leaf, or to those of a round. */
 static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
-    const int64_t leaf = b->leaf++;
-    const bool waits = !p->dealt && !p->invariant && leaf + 1 < p->leaves.count;
-    float *place = b->place;
+    const int64_t elements = b->buffer.end - b->buffer.begin;
+    b->leaf += p->members;
     b->done = 0;
-    if (xdi_parallel_owns(p, leaf) && !waits) {
-        b->place = NULL;
-        XD_TRY(xdi_gradient_scale(p->ctx, place, b->buffer.end - b->buffer.begin, p->before));
-        XD_TRY(p->dealt && xdi_parallel_assembles(p) ? xdi_gradient_send(p, b, place)
-                                                     : xd_leaf_stack_push(b->stack, place));
+    if (xdi_bucket_is_forming(p, b) && !xdi_gradient_waits(p, b)) {
+        for (int i = 0; i < p->members; i++)
+            if (b->places[i]) XD_TRY(xdi_gradient_scale(p->ctx, b->places[i], elements, p->before));
+        if (xdi_gradient_is_sent(p)) XD_TRY(xdi_gradient_send_round(p, b));
+        for (int i = 0; i < p->members; i++) XD_TRY(xdi_gradient_push(b, i));
     }
     return xdi_gradient_launch(p, b);
 }
@@ -262,7 +299,7 @@ XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
     for (int64_t i = 0; i < block->count; i++) {
         xdi_bucket *b = xdi_block_bucket(p, block, i);
-        if (b && ++b->done == b->blocks) XD_TRY(xdi_gradient_close(p, b));
+        if (b && ++b->done == b->blocks * p->members) XD_TRY(xdi_gradient_close(p, b));
     }
     return XD_OK;
 }
@@ -295,13 +332,14 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_reset(p->lanes[i]);
     xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
         xdi_bucket *b = &p->buckets[i];
         (void)xdi_flight_land(p->reductions, &b->sending);
         xd_leaf_stack_reset(b->stack);
         b->done = b->leaf = 0;
-        b->place = NULL;
+        for (int m = 0; m < p->members; m++) b->places[m] = NULL;
         b->reduced = false;
     }
     for (int64_t i = 0; i < p->unit_count; i++) {

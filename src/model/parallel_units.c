@@ -16,18 +16,21 @@ static bool xdi_unit_is(const xd_parallel *p, const xd_fsdp_desc *d, const xd_bl
 
 /* Units in the order of their blocks, so that those around one come before it. */
 static xd_result xdi_parallel_find_units(xd_parallel *p, const xd_fsdp_desc *d) {
+    const int kind = p->of_experts;
     int64_t count = 0;
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) count += xdi_unit_is(p, d, b);
     p->units = (struct xdi_unit *)xd_allocate(p->ctx, (size_t)count * sizeof *p->units);
     XD_REQUIRE(p->ctx, p->units, XD_ERROR_MEMORY, "no room for %lld units", (long long)count);
     for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
-        struct xdi_unit *around = b->parent ? b->parent->unit : NULL;
-        b->unit = around;
+        const struct xdi_unit *around = b->parent ? b->parent->units[kind] : NULL;
+        struct xdi_unit *unit = &p->units[p->unit_count];
+        b->units[kind] = b->parent ? b->parent->units[kind] : NULL;
         if (!xdi_unit_is(p, d, b)) continue;
-        b->unit = &p->units[p->unit_count++];
-        b->unit->block = b;
-        b->unit->level = around ? around->level + 1 : 0;
-        if (b->unit->level >= p->level_count) p->level_count = b->unit->level + 1;
+        b->units[kind] = unit;
+        p->unit_count++;
+        unit->block = b;
+        unit->level = around ? around->level + 1 : 0;
+        if (unit->level >= p->level_count) p->level_count = unit->level + 1;
     }
     return XD_OK;
 }
@@ -39,13 +42,12 @@ static bool xdi_dtype_trains(xd_dtype dtype) {
 static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight *w) {
     const xd_weight *owner = w->owner;
     const xd_weight_desc *d = &owner->desc;
-    XD_REQUIRE(p->ctx, owner->block->unit == w->block->unit, XD_ERROR_STATE,
+    const struct xdi_unit *unit = xdi_block_unit(w->block), *other = xdi_block_unit(owner->block);
+    XD_REQUIRE(p->ctx, other == unit, XD_ERROR_STATE,
                "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
-               w->name, w->block->unit->block->name, owner->name, owner->block->unit->block->name);
+               w->name, unit->block->name, owner->name, other->block->name);
     XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole", owner->name);
-    XD_REQUIRE(p->ctx, !d->traits.expert, XD_ERROR_UNSUPPORTED,
-               "weight \"%.80s\" is an expert's, which needs a data group of its own", owner->name);
     XD_REQUIRE(
         p->ctx,
         !xdi_weight_is_trained(owner) || (xdi_dtype_trains(d->dtype) && d->gradient_dtype == XD_DTYPE_F32),
@@ -82,6 +84,10 @@ static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_wei
            xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }
 
+static bool xdi_unit_has(const xd_parallel *p, const struct xdi_unit *unit, const xd_weight *w) {
+    return xdi_parallel_has(p, w) && xdi_block_unit(w->block) == unit;
+}
+
 /* A buffer for this weight and all after it that fit to it; *at: where its list begins, and ends afterwards. */
 static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index, int64_t *at) {
     xdi_flat *flat = &p->flats[p->flat_count++];
@@ -89,7 +95,7 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     if (!unit->flats) unit->flats = flat;
     unit->flat_count++;
     flat->unit = unit;
-    flat->weights = p->members + *at;
+    flat->weights = p->weights + *at;
     flat->dtype = first->desc.dtype;
     flat->sent_dtype = xdi_weight_sent_dtype(p, first);
     flat->view_dtype = xdi_weight_view_dtype(p, first);
@@ -97,10 +103,10 @@ static void xdi_flat_begin(xd_parallel *p, struct xdi_unit *unit, int64_t index,
     flat->whole = !p->sharded || first->desc.buffer;
     for (int64_t i = index; i < p->model->weight_count; i++) {
         xd_weight *w = p->model->weights[i];
-        if (w->owner != w || w->flat || w->block->unit != unit || !xdi_flat_fits(p, first, w)) continue;
+        if (w->owner != w || w->flat || !xdi_unit_has(p, unit, w) || !xdi_flat_fits(p, first, w)) continue;
         w->flat = flat;
         w->flat_index = flat->count++;
-        p->members[(*at)++] = w;
+        p->weights[(*at)++] = w;
     }
 }
 
@@ -108,19 +114,21 @@ XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d) 
     const int64_t n = p->model->weight_count;
     int64_t at = 0;
     XD_TRY(xdi_parallel_find_units(p, d));
-    for (int64_t i = 0; i < n; i++) XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
+    for (int64_t i = 0; i < n; i++)
+        if (xdi_parallel_has(p, p->model->weights[i]))
+            XD_TRY(xdi_parallel_check_weight(p, p->model->weights[i]));
     p->flats = (xdi_flat *)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof *p->flats);
-    p->members = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
+    p->weights = (xd_weight **)xd_allocate(p->ctx, ((size_t)n + 1) * sizeof(xd_weight *));
     const size_t slots = (size_t)p->unit_count + (size_t)p->level_count * (size_t)p->prefetch;
     p->slots = (xdi_unit_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
     p->sums = (xdi_gradient_slot *)xd_allocate(p->ctx, (size_t)p->level_count * 2 * sizeof *p->sums);
-    XD_REQUIRE(p->ctx, p->flats && p->members && p->slots && p->sums, XD_ERROR_MEMORY,
+    XD_REQUIRE(p->ctx, p->flats && p->weights && p->slots && p->sums, XD_ERROR_MEMORY,
                "no room for %lld weights", (long long)n);
     xdi_parallel_deal_slots(p);
     for (int64_t u = 0; u < p->unit_count; u++)
         for (int64_t i = 0; i < n; i++) {
             const xd_weight *w = p->model->weights[i];
-            if (w->owner == w && !w->flat && w->block->unit == &p->units[u])
+            if (w->owner == w && !w->flat && xdi_unit_has(p, &p->units[u], w))
                 xdi_flat_begin(p, &p->units[u], i, &at);
         }
     return XD_OK;

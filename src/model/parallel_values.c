@@ -184,18 +184,21 @@ XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool b
 
 /* ---- what the caller sees ---- */
 
+/* NULL where a unit has no elements, and so no slot. */
 static void *xdi_flat_shown(const xd_parallel *p, const xdi_flat *flat) {
-    unsigned char *slot = flat->unit->slot ? flat->unit->slot->memory : NULL;
+    const bool converts = flat->view_dtype != flat->sent_dtype;
     if (flat->whole) return flat->shown;
-    if (flat->view_dtype != flat->sent_dtype) return slot + flat->view_slot;
-    return xdi_parallel_assembles(p) ? slot + flat->slot : (unsigned char *)flat->sent;
+    if (!converts && !xdi_parallel_assembles(p)) return flat->sent;
+    if (!flat->unit->slot) return NULL;
+    return flat->unit->slot->memory + (converts ? flat->view_slot : flat->slot);
 }
 
 XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner) {
     const xdi_flat *flat = owner->flat;
     if (!p || (flat->whole && !flat->shown)) return owner->value;
     const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
-    return (unsigned char *)xdi_flat_shown(p, flat) + (size_t)place.begin * xd_dtype_size(flat->view_dtype);
+    unsigned char *shown = (unsigned char *)xdi_flat_shown(p, flat);
+    return shown ? shown + (size_t)place.begin * xd_dtype_size(flat->view_dtype) : NULL;
 }
 
 /* ---- after values have changed ---- */

@@ -8,10 +8,10 @@
 /* ---- brackets ---- */
 
 static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
-    const xd_parallel *p = b->model->parallel;
+    const xd_parallel *p = xdi_block_parallel(b);
     xd_ctx *ctx = b->model->ctx;
     XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
-    const int64_t leaves = p->sharded ? p->most : p->leaves.count;
+    const int64_t leaves = xdi_parallel_passes(p);
     XD_REQUIRE(ctx, !p->reduced, XD_ERROR_STATE,
                "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
                b->name);
@@ -44,13 +44,13 @@ static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
 /* What a block's entries of the model's lists show. */
 static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
     xd_model *model = b->model;
-    xd_parallel *p = model->parallel;
+    xd_parallel *p = xdi_block_parallel(b);
     const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
     for (int64_t i = b->first; i < b->first + b->count; i++) {
         xdi_bucket *bucket = p ? xdi_flat_bucket(model->weights[i]->owner) : NULL;
         if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
         model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
-        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], &model->gradients[i]));
+        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], pass.leaf, &model->gradients[i]));
     }
     view->count = b->count;
     view->values = model->values + b->first;
@@ -67,13 +67,13 @@ XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view)
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
     XD_TRY(xdi_block_check(block, pass));
-    if (p) XD_TRY(xdi_unit_open(p, block->unit, pass.kind == XD_PASS_BACKWARD));
+    if (p) XD_TRY(xdi_unit_open(p, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
-        if (p) block->unit->open--;
+        if (p) xdi_block_unit(block)->open--;
         return result;
     }
     if (p) xdi_order_add(p, block, pass, false);
@@ -84,7 +84,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 }
 
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
     pass.kind = XD_PASS_BACKWARD;
     pass.leaf = leaf;
@@ -92,20 +92,20 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
     XD_TRY(xdi_block_check(block, pass));
     for (int64_t i = 0; i < block->count && xdi_parallel_owns(p, leaf); i++) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
-        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], &place));
+        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], leaf, &place));
     }
     xdi_order_add(p, block, pass, true);
     return xdi_gradient_finish(p, block);
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
-    xd_parallel *p = block->model->parallel;
+    xd_parallel *p = xdi_block_parallel(block);
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
                block->name);
     const xd_pass pass = block->passes[--block->open];
     if (!p) return XD_OK;
     p->open--;
-    block->unit->open--;
+    xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
     return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
 }

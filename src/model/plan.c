@@ -68,9 +68,12 @@ static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *
 static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
                                   xd_memory_plan *out) {
     xdi_room room;
+    XD_TRY(xdi_experts_place(p, settings, d->expert_ranks ? d->expert_ranks : p->ranks));
     XD_TRY(xdi_parallel_lay(p, settings));
+    XD_TRY(xdi_experts_lay(p, settings));
     XD_TRY(xdi_parallel_measure(p, &room));
-    out->wrapper = p->bytes;
+    if (p->experts) XD_TRY(xdi_parallel_measure(p->experts, &room));
+    out->wrapper = xd_parallel_memory(p);
     xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)p->model->weight_count);

@@ -21,6 +21,7 @@ typedef struct xd_memory_plan_desc {
     const xd_pipeline_run_desc *
         pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
     int pipeline_rank;
+    int expert_ranks; /* data ranks of a group that hold the same experts, of a model with some; 0 -> all of them */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
@@ -39,7 +40,7 @@ typedef struct xd_memory_plan {
  *   rank    of ranks * groups, numbered group after group
  *
  * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create, xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
+ * xd_ddp_create, xd_fsdp_create (of its groups for experts only `gathers` and `reductions` are read), xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
  * there is not), STATE. *out is untouched then. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);

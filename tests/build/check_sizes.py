@@ -52,10 +52,10 @@ COUNTS_LEFT_OUT = {
         xd_pipeline_desc.layer_count xd_pipeline_desc.ranks xd_pipeline_desc.virtual_stages xd_pipeline_place(rank)
         xd_pipeline_place(virtual_stage) xd_precision.keep_count xd_stage_hooks.count xd_stages.count""",
     "tests/test_wrap_errors.c makes those wrong that can be; any other leaf is -1": """xd_ddp_desc.leaves xd_fsdp_desc.leaves
-        xd_block_skip(leaf) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_leaf(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
+        xd_block_skip(leaf) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_leaf(k) xd_parallel_expert_leaf(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
         xd_pass.leaf""",
     "tests/test_plan.c makes those wrong that can be": """xd_memory_plan_desc.average_count xd_memory_plan_desc.groups
-        xd_memory_plan_desc.ranks xd_memory_plan_desc.pipeline_rank xd_plan_memory(rank)""",
+        xd_memory_plan_desc.ranks xd_memory_plan_desc.pipeline_rank xd_memory_plan_desc.expert_ranks xd_plan_memory(rank)""",
     "tests/test_pipeline_table.c and test_pipeline_errors.c make those wrong that can be": """xd_pipeline_schedule.group
         xd_pipeline_schedule.micro_batches xd_pipeline_schedule.ranks xd_pipeline_schedule.virtual_stages xd_pipeline_run_desc.ndim
         xd_pipeline_run_desc.value_count xd_pipeline_table(capacity) xd_pipeline_measure(rank) xd_pipeline_bytes(rank)

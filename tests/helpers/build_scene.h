@@ -54,10 +54,11 @@ static void build_layer(const build_scene *s, xd_model *model, int64_t number) {
     d.room = 2;
     if (s->tables) CHECK(xd_weight_add(block, &d, NULL) == XD_OK);
     if (!s->expert) return;
-    snprintf(name, sizeof name, "experts.%d", xd_comm_rank(xd_grid_groups(s->grid)->ep));
+    snprintf(name, sizeof name, "%d", xd_comm_rank(xd_grid_groups(s->grid)->ep));
     xd_weight_desc e = { .name = name, .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 4 } };
     e.traits.expert = true;
     e.init = (xd_init){ XD_INIT_NORMAL, 0.0f, 0.5f };
+    CHECK(xd_block_add(block, &(xd_block_desc){ .name = "experts", .type = "experts" }, &block) == XD_OK);
     CHECK(xd_weight_add(block, &e, NULL) == XD_OK);
 }
 

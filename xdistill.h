@@ -938,6 +938,11 @@ typedef struct xd_collective {
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
+    /* [size] or NULL, on all ranks or on none: the leaves of every rank, where all ranks know them beforehand, because they have
+     * agreed on a plan. Entry `rank` is what `leaves` says, and together they are [0, total) in rank order. Then a transport that
+     * compares nothing need not ask for them: a sum over leaves takes no round of its own (xd_nccl_desc.compare,
+     * xd_mpi_desc.compare). Bits are the same. NULL -> ranks tell each other */
+    const xd_leaves *known_leaves;
 } xd_collective;
 
 /* What one handle has moved so far. */
@@ -1358,7 +1363,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
  *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
- * - The record and its arrays of counts and displacements are copied by xd_queue_start. The buffers they point to are the
+ * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point to are the
  *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
  * - The deadline of a record counts from when the queue begins to run it, not from its start.
  * - A record that every rank refuses (ARGUMENT, DTYPE, MISMATCH and so on; a rank whose own arguments are right gets PEER) fails at
@@ -1409,7 +1414,7 @@ typedef struct xd_queue_facts {
  *
  * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
  * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
- * host memory only. Collective over comm. Memory: capacity records with 4 counts a rank each, for a worker a context and a
+ * host memory only. Collective over comm. Memory: capacity records with 7 numbers a rank each, for a worker a context and a
  * handle on the group, for a stream an event a record; nothing later.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
  * (no stream or event); as for every collective, one rank's error is PEER on the others. */
@@ -11176,7 +11181,9 @@ typedef struct xd_message {
 typedef struct xd_transport_ops {
     const char *name;
     /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. A transport that
+     * does not compare a call gives each rank this one's record, the sum over all ranks of `layout` being 0, with the leaves that
+     * next->known_leaves has; without these, a sum over leaves is always compared. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
@@ -26749,10 +26756,11 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 struct xd_comm {
     xd_ctx *ctx;
     xd_transport *transport;
-    xd_control *all;  /* [size], the records of the call in progress */
-    uint64_t *values; /* [size], scratch of the comparison */
-    int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
+    xd_control *all;     /* [size], the records of the call in progress */
+    uint64_t *values;    /* [size], scratch of the comparison */
+    int *members;        /* [size], scratch of split */
+    int64_t *counts;     /* [size], scratch of gathers of equal blocks */
+    xd_leaves *one_each; /* [size], a leaf a rank */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
@@ -26882,6 +26890,9 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
 
 /* threads.c: the failure that broke the world; XD_OK while it is whole. */
 XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
+
+/* collective.c: [size], one leaf of each rank, for sums in rank order in every mode: xd_collective.known_leaves. */
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm);
 
 /* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
 XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);
@@ -27036,6 +27047,35 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     return XD_OK;
 }
 
+/* What is known of all ranks' leaves: together they are [0, total), and this rank's are those that it passes. */
+static xd_result xdi_comm_validate_known(const xd_comm *comm, const xd_collective *c) {
+    const char *kind = xdi_comm_kind((uint64_t)c->kind);
+    const int n = comm->transport->size, rank = comm->transport->rank;
+    const xd_leaves *known = c->known_leaves, *l = &c->leaves;
+    int64_t end = 0;
+    if (!known) return XD_OK;
+    XD_REQUIRE(comm->ctx,
+               known[rank].first == l->first && known[rank].count == l->count &&
+                   known[rank].total == l->total,
+               XD_ERROR_ARGUMENT,
+               "%s: rank %d has leaves [%" PRId64 ", +%" PRId64 ") of %" PRId64 ", and [%" PRId64
+               ", +%" PRId64 ") of %" PRId64 " are known of it",
+               kind, comm->transport->world_ranks[rank], l->first, l->count, l->total, known[rank].first,
+               known[rank].count, known[rank].total);
+    for (int r = 0; r < n; end += known[r++].count)
+        XD_REQUIRE(comm->ctx,
+                   known[r].total == l->total && known[r].first == end && known[r].count >= 0 &&
+                       known[r].count <= l->total - end,
+                   XD_ERROR_ARGUMENT,
+                   "%s: known leaves of rank %d are [%" PRId64 ", +%" PRId64 ") of %" PRId64
+                   ", after %" PRId64 " of %" PRId64,
+                   kind, comm->transport->world_ranks[r], known[r].first, known[r].count, known[r].total, end,
+                   l->total);
+    XD_REQUIRE(comm->ctx, end == l->total, XD_ERROR_ARGUMENT,
+               "%s: known leaves of %d ranks are %" PRId64 " of %" PRId64, kind, n, end, l->total);
+    return XD_OK;
+}
+
 static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_collective *c) {
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -27045,6 +27085,7 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     XD_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
+    XD_TRY(xdi_comm_validate_known(comm, c));
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
         XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
@@ -27158,6 +27199,8 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int64_t *shared = xdi_comm_shared_counts(c);
     uint64_t layout = (uint64_t)c->leaves.total;
     for (int r = 0; shared && r < n; r++) layout = xdi_comm_mix(layout + 1) + xdi_comm_hash(0, r, shared[r]);
+    for (int r = 0; c->known_leaves && r < n; r++)
+        layout = xdi_comm_mix(layout + 2) + xdi_comm_hash(1, r, c->known_leaves[r].first);
     if (c->kind == XD_COLLECTIVE_ALL_TO_ALL)
         for (int r = 0; r < n; r++)
             layout += xdi_comm_hash(rank, r, c->send_counts[r]) - xdi_comm_hash(r, rank, c->recv_counts[r]);
@@ -27288,19 +27331,31 @@ XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t secon
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
+/* A round in which ranks compare one number of their records. */
+static xd_result xdi_comm_explain(xd_comm *comm, const char *kind, const char *name, int64_t number,
+                                  double deadline) {
+    XD_TRY(xdi_comm_tell(comm, (uint64_t)number, 0, deadline));
+    for (int r = 0; r < comm->transport->size; r++) comm->values[r] = comm->all[r].count;
+    return xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name);
+}
+
 /* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
     const int n = comm->transport->size;
     const int64_t *shared = xdi_comm_shared_counts(c);
-    for (int k = 0; k <= n; k++) {
-        if (k < n && !shared) continue;
-        char name[32];
-        snprintf(name, sizeof name, k < n ? "counts[%d] =" : "leaves.total", k);
-        XD_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
-        for (int r = 0; r < n; r++) comm->values[r] = comm->all[r].count;
-        XD_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
+    const xd_leaves *known = c->known_leaves;
+    char name[40];
+    for (int k = 0; shared && k < n; k++) {
+        snprintf(name, sizeof name, "counts[%d] =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, shared[k], deadline));
+    }
+    XD_TRY(xdi_comm_explain(comm, kind, "leaves.total", c->leaves.total, deadline));
+    XD_TRY(xdi_comm_explain(comm, kind, "known leaves of so many ranks:", known ? n : 0, deadline));
+    for (int k = 0; known && k < n; k++) {
+        snprintf(name, sizeof name, "known_leaves[%d].first =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, known[k].first, deadline));
     }
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
@@ -27642,7 +27697,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 
 XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine) {
     xd_collective c = *collective;
-    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
+    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves), c.known_leaves = NULL;
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
     if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
@@ -27819,18 +27874,29 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
     comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
-    if (!comm->all || !comm->values || !comm->members || !comm->counts) {
+    comm->one_each = (xd_leaves *)xd_allocate(ctx, n * sizeof *comm->one_each);
+    if (!comm->all || !comm->values || !comm->members || !comm->counts || !comm->one_each) {
         xd_comm_destroy(comm);
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
+    for (int r = 0; r < transport->size; r++) {
+        comm->one_each[r].first = r;
+        comm->one_each[r].count = 1;
+        comm->one_each[r].total = transport->size;
+    }
     *out = comm;
     return XD_OK;
+}
+
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
+    return comm->one_each;
 }
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
+    xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
     xd_release(comm->ctx, comm->values);
@@ -32124,14 +32190,14 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 #include <pthread.h>
 #include <string.h>
 
-enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 7 };
 
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
     xd_collective record;        /* its arrays lie in `counts` */
     xdi_queue_messages messages; /* instead of a record; without any in it: a record */
-    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size]: four of counts, and one of leaves */
     void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
@@ -32242,6 +32308,10 @@ static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd
     xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
     xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
     xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+    if (!record->known_leaves) return;
+    xd_leaves *leaves = (xd_leaves *)(void *)(slot->counts + 4 * n);
+    memcpy(leaves, record->known_leaves, (size_t)n * sizeof *leaves);
+    slot->record.known_leaves = leaves;
 }
 
 static xd_result xdi_queue_check(const xd_queue *queue) {
@@ -40237,12 +40307,14 @@ struct xd_parallel {
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
     int64_t sum_count;
-    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
-    int prefetch;                    /* units that are gathered ahead */
-    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
-    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                 /* [ranks] scratch */
+    xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
+    int prefetch;                   /* units that are gathered ahead */
+    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
+    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;                /* [ranks] scratch */
+    xd_leaves
+        *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
@@ -42563,6 +42635,13 @@ static xd_collective xdi_gradient_sum(const float *from, float *to) {
     return c;
 }
 
+/* In INVARIANT mode: the leaves behind a sum, `known` being those of all its ranks. */
+static void xdi_gradient_know(const xd_parallel *p, xd_collective *sum, const xd_leaves *known, int rank) {
+    if (!p->invariant) return;
+    sum->leaves = known[rank];
+    sum->known_leaves = known;
+}
+
 /* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
 static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_collective *sum) {
     xd_collective c = *sum;
@@ -42585,11 +42664,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *l
     else
         XD_TRY(xd_leaf_stack_next(b->stack, &next));
     xd_collective c = xdi_gradient_sum(leaf, next);
-    if (p->invariant) {
-        c.leaves.first = p->rank;
-        c.leaves.count = 1;
-        c.leaves.total = p->ranks;
-    }
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(xdi_gradient_collect(p, b, &c));
     unit->forming--;
     unit->sending++;
@@ -42611,7 +42686,7 @@ static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     if (b->reduced || b->blocks == 0) return XD_OK;
     XD_TRY(xdi_gradient_land(p, b));
     xd_collective c = xdi_gradient_sum(xd_leaf_stack_forest(b->stack), b->landed ? b->landed : b->sum);
-    if (p->invariant) c.leaves = p->leaves;
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
@@ -42623,11 +42698,7 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b,
     if (!p->replicas) return XD_OK;
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
     c.count = b->kept;
-    if (p->invariant) {
-        c.leaves.first = p->replica;
-        c.leaves.count = 1;
-        c.leaves.total = p->replica_count;
-    }
+    xdi_gradient_know(p, &c, p->known + p->ranks, p->replica);
     return xd_collective_run(p->replicas, &c);
 }
 
@@ -42799,6 +42870,23 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
     return XD_OK;
 }
 
+/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each dealt leaf has a sum
+ * of its own, and those over the groups. */
+static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
+    const int n = p->ranks, groups = p->replica_count;
+    p->known = (xd_leaves *)xd_allocate(p->ctx, ((size_t)n + (size_t)groups) * sizeof *p->known);
+    XD_REQUIRE(p->ctx, p->known, XD_ERROR_MEMORY, "no room for the leaves of %d data ranks and %d groups", n,
+               groups);
+    for (int r = 0; r < n + groups; r++) {
+        const bool in_rows = r < n && !p->dealt;
+        xd_leaves *known = &p->known[r];
+        known->first = in_rows ? p->leaves.total * r / n : r < n ? r : r - n;
+        known->count = in_rows ? p->leaves.total * (r + 1) / n - known->first : 1;
+        known->total = in_rows ? p->leaves.total : r < n ? n : groups;
+    }
+    return XD_OK;
+}
+
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     xd_parallel_leaf_count out;
     out.own = p->leaves.count;
@@ -42844,6 +42932,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
+    hash = xd_hash(hash, p->known, ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -42885,6 +42974,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
@@ -43034,9 +43124,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = {
-        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
-    };
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members,
+                             p->slots, p->sums,  p->counts,  p->known };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -46017,9 +46106,8 @@ static xd_result xdi_finish_all_reduce(xd_comm *comm, float *data, int64_t count
     c.send = c.recv = data;
     c.count = count;
     c.dtype = XD_DTYPE_F32;
-    c.leaves.first = xd_comm_rank(comm);
-    c.leaves.count = 1;
-    c.leaves.total = xd_comm_size(comm);
+    c.known_leaves = xdi_comm_one_each(comm);
+    c.leaves = c.known_leaves[xd_comm_rank(comm)];
     return xd_collective_run(comm, &c);
 }
 
@@ -77773,4 +77861,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7631d0d8bd6aebf3db26fb62282d5a467f163f63cfe87da9e7d6958cc6d29d3f */
+/* xdistill sha256 ec12c1913c364afa8f26ae887ee17ebd760afff78e43a64a33540a4eb463fd79 */

@@ -79,8 +79,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * Comparing the ranks' arguments takes a network round trip. The host waits for it, and so for the group's
  * earlier collectives, but not for kernels launched after them. For calls that are not compared, the call only
  * starts work, ranks whose arguments differ hang until the next deadline, and either all ranks or none must
- * pass displacements. Barriers, splits, agreements and sums over leaves are always compared; sends and receives
- * when compare is 0.
+ * pass displacements. Barriers, splits, agreements and sums over leaves that are not known beforehand
+ * (xd_collective.known_leaves) are always compared; sends and receives when compare is 0.
  *
  * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
  * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
@@ -1167,7 +1167,7 @@ static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_coll
     const bool moves =
         mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
     if (!moves) return true;
-    return t->calls++ < t->world->compare || (next && next->leaves.total);
+    return t->calls++ < t->world->compare || (next && next->leaves.total && !next->known_leaves);
 }
 
 static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
@@ -1189,6 +1189,9 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     for (int r = 0; r < n; r++) {
         all[r] = *mine;
         all[r].layout = 0; /* those of an all_to_all add up to zero */
+        if (!next || !next->known_leaves) continue;
+        all[r].extra = (uint64_t)next->known_leaves[r].first;
+        all[r].leaves = (uint64_t)next->known_leaves[r].count;
     }
     return XD_OK;
 }
@@ -1322,12 +1325,14 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
 
-/* Reads every rank's leaves from the control records; returns the elements of each node in a tile. */
+/* Reads every rank's leaves from the control records, unless they are known; returns the elements of each node in a tile. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
     int64_t nodes = 0;
     memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
     for (int r = 0; r < t->base.size; r++) {
-        if (c->leaves.total) { /* else the records may be those of an earlier call */
+        if (c->known_leaves) {
+            t->leaves[r] = c->known_leaves[r];
+        } else if (c->leaves.total) { /* else the records may be those of an earlier call */
             t->leaves[r].first = (int64_t)t->records[r].extra;
             t->leaves[r].count = (int64_t)t->records[r].leaves;
             t->leaves[r].total = c->leaves.total;

@@ -429,6 +429,42 @@ static xd_result steady_rank(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
+/* The caller's table is another one while a worker sums. */
+static xd_result known_rank(xd_comm *world, void *argument) {
+    const xd_queue_desc d = { XD_QUEUE_WORKER, 1 };
+    const int n = xd_comm_size(world);
+    xd_queue *queue = NULL;
+    xd_leaves known[4];
+    float sum = 1.0f;
+    (void)argument;
+    for (int r = 0; r < n; r++) known[r] = (xd_leaves){ r, 1, n };
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = c.recv = &sum;
+    c.count = 1;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves = known[xd_comm_rank(world)];
+    c.known_leaves = known;
+    XD_TRY(xd_queue_create(world, &d, &queue));
+    xd_result result = xd_barrier(world);
+    for (int k = 0; k < 20 && result == XD_OK; k++) {
+        xd_ticket ticket;
+        for (int r = 0; r < n; r++) known[r] = (xd_leaves){ r, 1, n };
+        result = xd_queue_start(queue, &c, &ticket);
+        for (int r = 0; r < n; r++) known[r] = (xd_leaves){ -1, 7, -3 };
+        if (result == XD_OK) result = xd_queue_wait(queue, ticket);
+    }
+    CHECK(sum == (float)(1 << 20) * (float)(1 << 20)); /* times four, twenty times */
+    xd_queue_destroy(queue);
+    return result;
+}
+
+XD_TEST(known_leaves_are_copied_by_a_start) {
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(4, &desc, known_rank, NULL, NULL), XD_OK);
+}
+
 XD_TEST(starts_and_waits_allocate_nothing) {
     const xd_ctx_desc d = { .allocator = { scarce, give_back, NULL } };
     for (int f = 0; f < 2; f++) {

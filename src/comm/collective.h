@@ -68,6 +68,11 @@ typedef struct xd_collective {
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
+    /* [size] or NULL, on all ranks or on none: the leaves of every rank, where all ranks know them beforehand, because they have
+     * agreed on a plan. Entry `rank` is what `leaves` says, and together they are [0, total) in rank order. Then a transport that
+     * compares nothing need not ask for them: a sum over leaves takes no round of its own (xd_nccl_desc.compare,
+     * xd_mpi_desc.compare). Bits are the same. NULL -> ranks tell each other */
+    const xd_leaves *known_leaves;
 } xd_collective;
 
 /* What one handle has moved so far. */

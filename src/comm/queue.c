@@ -8,14 +8,14 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 7 };
 
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
     xd_collective record;        /* its arrays lie in `counts` */
     xdi_queue_messages messages; /* instead of a record; without any in it: a record */
-    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size]: four of counts, and one of leaves */
     void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
@@ -126,6 +126,10 @@ static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd
     xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
     xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
     xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+    if (!record->known_leaves) return;
+    xd_leaves *leaves = (xd_leaves *)(void *)(slot->counts + 4 * n);
+    memcpy(leaves, record->known_leaves, (size_t)n * sizeof *leaves);
+    slot->record.known_leaves = leaves;
 }
 
 static xd_result xdi_queue_check(const xd_queue *queue) {

@@ -38,7 +38,9 @@ typedef struct xd_message {
 typedef struct xd_transport_ops {
     const char *name;
     /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. A transport that
+     * does not compare a call gives each rank this one's record, the sum over all ranks of `layout` being 0, with the leaves that
+     * next->known_leaves has; without these, a sum over leaves is always compared. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before

@@ -336,12 +336,14 @@ struct xd_parallel {
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
     int64_t sum_count;
-    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
-    int prefetch;                    /* units that are gathered ahead */
-    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
-    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                 /* [ranks] scratch */
+    xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
+    int prefetch;                   /* units that are gathered ahead */
+    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
+    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;                /* [ranks] scratch */
+    xd_leaves
+        *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */

@@ -33,6 +33,23 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
     return XD_OK;
 }
 
+/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each dealt leaf has a sum
+ * of its own, and those over the groups. */
+static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
+    const int n = p->ranks, groups = p->replica_count;
+    p->known = (xd_leaves *)xd_allocate(p->ctx, ((size_t)n + (size_t)groups) * sizeof *p->known);
+    XD_REQUIRE(p->ctx, p->known, XD_ERROR_MEMORY, "no room for the leaves of %d data ranks and %d groups", n,
+               groups);
+    for (int r = 0; r < n + groups; r++) {
+        const bool in_rows = r < n && !p->dealt;
+        xd_leaves *known = &p->known[r];
+        known->first = in_rows ? p->leaves.total * r / n : r < n ? r : r - n;
+        known->count = in_rows ? p->leaves.total * (r + 1) / n - known->first : 1;
+        known->total = in_rows ? p->leaves.total : r < n ? n : groups;
+    }
+    return XD_OK;
+}
+
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     xd_parallel_leaf_count out;
     out.own = p->leaves.count;
@@ -78,6 +95,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
+    hash = xd_hash(hash, p->known, ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -119,6 +137,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
@@ -268,9 +287,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
     if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = {
-        p->units, p->flats, p->buckets, (void *)p->members, p->slots, p->sums, p->counts
-    };
+    void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members,
+                             p->slots, p->sums,  p->counts,  p->known };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }

@@ -29,6 +29,16 @@ static xd_result create_noted(xd_ctx *ctx, xd_transport *transport, xd_comm **ou
     return xd_comm_create(ctx, transport, out);
 }
 
+/* Rounds of control records of this rank: for each of them the host waits. */
+static thread_local int rounds;
+
+static ncclResult_t gather_noted(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                 cudaStream_t stream) {
+    rounds += count == sizeof(xd_control) && type == ncclUint8;
+    return ncclAllGather(send, recv, count, type, comm, stream);
+}
+
+#    define ncclAllGather gather_noted
 #    define ncclCommInitRankConfig join_noted
 #    define xd_comm_create create_noted
 #    define XDISTILL_IMPLEMENTATION
@@ -353,6 +363,145 @@ XD_TEST(calls_that_are_not_compared_neither_wait_nor_allocate) {
     World world;
     world.desc.compare = -1;
     compare(&world, run_sealed);
+}
+
+/* Sums over two leaves a rank, whole and in parts; the forest is one node. */
+static void sum_known(Member *m) {
+    xd_leaves known[RANKS];
+    int64_t counts[RANKS];
+    Buffer forest(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    Buffer part(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    xd_collective c = {};
+    c.send = forest.at();
+    c.recv = part.at();
+    c.send_counts = counts;
+    c.dtype = XD_DTYPE_F32;
+    c.known_leaves = known;
+    for (int r = 0; r < RANKS; r++) {
+        known[r] = { 2 * r, 2, 2 * RANKS };
+        counts[r] = ELEMENTS / RANKS;
+    }
+    c.leaves = known[m->rank];
+    m->world->meet();
+    if (m->rank == 0) seal();
+    m->world->meet();
+    const int before = rounds;
+    c.kind = XD_COLLECTIVE_REDUCE_SCATTER;
+    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.count = ELEMENTS;
+    c.recv = forest.at();
+    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    CHECK_EQ_INT(rounds - before, 0);
+    m->world->meet();
+    if (m->rank == 0) unseal();
+    m->world->meet();
+    part.keep();
+    forest.keep();
+}
+
+XD_TEST(sums_over_known_leaves_that_are_not_compared_neither_wait_nor_allocate) {
+    World world;
+    world.reduction = XD_REDUCTION_INVARIANT;
+    world.desc.compare = -1;
+    compare(&world, sum_known);
+    World small;
+    small.reduction = XD_REDUCTION_INVARIANT;
+    small.desc.compare = -1;
+    small.desc.staging_bytes = 4000;
+    compare(&small, sum_known);
+}
+
+/* ---- wrapped models ---- */
+
+enum { BLOCKS = 3, WEIGHT = 700, LEAVES = 6 };
+static bool is_sharded, in_rows;
+
+static xd_model *make_model(xd_ctx *ctx) {
+    xd_model *model = nullptr;
+    xd_model_desc desc = {};
+    CHECK(xd_model_create(ctx, &desc, &model) == XD_OK);
+    for (int i = 0; i < BLOCKS; i++) {
+        xd_block *block = xd_model_root(model);
+        const std::string name = "layer" + std::to_string(i);
+        xd_block_desc layer = {};
+        layer.name = name.c_str();
+        layer.unit = XD_UNIT_ALWAYS;
+        if (i > 0) CHECK(xd_block_add(block, &layer, &block) == XD_OK);
+        xd_weight_desc d = {};
+        d.name = "w";
+        d.dtype = XD_DTYPE_F32;
+        d.ndim = 1;
+        d.shape[0] = WEIGHT;
+        CHECK(xd_weight_add(block, &d, nullptr) == XD_OK);
+    }
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+/* Gradients of one leaf, each layer inside of the root. */
+static void back_through(Member *m, xd_model *model, xd_parallel *parallel, int64_t k) {
+    xd_block *blocks[BLOCKS] = { xd_model_root(model), xd_model_find_block(model, "layer1"),
+                                 xd_model_find_block(model, "layer2") };
+    for (int i = 0; i < BLOCKS; i++) {
+        xd_block_view view;
+        const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+        CHECK(xd_block_begin(blocks[i], pass, &view) == XD_OK);
+        Random random(1 + (uint64_t)(10 * xd_parallel_leaf(parallel, k) + i));
+        const std::vector<unsigned char> bytes = elements(XD_DTYPE_F32, WEIGHT, &random, false);
+        if (m->world->on_device) {
+            CHECK(cudaMemcpyAsync(view.gradients[0], bytes.data(), bytes.size(), cudaMemcpyHostToDevice,
+                                  m->stream) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(m->stream) == cudaSuccess);
+        } else {
+            memcpy(view.gradients[0], bytes.data(), bytes.size());
+        }
+        if (i > 0) CHECK(xd_block_end(blocks[i]) == XD_OK);
+    }
+    CHECK(xd_block_end(blocks[0]) == XD_OK);
+}
+
+/* A step: what waits for all ranks' records is the end of it alone, however many leaves and buckets there are. */
+static void step_wrapped(Member *m) {
+    xd_model *model = make_model(m->ctx);
+    xd_parallel *parallel = nullptr;
+    xd_ddp_desc ddp = {};
+    xd_fsdp_desc fsdp = {};
+    ddp.leaves = fsdp.leaves = LEAVES;
+    ddp.bucket_size = WEIGHT;
+    fsdp.accumulate_whole = in_rows;
+    CHECK((is_sharded ? xd_fsdp_create(model, m->comm, &fsdp, &parallel)
+                      : xd_ddp_create(model, m->comm, &ddp, &parallel)) == XD_OK);
+    for (int step = 0; step < 2; step++) {
+        xd_param params[BLOCKS];
+        int64_t count = 0;
+        const int before = rounds;
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++) back_through(m, model, parallel, k);
+        CHECK(xd_parallel_reduce(parallel) == XD_OK);
+        CHECK_EQ_INT(rounds - before, 0);
+        CHECK(xd_parallel_params(parallel, BLOCKS, params, &count) == XD_OK && count == BLOCKS);
+        for (int i = 0; i < BLOCKS; i++) {
+            std::vector<unsigned char> sum((size_t)params[i].count * sizeof(float));
+            CHECK(xd_read(m->ctx, sum.data(), params[i].gradient, sum.size()) == XD_OK);
+            std::vector<unsigned char> &log = m->world->log[m->rank];
+            log.insert(log.end(), sum.begin(), sum.end());
+        }
+        CHECK(xd_parallel_publish(parallel) == XD_OK);
+        CHECK_EQ_INT(rounds - before, m->world->on_device ? 1 : 0);
+    }
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+}
+
+XD_TEST(a_wrapped_step_waits_for_no_records_of_its_sums) {
+    for (int kind = 0; kind < 3; kind++) {
+        World world;
+        is_sharded = kind > 0;
+        in_rows = kind > 1;
+        world.reduction = XD_REDUCTION_INVARIANT;
+        world.desc.compare = -1;
+        compare(&world, step_wrapped);
+    }
 }
 
 /* ---- what goes wrong ---- */

@@ -1414,11 +1414,16 @@ typedef struct xd_queue_facts {
  *
  * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
  * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
- * host memory only. Collective over comm. Memory: capacity records with 7 numbers a rank each, for a worker a context and a
+ * host memory only. Collective over comm. Memory: what xd_queue_bytes says: capacity records with 7 numbers a rank each, for a worker a context and a
  * handle on the group, for a stream an event a record; nothing later.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
  * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
+
+/* What xd_queue_create would take on this rank: a worker's context and handle on the group too, with what the transport makes for it
+ * (the ranks of a world of threads share what rank 0 takes). Of an AUTO desc that of the form that would be taken. Streams and events
+ * are the device's own. Local, allocates nothing. Errors: ARGUMENT (form, capacity). */
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out);
 
 /* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
  * itself does wrong is told by its wait.
@@ -5600,6 +5605,9 @@ typedef struct xd_memory_plan {
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
     xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
+    /* As xd_queue_bytes, of the queues that the descs of the wrapper and the pipeline name, each once: those of the ranks
+     * that are there, whatever `ranks` is. */
+    xd_memory_bytes queues;
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -11216,6 +11224,9 @@ typedef struct xd_transport_ops {
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
+    /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
+     * nothing. NULL: nobody knows. Local. */
+    size_t (*fork_bytes)(const xd_transport *transport);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -11957,6 +11968,9 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
+
+/* context.c: bytes of a context with one thread and this room (xdi_ctx_make), before it has scratch memory. */
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room);
 
 /* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
  * context caches what is returned to it, so that repeated calls allocate nothing. */
@@ -12908,6 +12922,10 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {
+    return sizeof(xd_ctx) + room;
 }
 
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
@@ -26870,6 +26888,12 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
+
+/* queue.c: as xd_queue_bytes, of a queue that is there. */
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
@@ -27858,6 +27882,19 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+static size_t xdi_comm_handle_bytes(int size) {
+    const xd_comm *comm = NULL;
+    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
+                                          sizeof *comm->counts + sizeof *comm->one_each);
+}
+
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
+    const xd_transport *t = comm->transport;
+    const size_t bytes = t->ops->fork && t->ops->fork_bytes ? t->ops->fork_bytes(t) : 0;
+    const bool is_unknown = t->ops->fork && !t->ops->fork_bytes;
+    return bytes > 0 || is_unknown ? bytes + xdi_comm_handle_bytes(t->size) : 0;
+}
+
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
@@ -28057,6 +28094,10 @@ static xd_result xdi_self_fork(xd_transport *transport, xd_ctx *ctx, double dead
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+static size_t xdi_self_fork_bytes(const xd_transport *transport) {
+    return sizeof *transport;
+}
+
 static void xdi_self_abort(xd_transport *transport) {
     (void)transport;
 }
@@ -28075,7 +28116,8 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                true,
                                                NULL,
                                                xdi_self_fork,
-                                               NULL };
+                                               NULL,
+                                               xdi_self_fork_bytes };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -28782,6 +28824,17 @@ static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double d
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+/* A handle; the first rank makes the group. */
+static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
+    const xdi_threads *t = (const xdi_threads *)transport;
+    const xdi_threads_group *g = t->group;
+    const size_t n = (size_t)transport->size;
+    const size_t handle = sizeof *t + n * (sizeof *t->pieces + sizeof *t->leaves);
+    if (transport->rank > 0) return handle;
+    return handle + sizeof *g + n * (sizeof *g->world_ranks + sizeof *g->slots) +
+           n * n * (2 * sizeof *g->offsets + sizeof *g->mail);
+}
+
 static void xdi_threads_abort(xd_transport *transport) {
     xdi_threads *t = (xdi_threads *)transport;
     xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
@@ -28809,7 +28862,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   true,
                                                   NULL,
                                                   xdi_threads_fork,
-                                                  xdi_threads_exchange };
+                                                  xdi_threads_exchange,
+                                                  xdi_threads_fork_bytes };
 
 /* ---- memory that a group shares ---- */
 
@@ -30899,6 +30953,15 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
     return XD_OK;
 }
 
+/* A handle and what it knows of its slots. What processes share is the system's. */
+static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    const size_t n = (size_t)transport->size;
+    return sizeof *t + sizeof *t->slots +
+           n * (sizeof *t->world_ranks + sizeof *t->places + sizeof *t->begins + sizeof *t->counts +
+                sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
     xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
@@ -30917,7 +30980,7 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
 static const xd_transport_ops xdi_processes_ops = {
     "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
     xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
+    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_fork_bytes
 };
 
 /* A handle without a region, of the job's ranks in their order. */
@@ -32558,6 +32621,31 @@ static xd_result xdi_queue_hire(xd_queue *queue) {
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);
     return result;
+}
+
+/* Of a queue with or without a worker. */
+static xd_memory_bytes xdi_queue_memory_of(const xd_comm *comm, int capacity, bool worker) {
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_memory_bytes bytes;
+    bytes.device = 0;
+    bytes.host = sizeof(xd_queue) + slots * (sizeof(xdi_queue_slot) + sizeof(int) + arrays * sizeof(int64_t));
+    if (worker) bytes.host += xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm);
+    return bytes;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
+    return xdi_queue_memory_of(queue->comm, queue->capacity, queue->ctx != NULL);
+}
+
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    xd_queue_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    XD_TRY(xdi_queue_validate(xd_comm_ctx(comm), &d));
+    *out = xdi_queue_memory_of(comm, d.capacity,
+                               xdi_queue_wants_worker(comm, d.form) && xdi_comm_fork_bytes(comm) > 0);
+    return XD_OK;
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
@@ -43488,6 +43576,24 @@ static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, 
     return result;
 }
 
+static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fsdp_desc *wrapper) {
+    const xd_queue *queues[3];
+    xd_memory_bytes sum;
+    memset(&sum, 0, sizeof sum);
+    queues[0] = wrapper->gathers;
+    queues[1] = wrapper->reductions;
+    queues[2] = d->pipeline ? d->pipeline->sends : NULL;
+    for (int i = 0; i < 3; i++) {
+        bool is_new = queues[i] != NULL;
+        for (int k = 0; k < i; k++) is_new = is_new && queues[k] != queues[i];
+        if (!is_new) continue;
+        const xd_memory_bytes bytes = xdi_queue_memory(queues[i]);
+        sum.host += bytes.host;
+        sum.device += bytes.device;
+    }
+    return sum;
+}
+
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
     xd_memory_plan plan;
@@ -43504,6 +43610,7 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     xd_parallel_destroy(p);
     if (result == XD_OK && desc->pipeline)
         result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
+    plan.queues = xdi_plan_queues(desc, &settings);
     if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
@@ -43511,9 +43618,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 10 };
+enum { XDI_PLAN_COLUMNS = 11 };
 
-/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, queues, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -43524,7 +43631,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
                              plan->inputs.host + plan->inputs.device,
-                             plan->pipeline.host + plan->pipeline.device };
+                             plan->pipeline.host + plan->pipeline.device,
+                             plan->queues.host + plan->queues.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -43556,7 +43664,7 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
                    "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
-                   "averages       inputs     pipeline          all");
+                   "averages       inputs     pipeline       queues          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);
@@ -77861,4 +77969,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ec12c1913c364afa8f26ae887ee17ebd760afff78e43a64a33540a4eb463fd79 */
+/* xdistill sha256 693d042347c8516efc7f67609782d93d818ee2b10a42de9681e9fe62b9af7611 */

@@ -854,6 +854,19 @@ static xd_result xdi_mpi_fork(xd_transport *transport, xd_ctx *ctx, double deadl
                    (long long)t->world->staging_bytes);
 }
 
+static size_t xdi_mpi_fork_bytes(const xd_transport *transport) {
+    const xdi_mpi *t = (const xdi_mpi *)transport;
+    const size_t n = (size_t)transport->size;
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE || t->is_fork) return 0;
+    return sizeof *t + (size_t)t->world->staging_bytes +
+           n * (sizeof *t->world_ranks + sizeof *t->records + sizeof *t->flows + 2 * sizeof *t->requests +
+                2 * sizeof *t->statuses + 2 * sizeof *t->peers + 2 * sizeof *t->arrives +
+                2 * sizeof *t->lanes + sizeof *t->begins + sizeof *t->counts + sizeof *t->leaves +
+                sizeof *t->pieces);
+}
+
 static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
@@ -894,9 +907,10 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
-                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false,
-                                              xdi_mpi_fail,  xdi_mpi_fork,    xdi_mpi_messages };
+static const xd_transport_ops xdi_mpi_ops = {
+    "mpi",        xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort,    xdi_mpi_destroy,
+    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes
+};
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,

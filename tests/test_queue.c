@@ -2,6 +2,7 @@
  * and what is refused is refused on all ranks. Ranks are threads, and time is a counter of ours: no test sleeps. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "queue_bytes.h"
 #include "queue_program.h"
 
 #include <sched.h>
@@ -471,6 +472,18 @@ XD_TEST(starts_and_waits_allocate_nothing) {
         xd_queue_form form = forms[f];
         CHECK_EQ_INT(xd_run_threads(RANKS, &d, steady_rank, &form, NULL), XD_OK);
     }
+}
+
+XD_TEST(a_queue_takes_what_its_bytes_say) {
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL } };
+    for (int ranks = 1; ranks <= 5; ranks += 2)
+        CHECK_EQ_INT(xd_run_threads(ranks, &desc, queue_bytes_rank, NULL, NULL), XD_OK);
+    xd_ctx *ctx = NULL;
+    xd_comm *self = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+    CHECK_EQ_INT(queue_bytes_rank(self, NULL), XD_OK);
+    xd_comm_destroy(self);
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST_MAIN()

@@ -414,6 +414,19 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+static size_t xdi_comm_handle_bytes(int size) {
+    const xd_comm *comm = NULL;
+    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
+                                          sizeof *comm->counts + sizeof *comm->one_each);
+}
+
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
+    const xd_transport *t = comm->transport;
+    const size_t bytes = t->ops->fork && t->ops->fork_bytes ? t->ops->fork_bytes(t) : 0;
+    const bool is_unknown = t->ops->fork && !t->ops->fork_bytes;
+    return bytes > 0 || is_unknown ? bytes + xdi_comm_handle_bytes(t->size) : 0;
+}
+
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);

@@ -122,6 +122,12 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
+
+/* queue.c: as xd_queue_bytes, of a queue that is there. */
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 

@@ -378,6 +378,31 @@ static xd_result xdi_queue_hire(xd_queue *queue) {
     return result;
 }
 
+/* Of a queue with or without a worker. */
+static xd_memory_bytes xdi_queue_memory_of(const xd_comm *comm, int capacity, bool worker) {
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_memory_bytes bytes;
+    bytes.device = 0;
+    bytes.host = sizeof(xd_queue) + slots * (sizeof(xdi_queue_slot) + sizeof(int) + arrays * sizeof(int64_t));
+    if (worker) bytes.host += xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm);
+    return bytes;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
+    return xdi_queue_memory_of(queue->comm, queue->capacity, queue->ctx != NULL);
+}
+
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    xd_queue_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    XD_TRY(xdi_queue_validate(xd_comm_ctx(comm), &d));
+    *out = xdi_queue_memory_of(comm, d.capacity,
+                               xdi_queue_wants_worker(comm, d.form) && xdi_comm_fork_bytes(comm) > 0);
+    return XD_OK;
+}
+
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
     xd_queue_desc d;
     xd_queue *queue = NULL;

@@ -60,11 +60,16 @@ typedef struct xd_queue_facts {
  *
  * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
  * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
- * host memory only. Collective over comm. Memory: capacity records with 7 numbers a rank each, for a worker a context and a
+ * host memory only. Collective over comm. Memory: what xd_queue_bytes says: capacity records with 7 numbers a rank each, for a worker a context and a
  * handle on the group, for a stream an event a record; nothing later.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
  * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
+
+/* What xd_queue_create would take on this rank: a worker's context and handle on the group too, with what the transport makes for it
+ * (the ranks of a world of threads share what rank 0 takes). Of an AUTO desc that of the form that would be taken. Streams and events
+ * are the device's own. Local, allocates nothing. Errors: ARGUMENT (form, capacity). */
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out);
 
 /* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
  * itself does wrong is told by its wait.

@@ -73,6 +73,9 @@ typedef struct xd_transport_ops {
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
+    /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
+     * nothing. NULL: nobody knows. Local. */
+    size_t (*fork_bytes)(const xd_transport *transport);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

@@ -5001,7 +5001,8 @@ typedef struct xd_fsdp_desc {
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
      * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
-     * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
+     * work of the model's context was waited for: a copy may still read them before. Where the model's device offers page-locked memory,
+     * parts are kept in that, not in the allocator's of this context. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
 } xd_fsdp_desc;
@@ -5945,7 +5946,8 @@ XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_ne
  *   networks   [network_count], read during the call only
  *   out        destroy it with xd_checkpoint_saver_destroy before comm
  *
- * Collective. Memory: the bytes of the call above, in memory of the host, a context and a handle on the group. Errors, on every
+ * Collective. Memory: the bytes of the call above, in memory of the host (page-locked where the context's
+ * device offers it), a context and a handle on the group. Errors, on every
  * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER on the
  * others. */
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
@@ -11112,6 +11114,10 @@ typedef struct xd_device_ops {
      * needs none. What has been launched on it is completed even when it is destroyed; NULL is fine. */
     void *(*stream_create)(xd_ctx *ctx);
     void (*stream_destroy)(xd_ctx *ctx, void *stream);
+    /* Memory of the host that copies to and from the device reach directly (page-locked), for buffers that live long. NULL when
+     * there is none; the contents are undefined. On the CPU that of the context. NULL: not offered. */
+    void *(*host_allocate)(xd_ctx *ctx, size_t bytes);
+    void (*host_release)(xd_ctx *ctx, void *memory); /* no copy of it may be pending; NULL is fine */
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
@@ -14931,6 +14937,11 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
  * the largest element of each column over these rows. */
 XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                     int64_t columns, uint8_t *voters, float *maxima);
+
+/* kernels.c: page-locked memory of the host for copies to and from the context's device; NULL on a CPU, and where there is none.
+ * xdi_locked_give: NULL is fine. */
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
@@ -26588,6 +26599,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->memory.stream_create = xdi_cpu_stream_create;
     kernels->memory.stream_destroy = xdi_cpu_share_end;
+    kernels->memory.host_allocate = xd_allocate;
+    kernels->memory.host_release = xd_release;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
     kernels->xtoken = *xd_xtoken_kernels_cpu();
@@ -26709,6 +26722,20 @@ XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logi
     if (finite) return XD_OK;
     XD_TRY(rows->voters(launch, logits, mask, columns, voters));
     return rows->column_maxima(launch, logits, voters, columns, maxima);
+}
+
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU || !kernels->memory.host_allocate) return NULL;
+    void *memory = kernels->memory.host_allocate(ctx, bytes);
+    if (!memory)
+        xd_log(ctx, XD_LOG_WARN, "no %llu bytes of page-locked memory: copies take pageable memory instead",
+               (unsigned long long)bytes);
+    return memory;
+}
+
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory) {
+    if (memory) xd_ctx_kernels(ctx)->memory.host_release(ctx, memory);
 }
 
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
@@ -30978,8 +31005,8 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
+    "processes",         xdi_processes_control, xdi_processes_execute,  xdi_processes_split,
+    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,     false,
     xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_fork_bytes
 };
 
@@ -40410,6 +40437,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
+    void *locked; /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -40483,6 +40511,8 @@ XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
 /* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
 XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
+/* parallel_home.c: waits until no copy reads parts that are kept on the host. */
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
@@ -42125,12 +42155,17 @@ XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
     return xdi_parallel_lay_out(p, room);
 }
 
-/* Zeroed memory for what was measured: what is between weights stays 0. The arena is over it then. */
-static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
+static size_t xdi_parallel_room_bytes(const xd_arena *arena) {
+    return arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
+}
+
+/* Zeroed memory for what was measured, `given` or allocated: what is between weights stays 0. The arena is over it then. */
+static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void *given,
+                                       void **out) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
-    *out = memory->allocate(ctx, bytes);
+    const size_t bytes = xdi_parallel_room_bytes(arena);
+    *out = given ? given : memory->allocate(ctx, bytes);
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
@@ -42140,8 +42175,11 @@ static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_are
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     xdi_room room;
     XD_TRY(xdi_parallel_measure(p, &room));
-    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, &p->memory));
-    if (p->offloaded) XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, &p->home_memory));
+    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, NULL, &p->memory));
+    if (p->offloaded) {
+        p->locked = xdi_locked_take(p->ctx, xdi_parallel_room_bytes(&room.home));
+        XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, p->locked, &p->home_memory));
+    }
     return xdi_parallel_lay_out(p, &room);
 }
 
@@ -42566,6 +42604,7 @@ static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat)
 }
 
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
+    XD_TRY(xdi_parallel_let_go(p)); /* of what is overwritten here */
     for (int64_t i = 0; i < p->flat_count; i++) {
         const xdi_flat *flat = &p->flats[i];
         if (flat->shown)
@@ -42919,6 +42958,11 @@ XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, con
     return xd_ctx_kernels(p->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
 }
 
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    return p->offloaded ? xd_ctx_kernels(p->ctx)->memory.synchronize(&launch) : XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     if (bytes == 0) return XD_OK;
@@ -43210,7 +43254,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
+    xdi_locked_give(p->ctx, p->locked);
+    if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members,
                              p->slots, p->sums,  p->counts,  p->known };
@@ -49032,6 +49077,7 @@ struct xd_checkpoint_saver {
     xd_comm *runner; /* which carries saves out: comm, or its twin */
     xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
     unsigned char *stage;
+    void *locked; /* the same where it is page-locked memory; else NULL */
     size_t stage_bytes;
     void *kept; /* copies of what the desc points to */
     bool open;  /* between start and wait; the caller's alone */
@@ -49275,7 +49321,8 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
     pthread_cond_init(&s->finished, NULL);
     *out = s;
     s->stage_bytes = bytes;
-    s->stage = (unsigned char *)xd_allocate(ctx, bytes);
+    s->locked = xdi_locked_take(ctx, bytes);
+    s->stage = (unsigned char *)(s->locked ? s->locked : xd_allocate(ctx, bytes));
     XD_REQUIRE(ctx, s->stage, XD_ERROR_MEMORY, "no room for copies of %llu bytes", (unsigned long long)bytes);
     return XD_OK;
 }
@@ -49328,7 +49375,8 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
     pthread_cond_destroy(&s->finished);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
-    xd_release(ctx, s->stage);
+    xdi_locked_give(ctx, s->locked);
+    if (!s->locked) xd_release(ctx, s->stage);
     xd_release(ctx, s);
 }
 
@@ -77969,4 +78017,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 693d042347c8516efc7f67609782d93d818ee2b10a42de9681e9fe62b9af7611 */
+/* xdistill sha256 6fd2bbea0d1ce307890e97157da922e9e0a1ddb473434b43e2df4c0eaa535895 */

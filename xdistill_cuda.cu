@@ -532,6 +532,21 @@ static void xdi_cuda_stream_destroy(xd_ctx *ctx, void *stream) {
     if (stream && scope.result == XD_OK) cudaStreamDestroy((cudaStream_t)stream);
 }
 
+/* Portable: what is kept on the host may go to any GPU of the process. */
+static void *xdi_cuda_host_allocate(xd_ctx *ctx, size_t bytes) {
+    void *memory = NULL;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocPortable) == cudaSuccess) return memory;
+    cudaGetLastError(); /* a lack of memory is reported by NULL */
+    return NULL;
+}
+
+static void xdi_cuda_host_release(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (memory && scope.result == XD_OK) cudaFreeHost(memory);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
@@ -551,6 +566,8 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.share_close = xdi_cuda_share_close;
     memory.stream_create = xdi_cuda_stream_create;
     memory.stream_destroy = xdi_cuda_stream_destroy;
+    memory.host_allocate = xdi_cuda_host_allocate;
+    memory.host_release = xdi_cuda_host_release;
     return memory;
 }
 
@@ -9204,4 +9221,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 59325bb15e5613cf893549a51736273ad7f091335ed6f8a5c9c8041771b047c5 */
+/* xdistill sha256 b770b607e79509b7f6708233892336032ca6c6c9139e6a415f37aa447f3dfbe1 */

@@ -351,6 +351,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
+    void *locked;               /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -424,6 +425,8 @@ XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
 /* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
 XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
+/* parallel_home.c: waits until no copy reads parts that are kept on the host. */
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);

@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/mesh.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
@@ -285,7 +286,8 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
+    xdi_locked_give(p->ctx, p->locked);
+    if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = { p->units, p->flats, p->buckets, (void *)p->members,
                              p->slots, p->sums,  p->counts,  p->known };

@@ -974,12 +974,13 @@ XD_API void xd_comm_abort(xd_comm *comm);
 /* The same ranks, in the same order, for another context: a group whose calls work in the memory of `ctx` and report to it. What
  * ranks with a GPU do on the host goes over a group of a context without one: optimizers of parts that are kept there
  * (xd_fsdp_desc.host), checkpoints of them. It shares the fate of the world and nothing else, and is destroyed before it. On MPI
- * it is not split and not forked again.
+ * it is not split and not forked again. On NCCL calls of both come from one thread, in one order on all ranks; memory of the host
+ * passes through the GPU.
  *
  *   ctx   with the allocator and the reduction mode of the group's own; outlives *out. Another one, or the same
  *
  * Collective over comm. Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (the
- * transport cannot: NCCL), MEMORY, and those of xd_comm_split. */
+ * transport cannot: MPI below MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
 /* Returns on every rank after every rank has called. */
@@ -1016,8 +1017,9 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
  *             in their order. On a device all go to the stream of the first
  *
  * Returns when every message has been received or has failed; a failure of one does not stop the others, and the first in the
- * order of records is returned. Where the transport cannot hold several messages (NCCL) they go one after another in an order
- * that all ranks share, which cannot dead-lock as long as both ends of each are in an xd_exchange.
+ * order of records is returned. Over NCCL the k-th messages of all pairs of ranks go together, those from the lower rank of a
+ * pair first; where messages are not compared (xd_nccl_desc.compare) all go at once. That cannot dead-lock as long as both ends of
+ * each are in an xd_exchange.
  * Errors: ARGUMENT (count, another kind), and those of xd_send and xd_recv. */
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
 
@@ -11221,18 +11223,21 @@ typedef struct xd_transport_ops {
      * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
-    /* The same ranks for another context, whose calls another thread makes at the same time: *out shares the fate of the world
-     * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
+    /* The same ranks for another context, whose calls another thread makes at the same time, but see forks_in_order: *out shares
+     * the fate of the world and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
      * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
     /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
-     * whatever SEND, RECV or list of messages the other rank is in. Fills in what the other ranks passed; data moves only
+     * whatever SEND, RECV or list of messages the other rank is in (over NCCL only with a list). Fills in what the other ranks passed; data moves only
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
     /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
      * nothing. NULL: nobody knows. Local. */
     size_t (*fork_bytes)(const xd_transport *transport);
+    /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
+     * may make them at the same time. */
+    bool forks_in_order;
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -26915,6 +26920,9 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: whether xdi_comm_fork may give a handle for another thread. */
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm);
+
 /* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
 XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
 
@@ -27909,6 +27917,10 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
+    return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
+}
+
 static size_t xdi_comm_handle_bytes(int size) {
     const xd_comm *comm = NULL;
     return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
@@ -28144,7 +28156,8 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                NULL,
                                                xdi_self_fork,
                                                NULL,
-                                               xdi_self_fork_bytes };
+                                               xdi_self_fork_bytes,
+                                               false };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -28890,7 +28903,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   NULL,
                                                   xdi_threads_fork,
                                                   xdi_threads_exchange,
-                                                  xdi_threads_fork_bytes };
+                                                  xdi_threads_fork_bytes,
+                                                  false };
 
 /* ---- memory that a group shares ---- */
 
@@ -31007,7 +31021,7 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
 static const xd_transport_ops xdi_processes_ops = {
     "processes",         xdi_processes_control, xdi_processes_execute,  xdi_processes_split,
     xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,     false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_fork_bytes
+    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_fork_bytes, false
 };
 
 /* A handle without a region, of the job's ranks in their order. */
@@ -32564,7 +32578,7 @@ static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
     if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
-    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_forks_for_threads(comm)) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
 
@@ -40437,7 +40451,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
-    void *locked; /* home_memory, where the model's device has locked its pages; else NULL */
+    void *locked;               /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -49338,6 +49352,7 @@ static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
 static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
+    if (!xdi_comm_forks_for_threads(s->comm)) return XD_OK;
     xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
     if (!twin) {
@@ -78017,4 +78032,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6fd2bbea0d1ce307890e97157da922e9e0a1ddb473434b43e2df4c0eaa535895 */
+/* xdistill sha256 95b8b1e00bba35c1e8c800692912af3cb0a26bf690e9628cce0695919cf59675 */

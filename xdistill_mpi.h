@@ -909,7 +909,8 @@ static void xdi_mpi_destroy(xd_transport *transport) {
 
 static const xd_transport_ops xdi_mpi_ops = {
     "mpi",        xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort,    xdi_mpi_destroy,
-    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes
+    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes,
+    false
 };
 
 /* A handle; the caller fills in world_ranks. */

@@ -275,6 +275,7 @@ static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
 static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
+    if (!xdi_comm_forks_for_threads(s->comm)) return XD_OK;
     xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
     if (!twin) {

@@ -414,6 +414,10 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
+    return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
+}
+
 static size_t xdi_comm_handle_bytes(int size) {
     const xd_comm *comm = NULL;
     return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +

@@ -122,6 +122,9 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: whether xdi_comm_fork may give a handle for another thread. */
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm);
+
 /* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
 XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
 

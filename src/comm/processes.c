@@ -564,11 +564,19 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute,  xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,     false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_fork_bytes
-};
+static const xd_transport_ops xdi_processes_ops = { "processes",
+                                                    xdi_processes_control,
+                                                    xdi_processes_execute,
+                                                    xdi_processes_split,
+                                                    xdi_processes_abort,
+                                                    xdi_processes_destroy,
+                                                    xdi_processes_poll,
+                                                    false,
+                                                    xdi_processes_fail,
+                                                    xdi_processes_fork,
+                                                    xdi_processes_exchange,
+                                                    xdi_processes_fork_bytes,
+                                                    false };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {

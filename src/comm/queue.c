@@ -292,7 +292,7 @@ static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
     if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
-    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_forks_for_threads(comm)) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
 

@@ -726,7 +726,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   NULL,
                                                   xdi_threads_fork,
                                                   xdi_threads_exchange,
-                                                  xdi_threads_fork_bytes };
+                                                  xdi_threads_fork_bytes,
+                                                  false };
 
 /* ---- memory that a group shares ---- */
 

@@ -13,6 +13,7 @@
 #    include <thread>
 
 #    include "comm_suite.h"
+#    include "exchange_suite.h"
 
 static thread_local ncclComm_t world_comm; /* the first that this rank has joined: an error is put into it */
 
@@ -288,6 +289,158 @@ XD_TEST(calls_that_are_not_compared_give_the_same) {
     World few;
     few.desc.compare = 5;
     run_suite(&few, suite_data);
+}
+
+/* ---- the same ranks for a context without a GPU ---- */
+
+/* The suite over forks of the worlds, in memory of the host. */
+static void run_forked(World *world, xd_rank_function function) {
+    static const int64_t sizes[] = { 0, 7, 700 };
+    world->host_memory = true;
+    suite = { suite_allocate, suite_release, suite_put_there, suite_get_there, sizes, 3 };
+    run_members(world, [function, world](Member *member) {
+        here = member;
+        xd_ctx *host = nullptr;
+        xd_comm *twin = nullptr;
+        xd_ctx_desc desc = {};
+        desc.reduction = world->reduction;
+        desc.clock.now_seconds = clock_now;
+        desc.clock.user = world;
+        CHECK(member->join() == XD_OK);
+        CHECK(xd_ctx_create(&desc, &host) == XD_OK);
+        CHECK(xd_comm_fork(member->comm, host, &twin) == XD_OK);
+        CHECK(xd_comm_ctx(twin) == host && xd_comm_rank(twin) == member->rank);
+        CHECK(function(twin, nullptr) == XD_OK);
+        CHECK(suite_data_arrives_in_rank_order_with_uneven_and_zero_counts(member->comm, nullptr) == XD_OK);
+        CHECK(function(twin, nullptr) == XD_OK);
+        xd_queue *queue = nullptr; /* both have one thread */
+        const xd_queue_desc worker = { XD_QUEUE_WORKER, 2 };
+        CHECK(xd_queue_create(twin, &worker, &queue) == XD_OK);
+        CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+        xd_queue_destroy(queue);
+        xd_comm_destroy(twin);
+        CHECK(xd_barrier(member->comm) == XD_OK);
+        xd_ctx_destroy(host);
+    });
+}
+
+static xd_result suite_all(xd_comm *comm, void *) {
+    COMM_SUITE(RUN)
+    return XD_OK;
+}
+
+XD_TEST(a_fork_for_a_context_without_a_gpu_does_what_its_group_does) {
+    for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
+        World world;
+        world.reduction = (xd_reduction)mode;
+        run_forked(&world, suite_all);
+    }
+    World small;
+    small.desc.compare = -1;
+    small.desc.staging_bytes = 1000;
+    run_forked(&small, suite_data);
+}
+
+/* A fork of another mode, or of none, is refused by all ranks; one of a broken world is broken. */
+static void fork_badly(Member *m) {
+    xd_ctx *host = nullptr;
+    xd_comm *twin = nullptr;
+    xd_ctx_desc desc = {};
+    CHECK(xd_ctx_create(&desc, &host) == XD_OK);
+    CHECK(xd_comm_fork(m->comm, m->rank == 1 ? nullptr : host, &twin) ==
+          (m->rank == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER));
+    CHECK(m->says("is forked for no context"));
+    CHECK(xd_comm_fork(m->comm, host, &twin) == XD_OK);
+    m->world->meet();
+    xd_comm_abort(m->comm);
+    CHECK(xd_barrier(twin) == XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_last_error(host)->culprit, m->rank);
+    xd_comm_destroy(twin);
+    CHECK(xd_comm_fork(m->comm, host, &twin) == XD_ERROR_PEER);
+    xd_ctx_destroy(host);
+}
+
+XD_TEST(a_fork_shares_the_fate_of_its_world) {
+    World world;
+    join_and_run(&world, fork_badly);
+    emu_take_reports(nullptr, 0);
+}
+
+/* ---- messages ---- */
+
+XD_TEST(messages_that_all_ranks_send_first_reach_each_other) {
+    for (int64_t compare : { 0, -1 }) {
+        World world;
+        world.host_memory = true;
+        world.desc.compare = compare;
+        run_suite(&world, exchange_rounds);
+    }
+}
+
+XD_TEST(messages_that_differ_or_are_refused_stop_no_other) {
+    World world;
+    world.host_memory = true;
+    run_suite(&world, exchange_mismatch);
+    run_suite(&world, exchange_refusals);
+}
+
+/* A ring on the device, twice, with three messages each way, and without a wait where nothing is compared. */
+static void send_round(Member *m) {
+    const int right = (m->rank + 1) % RANKS, left = (m->rank + RANKS - 1) % RANKS;
+    const bool sealed = m->world->desc.compare < 0;
+    std::vector<Buffer> out, in;
+    xd_collective c[12];
+    int used = 0;
+    out.reserve(6), in.reserve(6);
+    for (int k = 0; k < 6; k++) {
+        out.emplace_back(m, elements(XD_DTYPE_F32, 500 + k, &m->random, false));
+        in.emplace_back(m, elements(XD_DTYPE_F32, 500 + k, &m->random, false));
+    }
+    for (int k = 0; k < 6; k++) {
+        c[used] = message_of(XD_COLLECTIVE_SEND, (float *)out[(size_t)k].at(), 500 + k, k % 2 ? left : right);
+        c[used + 1] = message_of(XD_COLLECTIVE_RECV, (float *)in[(size_t)k].at(), 500 + k, k % 2 ? right : left);
+        used += 2;
+    }
+    m->world->meet();
+    if (sealed && m->world->on_device && m->rank == 0) seal();
+    m->world->meet();
+    for (int turn = 0; turn < 2; turn++) CHECK(xd_exchange(m->comm, c, used) == XD_OK);
+    m->world->meet();
+    if (sealed && m->world->on_device && m->rank == 0) unseal();
+    m->world->meet();
+    for (Buffer &buffer : in) buffer.keep();
+}
+
+XD_TEST(a_ring_of_messages_is_that_of_threads_and_waits_only_where_it_is_compared) {
+    for (int64_t compare_calls : { 0, -1 }) {
+        World world;
+        world.desc.compare = compare_calls;
+        compare(&world, send_round);
+    }
+}
+
+/* Some of the memory is the host's. */
+static void send_mixed(Member *m) {
+    const int right = (m->rank + 1) % RANKS, left = (m->rank + RANKS - 1) % RANKS;
+    Buffer out(m, elements(XD_DTYPE_F32, 300, &m->random, false));
+    Buffer in(m, elements(XD_DTYPE_F32, 200, &m->random, false));
+    std::vector<unsigned char> sent = elements(XD_DTYPE_F32, 200, &m->random, false), received(1200);
+    const xd_collective c[] = { message_of(XD_COLLECTIVE_SEND, (float *)out.at(), 300, right),
+                                message_of(XD_COLLECTIVE_SEND, (float *)(void *)sent.data(), 200, left),
+                                message_of(XD_COLLECTIVE_RECV, (float *)(void *)received.data(), 300, left),
+                                message_of(XD_COLLECTIVE_RECV, (float *)in.at(), 200, right) };
+    CHECK(xd_exchange(m->comm, c, 4) == XD_OK);
+    in.keep();
+    std::vector<unsigned char> &log = m->world->log[m->rank];
+    log.insert(log.end(), received.begin(), received.end());
+}
+
+XD_TEST(messages_may_begin_on_the_host_and_end_on_the_device) {
+    for (int64_t compare_calls : { 0, -1 }) {
+        World world;
+        world.desc.compare = compare_calls;
+        compare(&world, send_mixed);
+    }
 }
 
 /* ---- streams and memory ---- */

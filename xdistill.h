@@ -3887,8 +3887,8 @@ typedef struct xd_optimizer_step_desc {
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
                                      * Those that average, were created over the optimizer's own list and count no
                                      * elements are updated while the new parameters are in the cache, up to nine (on a
-                                     * device one, without compensation or random rounding), so the order among
-                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * device one, without compensation or random rounding, and eight more by one further
+                                     * read), so the order among averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
@@ -78042,4 +78042,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6b743eb1f0c4aae98d967fae190d461b0426581cbda0f9cc864b25ae7a0a69ab */
+/* xdistill sha256 d320a1d9fd847624d1543fbcea6652f2d0f3f828af6572d038859a3e6e3601c5 */

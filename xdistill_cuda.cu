@@ -1325,7 +1325,7 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 /* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
  * them move bytes and compute little: 16-byte accesses, each array read and written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
- *   lerp   10 bytes an element for an f32 average of bf16 parameters
+ *   lerp   10 bytes an element for an f32 average of bf16 parameters; beside others in a step 8, and 2 once for all of them
  * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
  * is one launch, plus one that counts it. */
 
@@ -9367,4 +9367,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 652bbc2caaa54a8de5534f08d114045c3e4c9ea0d918bd72e5d751c0b9bff80f */
+/* xdistill sha256 4dcfa32fd1e6ad82c33a16c8ed67f4d0b53c698e22c2809f47158aa5c2cc2524 */

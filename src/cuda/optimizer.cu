@@ -1,7 +1,7 @@
 /* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
  * them move bytes and compute little: 16-byte accesses, each array read and written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
- *   lerp   10 bytes an element for an f32 average of bf16 parameters
+ *   lerp   10 bytes an element for an f32 average of bf16 parameters; beside others in a step 8, and 2 once for all of them
  * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
  * is one launch, plus one that counts it. */
 

@@ -938,6 +938,11 @@ typedef struct xd_collective {
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
+    /* [size] or NULL, on all ranks or on none: the leaves of every rank, where all ranks know them beforehand, because they have
+     * agreed on a plan. Entry `rank` is what `leaves` says, and together they are [0, total) in rank order. Then a transport that
+     * compares nothing need not ask for them: a sum over leaves takes no round of its own (xd_nccl_desc.compare,
+     * xd_mpi_desc.compare). Bits are the same. NULL -> ranks tell each other */
+    const xd_leaves *known_leaves;
 } xd_collective;
 
 /* What one handle has moved so far. */
@@ -969,12 +974,13 @@ XD_API void xd_comm_abort(xd_comm *comm);
 /* The same ranks, in the same order, for another context: a group whose calls work in the memory of `ctx` and report to it. What
  * ranks with a GPU do on the host goes over a group of a context without one: optimizers of parts that are kept there
  * (xd_fsdp_desc.host), checkpoints of them. It shares the fate of the world and nothing else, and is destroyed before it. On MPI
- * it is not split and not forked again.
+ * it is not split and not forked again. On NCCL calls of both come from one thread, in one order on all ranks; memory of the host
+ * passes through the GPU.
  *
  *   ctx   with the allocator and the reduction mode of the group's own; outlives *out. Another one, or the same
  *
  * Collective over comm. Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (the
- * transport cannot: NCCL), MEMORY, and those of xd_comm_split. */
+ * transport cannot: MPI below MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
 /* Returns on every rank after every rank has called. */
@@ -1011,8 +1017,9 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
  *             in their order. On a device all go to the stream of the first
  *
  * Returns when every message has been received or has failed; a failure of one does not stop the others, and the first in the
- * order of records is returned. Where the transport cannot hold several messages (NCCL) they go one after another in an order
- * that all ranks share, which cannot dead-lock as long as both ends of each are in an xd_exchange.
+ * order of records is returned. Over NCCL the k-th messages of all pairs of ranks go together, those from the lower rank of a
+ * pair first; where messages are not compared (xd_nccl_desc.compare) all go at once. That cannot dead-lock as long as both ends of
+ * each are in an xd_exchange.
  * Errors: ARGUMENT (count, another kind), and those of xd_send and xd_recv. */
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
 
@@ -1358,7 +1365,7 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
  *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
- * - The record and its arrays of counts and displacements are copied by xd_queue_start. The buffers they point to are the
+ * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point to are the
  *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
  * - The deadline of a record counts from when the queue begins to run it, not from its start.
  * - A record that every rank refuses (ARGUMENT, DTYPE, MISMATCH and so on; a rank whose own arguments are right gets PEER) fails at
@@ -1409,11 +1416,16 @@ typedef struct xd_queue_facts {
  *
  * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
  * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
- * host memory only. Collective over comm. Memory: capacity records with 4 counts a rank each, for a worker a context and a
+ * host memory only. Collective over comm. Memory: what xd_queue_bytes says: capacity records with 7 numbers a rank each, for a worker a context and a
  * handle on the group, for a stream an event a record; nothing later.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
  * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
+
+/* What xd_queue_create would take on this rank: a worker's context and handle on the group too, with what the transport makes for it
+ * (the ranks of a world of threads share what rank 0 takes). Of an AUTO desc that of the form that would be taken. Streams and events
+ * are the device's own. Local, allocates nothing. Errors: ARGUMENT (form, capacity). */
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out);
 
 /* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
  * itself does wrong is told by its wait.
@@ -3875,8 +3887,8 @@ typedef struct xd_optimizer_step_desc {
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
                                      * Those that average, were created over the optimizer's own list and count no
                                      * elements are updated while the new parameters are in the cache, up to nine (on a
-                                     * device one, without compensation or random rounding), so the order among
-                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * device one, without compensation or random rounding, and eight more by one further
+                                     * read), so the order among averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
@@ -5018,7 +5030,8 @@ typedef struct xd_fsdp_desc {
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
      * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
-     * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
+     * work of the model's context was waited for: a copy may still read them before. Where the model's device offers page-locked memory,
+     * parts are kept in that, not in the allocator's of this context. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
     /* Units of experts are gathered by their own ranks; reshard_ranks other than 1 is 0 for them, and they are gathered ahead only
@@ -5636,6 +5649,9 @@ typedef struct xd_memory_plan {
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
     xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
+    /* As xd_queue_bytes, of the queues that the descs of the wrapper and the pipeline name, each once: those of the ranks
+     * that are there, whatever `ranks` is. */
+    xd_memory_bytes queues;
 } xd_memory_plan;
 
 /* Plans one rank.
@@ -5973,7 +5989,8 @@ XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_ne
  *   networks   [network_count], read during the call only
  *   out        destroy it with xd_checkpoint_saver_destroy before comm
  *
- * Collective. Memory: the bytes of the call above, in memory of the host, a context and a handle on the group. Errors, on every
+ * Collective. Memory: the bytes of the call above, in memory of the host (page-locked where the context's
+ * device offers it), a context and a handle on the group. Errors, on every
  * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER on the
  * others. */
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
@@ -11149,6 +11166,10 @@ typedef struct xd_device_ops {
      * needs none. What has been launched on it is completed even when it is destroyed; NULL is fine. */
     void *(*stream_create)(xd_ctx *ctx);
     void (*stream_destroy)(xd_ctx *ctx, void *stream);
+    /* Memory of the host that copies to and from the device reach directly (page-locked), for buffers that live long. NULL when
+     * there is none; the contents are undefined. On the CPU that of the context. NULL: not offered. */
+    void *(*host_allocate)(xd_ctx *ctx, size_t bytes);
+    void (*host_release)(xd_ctx *ctx, void *memory); /* no copy of it may be pending; NULL is fine */
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
@@ -11226,7 +11247,9 @@ typedef struct xd_message {
 typedef struct xd_transport_ops {
     const char *name;
     /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. A transport that
+     * does not compare a call gives each rank this one's record, the sum over all ranks of `layout` being 0, with the leaves that
+     * next->known_leaves has; without these, a sum over leaves is always compared. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
@@ -11250,15 +11273,21 @@ typedef struct xd_transport_ops {
      * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
-    /* The same ranks for another context, whose calls another thread makes at the same time: *out shares the fate of the world
-     * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
+    /* The same ranks for another context, whose calls another thread makes at the same time, but see forks_in_order: *out shares
+     * the fate of the world and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
      * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
     /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
-     * whatever SEND, RECV or list of messages the other rank is in. Fills in what the other ranks passed; data moves only
+     * whatever SEND, RECV or list of messages the other rank is in (over NCCL only with a list). Fills in what the other ranks passed; data moves only
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
+    /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
+     * nothing. NULL: nobody knows. Local. */
+    size_t (*fork_bytes)(const xd_transport *transport);
+    /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
+     * may make them at the same time. */
+    bool forks_in_order;
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -12003,6 +12032,9 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
+
+/* context.c: bytes of a context with one thread and this room (xdi_ctx_make), before it has scratch memory. */
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room);
 
 /* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
  * context caches what is returned to it, so that repeated calls allocate nothing. */
@@ -12971,6 +13003,10 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {
+    return sizeof(xd_ctx) + room;
 }
 
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
@@ -14978,6 +15014,11 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
  * the largest element of each column over these rows. */
 XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                     int64_t columns, uint8_t *voters, float *maxima);
+
+/* kernels.c: page-locked memory of the host for copies to and from the context's device; NULL on a CPU, and where there is none.
+ * xdi_locked_give: NULL is fine. */
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
@@ -26705,6 +26746,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->memory.stream_create = xdi_cpu_stream_create;
     kernels->memory.stream_destroy = xdi_cpu_share_end;
+    kernels->memory.host_allocate = xd_allocate;
+    kernels->memory.host_release = xd_release;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
     kernels->xtoken = *xd_xtoken_kernels_cpu();
@@ -26828,6 +26871,20 @@ XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logi
     return rows->column_maxima(launch, logits, voters, columns, maxima);
 }
 
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU || !kernels->memory.host_allocate) return NULL;
+    void *memory = kernels->memory.host_allocate(ctx, bytes);
+    if (!memory)
+        xd_log(ctx, XD_LOG_WARN, "no %llu bytes of page-locked memory: copies take pageable memory instead",
+               (unsigned long long)bytes);
+    return memory;
+}
+
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory) {
+    if (memory) xd_ctx_kernels(ctx)->memory.host_release(ctx, memory);
+}
+
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
@@ -26891,10 +26948,11 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 struct xd_comm {
     xd_ctx *ctx;
     xd_transport *transport;
-    xd_control *all;  /* [size], the records of the call in progress */
-    uint64_t *values; /* [size], scratch of the comparison */
-    int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
+    xd_control *all;     /* [size], the records of the call in progress */
+    uint64_t *values;    /* [size], scratch of the comparison */
+    int *members;        /* [size], scratch of split */
+    int64_t *counts;     /* [size], scratch of gathers of equal blocks */
+    xd_leaves *one_each; /* [size], a leaf a rank */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
@@ -27007,6 +27065,15 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: whether xdi_comm_fork may give a handle for another thread. */
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm);
+
+/* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
+
+/* queue.c: as xd_queue_bytes, of a queue that is there. */
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
@@ -27027,6 +27094,9 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
 
 /* threads.c: the failure that broke the world; XD_OK while it is whole. */
 XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
+
+/* collective.c: [size], one leaf of each rank, for sums in rank order in every mode: xd_collective.known_leaves. */
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm);
 
 /* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
 XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);
@@ -27181,6 +27251,35 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     return XD_OK;
 }
 
+/* What is known of all ranks' leaves: together they are [0, total), and this rank's are those that it passes. */
+static xd_result xdi_comm_validate_known(const xd_comm *comm, const xd_collective *c) {
+    const char *kind = xdi_comm_kind((uint64_t)c->kind);
+    const int n = comm->transport->size, rank = comm->transport->rank;
+    const xd_leaves *known = c->known_leaves, *l = &c->leaves;
+    int64_t end = 0;
+    if (!known) return XD_OK;
+    XD_REQUIRE(comm->ctx,
+               known[rank].first == l->first && known[rank].count == l->count &&
+                   known[rank].total == l->total,
+               XD_ERROR_ARGUMENT,
+               "%s: rank %d has leaves [%" PRId64 ", +%" PRId64 ") of %" PRId64 ", and [%" PRId64
+               ", +%" PRId64 ") of %" PRId64 " are known of it",
+               kind, comm->transport->world_ranks[rank], l->first, l->count, l->total, known[rank].first,
+               known[rank].count, known[rank].total);
+    for (int r = 0; r < n; end += known[r++].count)
+        XD_REQUIRE(comm->ctx,
+                   known[r].total == l->total && known[r].first == end && known[r].count >= 0 &&
+                       known[r].count <= l->total - end,
+                   XD_ERROR_ARGUMENT,
+                   "%s: known leaves of rank %d are [%" PRId64 ", +%" PRId64 ") of %" PRId64
+                   ", after %" PRId64 " of %" PRId64,
+                   kind, comm->transport->world_ranks[r], known[r].first, known[r].count, known[r].total, end,
+                   l->total);
+    XD_REQUIRE(comm->ctx, end == l->total, XD_ERROR_ARGUMENT,
+               "%s: known leaves of %d ranks are %" PRId64 " of %" PRId64, kind, n, end, l->total);
+    return XD_OK;
+}
+
 static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_collective *c) {
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -27190,6 +27289,7 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     XD_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
+    XD_TRY(xdi_comm_validate_known(comm, c));
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
         XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
@@ -27303,6 +27403,8 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int64_t *shared = xdi_comm_shared_counts(c);
     uint64_t layout = (uint64_t)c->leaves.total;
     for (int r = 0; shared && r < n; r++) layout = xdi_comm_mix(layout + 1) + xdi_comm_hash(0, r, shared[r]);
+    for (int r = 0; c->known_leaves && r < n; r++)
+        layout = xdi_comm_mix(layout + 2) + xdi_comm_hash(1, r, c->known_leaves[r].first);
     if (c->kind == XD_COLLECTIVE_ALL_TO_ALL)
         for (int r = 0; r < n; r++)
             layout += xdi_comm_hash(rank, r, c->send_counts[r]) - xdi_comm_hash(r, rank, c->recv_counts[r]);
@@ -27433,19 +27535,31 @@ XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t secon
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
+/* A round in which ranks compare one number of their records. */
+static xd_result xdi_comm_explain(xd_comm *comm, const char *kind, const char *name, int64_t number,
+                                  double deadline) {
+    XD_TRY(xdi_comm_tell(comm, (uint64_t)number, 0, deadline));
+    for (int r = 0; r < comm->transport->size; r++) comm->values[r] = comm->all[r].count;
+    return xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name);
+}
+
 /* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
     const int n = comm->transport->size;
     const int64_t *shared = xdi_comm_shared_counts(c);
-    for (int k = 0; k <= n; k++) {
-        if (k < n && !shared) continue;
-        char name[32];
-        snprintf(name, sizeof name, k < n ? "counts[%d] =" : "leaves.total", k);
-        XD_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
-        for (int r = 0; r < n; r++) comm->values[r] = comm->all[r].count;
-        XD_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
+    const xd_leaves *known = c->known_leaves;
+    char name[40];
+    for (int k = 0; shared && k < n; k++) {
+        snprintf(name, sizeof name, "counts[%d] =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, shared[k], deadline));
+    }
+    XD_TRY(xdi_comm_explain(comm, kind, "leaves.total", c->leaves.total, deadline));
+    XD_TRY(xdi_comm_explain(comm, kind, "known leaves of so many ranks:", known ? n : 0, deadline));
+    for (int k = 0; known && k < n; k++) {
+        snprintf(name, sizeof name, "known_leaves[%d].first =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, known[k].first, deadline));
     }
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
@@ -27787,7 +27901,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 
 XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine) {
     xd_collective c = *collective;
-    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
+    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves), c.known_leaves = NULL;
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
     if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
@@ -27948,6 +28062,23 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
+    return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
+}
+
+static size_t xdi_comm_handle_bytes(int size) {
+    const xd_comm *comm = NULL;
+    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
+                                          sizeof *comm->counts + sizeof *comm->one_each);
+}
+
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
+    const xd_transport *t = comm->transport;
+    const size_t bytes = t->ops->fork && t->ops->fork_bytes ? t->ops->fork_bytes(t) : 0;
+    const bool is_unknown = t->ops->fork && !t->ops->fork_bytes;
+    return bytes > 0 || is_unknown ? bytes + xdi_comm_handle_bytes(t->size) : 0;
+}
+
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
@@ -27964,18 +28095,29 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
     comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
-    if (!comm->all || !comm->values || !comm->members || !comm->counts) {
+    comm->one_each = (xd_leaves *)xd_allocate(ctx, n * sizeof *comm->one_each);
+    if (!comm->all || !comm->values || !comm->members || !comm->counts || !comm->one_each) {
         xd_comm_destroy(comm);
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
+    for (int r = 0; r < transport->size; r++) {
+        comm->one_each[r].first = r;
+        comm->one_each[r].count = 1;
+        comm->one_each[r].total = transport->size;
+    }
     *out = comm;
     return XD_OK;
+}
+
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
+    return comm->one_each;
 }
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
+    xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
     xd_release(comm->ctx, comm->values);
@@ -28136,6 +28278,10 @@ static xd_result xdi_self_fork(xd_transport *transport, xd_ctx *ctx, double dead
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+static size_t xdi_self_fork_bytes(const xd_transport *transport) {
+    return sizeof *transport;
+}
+
 static void xdi_self_abort(xd_transport *transport) {
     (void)transport;
 }
@@ -28154,7 +28300,9 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                true,
                                                NULL,
                                                xdi_self_fork,
-                                               NULL };
+                                               NULL,
+                                               xdi_self_fork_bytes,
+                                               false };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -28861,6 +29009,17 @@ static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double d
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+/* A handle; the first rank makes the group. */
+static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
+    const xdi_threads *t = (const xdi_threads *)transport;
+    const xdi_threads_group *g = t->group;
+    const size_t n = (size_t)transport->size;
+    const size_t handle = sizeof *t + n * (sizeof *t->pieces + sizeof *t->leaves);
+    if (transport->rank > 0) return handle;
+    return handle + sizeof *g + n * (sizeof *g->world_ranks + sizeof *g->slots) +
+           n * n * (2 * sizeof *g->offsets + sizeof *g->mail);
+}
+
 static void xdi_threads_abort(xd_transport *transport) {
     xdi_threads *t = (xdi_threads *)transport;
     xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
@@ -28888,7 +29047,9 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   true,
                                                   NULL,
                                                   xdi_threads_fork,
-                                                  xdi_threads_exchange };
+                                                  xdi_threads_exchange,
+                                                  xdi_threads_fork_bytes,
+                                                  false };
 
 /* ---- memory that a group shares ---- */
 
@@ -31042,6 +31203,15 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
     return XD_OK;
 }
 
+/* A handle and what it knows of its slots. What processes share is the system's. */
+static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    const size_t n = (size_t)transport->size;
+    return sizeof *t + sizeof *t->slots +
+           n * (sizeof *t->world_ranks + sizeof *t->places + sizeof *t->begins + sizeof *t->counts +
+                sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
     xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
@@ -31057,11 +31227,19 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
-};
+static const xd_transport_ops xdi_processes_ops = { "processes",
+                                                    xdi_processes_control,
+                                                    xdi_processes_execute,
+                                                    xdi_processes_split,
+                                                    xdi_processes_abort,
+                                                    xdi_processes_destroy,
+                                                    xdi_processes_poll,
+                                                    false,
+                                                    xdi_processes_fail,
+                                                    xdi_processes_fork,
+                                                    xdi_processes_exchange,
+                                                    xdi_processes_fork_bytes,
+                                                    false };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
@@ -32333,14 +32511,14 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 #include <pthread.h>
 #include <string.h>
 
-enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 7 };
 
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
     xd_collective record;        /* its arrays lie in `counts` */
     xdi_queue_messages messages; /* instead of a record; without any in it: a record */
-    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size]: four of counts, and one of leaves */
     void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
@@ -32451,6 +32629,10 @@ static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd
     xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
     xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
     xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+    if (!record->known_leaves) return;
+    xd_leaves *leaves = (xd_leaves *)(void *)(slot->counts + 4 * n);
+    memcpy(leaves, record->known_leaves, (size_t)n * sizeof *leaves);
+    slot->record.known_leaves = leaves;
 }
 
 static xd_result xdi_queue_check(const xd_queue *queue) {
@@ -32613,7 +32795,7 @@ static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
     if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
-    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_forks_for_threads(comm)) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
 
@@ -32697,6 +32879,31 @@ static xd_result xdi_queue_hire(xd_queue *queue) {
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);
     return result;
+}
+
+/* Of a queue with or without a worker. */
+static xd_memory_bytes xdi_queue_memory_of(const xd_comm *comm, int capacity, bool worker) {
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_memory_bytes bytes;
+    bytes.device = 0;
+    bytes.host = sizeof(xd_queue) + slots * (sizeof(xdi_queue_slot) + sizeof(int) + arrays * sizeof(int64_t));
+    if (worker) bytes.host += xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm);
+    return bytes;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
+    return xdi_queue_memory_of(queue->comm, queue->capacity, queue->ctx != NULL);
+}
+
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    xd_queue_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    XD_TRY(xdi_queue_validate(xd_comm_ctx(comm), &d));
+    *out = xdi_queue_memory_of(comm, d.capacity,
+                               xdi_queue_wants_worker(comm, d.form) && xdi_comm_fork_bytes(comm) > 0);
+    return XD_OK;
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
@@ -38024,6 +38231,8 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
         else if (averages->count < room && xdi_ema_join_beside(ema, count, &averages->args[averages->count]))
             averages->beside[averages->count++] = ema;
     }
+    /* On a device those beside the arrays share one more read of the parameters, which saves none for one alone. */
+    if (averages->count == 1 && xdi_train_on_device(o->ctx)) averages->count = 0;
 }
 
 static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
@@ -40461,12 +40670,14 @@ struct xd_parallel {
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
     int64_t sum_count;
-    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
-    int prefetch;                    /* units that are gathered ahead */
-    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
-    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                 /* [ranks] scratch */
+    xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
+    int prefetch;                   /* units that are gathered ahead */
+    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
+    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;                /* [ranks] scratch */
+    xd_leaves
+        *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
@@ -40474,6 +40685,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
+    void *locked;               /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -40574,6 +40786,8 @@ XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
 /* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
 XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
+/* parallel_home.c: waits until no copy reads parts that are kept on the host. */
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);
@@ -42573,24 +42787,32 @@ XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
     return xdi_parallel_lay_out(p, room);
 }
 
-/* Zeroed memory for what was measured: what is between weights stays 0, and so do weights that begin as zeros. The arena is over it
- * then. */
-static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
+static size_t xdi_parallel_room_bytes(const xd_arena *arena) {
+    return arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
+}
+
+/* Zeroed memory for what was measured, `given` or allocated: what is between weights stays 0, and so do weights that begin
+ * as zeros. The arena is over it then. */
+static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void *given,
+                                       void **out) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
-    *out = memory->allocate(ctx, bytes);
+    const size_t bytes = xdi_parallel_room_bytes(arena);
+    *out = given ? given : memory->allocate(ctx, bytes);
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
-    return memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
+    return !given && memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     xdi_room room;
     XD_TRY(xdi_parallel_measure(p, &room));
-    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, &p->memory));
-    if (p->offloaded) XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, &p->home_memory));
+    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, NULL, &p->memory));
+    if (p->offloaded) {
+        p->locked = xdi_locked_take(p->ctx, xdi_parallel_room_bytes(&room.home));
+        XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, p->locked, &p->home_memory));
+    }
     return xdi_parallel_lay_out(p, &room);
 }
 
@@ -43024,6 +43246,7 @@ static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat)
 }
 
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
+    XD_TRY(xdi_parallel_let_go(p)); /* of what is overwritten here */
     for (int64_t i = 0; i < p->flat_count; i++) {
         const xdi_flat *flat = &p->flats[i];
         if (flat->shown)
@@ -43195,6 +43418,13 @@ static xd_collective xdi_gradient_sum(const float *from, float *to) {
     return c;
 }
 
+/* In INVARIANT mode: the leaves behind a sum, `known` being those of all its ranks. */
+static void xdi_gradient_know(const xd_parallel *p, xd_collective *sum, const xd_leaves *known, int rank) {
+    if (!p->invariant) return;
+    sum->leaves = known[rank];
+    sum->known_leaves = known;
+}
+
 /* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
 static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_collective *sum) {
     xd_collective c = *sum;
@@ -43217,11 +43447,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *l
     else
         XD_TRY(xd_leaf_stack_next(b->stack, &next));
     xd_collective c = xdi_gradient_sum(leaf, next);
-    if (p->invariant) {
-        c.leaves.first = p->rank;
-        c.leaves.count = 1;
-        c.leaves.total = p->ranks;
-    }
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(xdi_gradient_collect(p, b, &c));
     unit->forming--;
     unit->sending++;
@@ -43245,7 +43471,7 @@ static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     XD_TRY(xdi_lanes_join(p, b));
     xd_collective c = xdi_gradient_sum(b->lanes ? b->joined : xd_leaf_stack_forest(b->stack),
                                        b->landed ? b->landed : b->sum);
-    if (p->invariant) c.leaves = p->leaves;
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
@@ -43257,11 +43483,7 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b,
     if (!p->replicas) return XD_OK;
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
     c.count = b->kept;
-    if (p->invariant) {
-        c.leaves.first = p->replica;
-        c.leaves.count = 1;
-        c.leaves.total = p->replica_count;
-    }
+    xdi_gradient_know(p, &c, p->known + p->ranks, p->replica);
     return xd_collective_run(p->replicas, &c);
 }
 
@@ -43416,6 +43638,11 @@ XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, con
     return xd_ctx_kernels(p->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
 }
 
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    return p->offloaded ? xd_ctx_kernels(p->ctx)->memory.synchronize(&launch) : XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     if (bytes == 0) return XD_OK;
@@ -43452,6 +43679,23 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
     p->leaves.count = group * (p->rank + 1) / n - first;
     p->leaves.total = group;
     p->most = (group + all - 1) / all;
+    return XD_OK;
+}
+
+/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each dealt leaf has a sum
+ * of its own, and those over the groups. */
+static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
+    const int n = p->ranks, groups = p->replica_count;
+    p->known = (xd_leaves *)xd_allocate(p->ctx, ((size_t)n + (size_t)groups) * sizeof *p->known);
+    XD_REQUIRE(p->ctx, p->known, XD_ERROR_MEMORY, "no room for the leaves of %d data ranks and %d groups", n,
+               groups);
+    for (int r = 0; r < n + groups; r++) {
+        const bool in_rows = r < n && !p->dealt;
+        xd_leaves *known = &p->known[r];
+        known->first = in_rows ? p->leaves.total * r / n : r < n ? r : r - n;
+        known->count = in_rows ? p->leaves.total * (r + 1) / n - known->first : 1;
+        known->total = in_rows ? p->leaves.total : r < n ? n : groups;
+    }
     return XD_OK;
 }
 
@@ -43501,6 +43745,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
+    hash = xd_hash(hash, p->known, ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -43543,6 +43788,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
@@ -43704,12 +43950,13 @@ static void xdi_parallel_free(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_destroy(p->lanes[i]);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
+    xdi_locked_give(p->ctx, p->locked);
+    if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = { p->units,           p->flats,         p->buckets,
                              (void *)p->weights, p->slots,         p->sums,
                              p->counts,          (void *)p->lanes, (void *)p->places,
-                             (void *)p->forests, p->forest_leaves };
+                             (void *)p->forests, p->forest_leaves, p->known };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -44118,6 +44365,24 @@ static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, 
     return result;
 }
 
+static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fsdp_desc *wrapper) {
+    const xd_queue *queues[3];
+    xd_memory_bytes sum;
+    memset(&sum, 0, sizeof sum);
+    queues[0] = wrapper->gathers;
+    queues[1] = wrapper->reductions;
+    queues[2] = d->pipeline ? d->pipeline->sends : NULL;
+    for (int i = 0; i < 3; i++) {
+        bool is_new = queues[i] != NULL;
+        for (int k = 0; k < i; k++) is_new = is_new && queues[k] != queues[i];
+        if (!is_new) continue;
+        const xd_memory_bytes bytes = xdi_queue_memory(queues[i]);
+        sum.host += bytes.host;
+        sum.device += bytes.device;
+    }
+    return sum;
+}
+
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
     xd_memory_plan plan;
@@ -44134,6 +44399,7 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     xd_parallel_destroy(p);
     if (result == XD_OK && desc->pipeline)
         result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
+    plan.queues = xdi_plan_queues(desc, &settings);
     if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
@@ -44141,9 +44407,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 10 };
+enum { XDI_PLAN_COLUMNS = 11 };
 
-/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, queues, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -44154,7 +44420,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
                              plan->inputs.host + plan->inputs.device,
-                             plan->pipeline.host + plan->pipeline.device };
+                             plan->pipeline.host + plan->pipeline.device,
+                             plan->queues.host + plan->queues.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -44186,7 +44453,7 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
                    "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
-                   "averages       inputs     pipeline          all");
+                   "averages       inputs     pipeline       queues          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);
@@ -46751,9 +47018,8 @@ static xd_result xdi_finish_all_reduce(xd_comm *comm, float *data, int64_t count
     c.send = c.recv = data;
     c.count = count;
     c.dtype = XD_DTYPE_F32;
-    c.leaves.first = xd_comm_rank(comm);
-    c.leaves.count = 1;
-    c.leaves.total = xd_comm_size(comm);
+    c.known_leaves = xdi_comm_one_each(comm);
+    c.leaves = c.known_leaves[xd_comm_rank(comm)];
     return xd_collective_run(comm, &c);
 }
 
@@ -49570,6 +49836,7 @@ struct xd_checkpoint_saver {
     xd_comm *runner; /* which carries saves out: comm, or its twin */
     xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
     unsigned char *stage;
+    void *locked; /* the same where it is page-locked memory; else NULL */
     size_t stage_bytes;
     void *kept; /* copies of what the desc points to */
     bool open;  /* between start and wait; the caller's alone */
@@ -49813,7 +50080,8 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
     pthread_cond_init(&s->finished, NULL);
     *out = s;
     s->stage_bytes = bytes;
-    s->stage = (unsigned char *)xd_allocate(ctx, bytes);
+    s->locked = xdi_locked_take(ctx, bytes);
+    s->stage = (unsigned char *)(s->locked ? s->locked : xd_allocate(ctx, bytes));
     XD_REQUIRE(ctx, s->stage, XD_ERROR_MEMORY, "no room for copies of %llu bytes", (unsigned long long)bytes);
     return XD_OK;
 }
@@ -49829,6 +50097,7 @@ static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
 static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
+    if (!xdi_comm_forks_for_threads(s->comm)) return XD_OK;
     xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
     if (!twin) {
@@ -49866,7 +50135,8 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
     pthread_cond_destroy(&s->finished);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
-    xd_release(ctx, s->stage);
+    xdi_locked_give(ctx, s->locked);
+    if (!s->locked) xd_release(ctx, s->stage);
     xd_release(ctx, s);
 }
 
@@ -78595,4 +78865,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0210f34812f5eaeb775999074042e8729a4557f99c177a78093ea2282162947e */
+/* xdistill sha256 ce5d818bc7df6316d22aba1f592ab7f5aa903a17f5da5b471214be22aca25f2c */

@@ -532,6 +532,21 @@ static void xdi_cuda_stream_destroy(xd_ctx *ctx, void *stream) {
     if (stream && scope.result == XD_OK) cudaStreamDestroy((cudaStream_t)stream);
 }
 
+/* Portable: what is kept on the host may go to any GPU of the process. */
+static void *xdi_cuda_host_allocate(xd_ctx *ctx, size_t bytes) {
+    void *memory = NULL;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocPortable) == cudaSuccess) return memory;
+    cudaGetLastError(); /* a lack of memory is reported by NULL */
+    return NULL;
+}
+
+static void xdi_cuda_host_release(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (memory && scope.result == XD_OK) cudaFreeHost(memory);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
@@ -551,6 +566,8 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.share_close = xdi_cuda_share_close;
     memory.stream_create = xdi_cuda_stream_create;
     memory.stream_destroy = xdi_cuda_stream_destroy;
+    memory.host_allocate = xdi_cuda_host_allocate;
+    memory.host_release = xdi_cuda_host_release;
     return memory;
 }
 
@@ -1308,7 +1325,7 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 /* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
  * them move bytes and compute little: 16-byte accesses, each array read and written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
- *   lerp   10 bytes an element for an f32 average of bf16 parameters
+ *   lerp   10 bytes an element for an f32 average of bf16 parameters; beside others in a step 8, and 2 once for all of them
  * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
  * is one launch, plus one that counts it. */
 
@@ -1884,27 +1901,22 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     if (unmoved) atomicAdd(reinterpret_cast<unsigned long long *>(options.unmoved), unmoved);
 }
 
-static xd_result xdi_cuda_average_check(const xd_launch *launch, const xd_average_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_average_array *a = &args->arrays[k];
-        const bool wide = a->target_dtype == XD_DTYPE_F32;
-        XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
-                   XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
-                   xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
-                   XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-        XD_REQUIRE(launch->ctx, (!a->compensation && args->kind != XD_AVERAGE_ADD) || wide, XD_ERROR_DTYPE,
-                   "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
-                   xd_dtype_name(a->target_dtype));
-    }
+static xd_result xdi_cuda_average_check(const xd_launch *launch, const xd_average_args *args, int64_t k) {
+    const xd_average_array *a = &args->arrays[k];
+    const bool wide = a->target_dtype == XD_DTYPE_F32;
+    XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+               XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
+               xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    XD_REQUIRE(launch->ctx, !a->random || (a->target_dtype == XD_DTYPE_BF16 && !a->compensation),
+               XD_ERROR_DTYPE, "array %lld: BF16 is rounded at random, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
+    XD_REQUIRE(launch->ctx, (!a->compensation && args->kind != XD_AVERAGE_ADD) || wide, XD_ERROR_DTYPE,
+               "array %lld: F32 has a compensation and is added to, not %s", (long long)k,
+               xd_dtype_name(a->target_dtype));
     return XD_OK;
 }
 
-static xd_result xdi_cuda_average(const xd_launch *launch, const xd_average_args *args) {
-    XD_TRY(xdi_cuda_average_check(launch, args));
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
+static xdi_cuda_average_options xdi_cuda_average_options_of(const xd_average_args *args) {
     xdi_cuda_average_options options = {};
     options.lerp = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
     options.seed = args->seed;
@@ -1912,6 +1924,14 @@ static xd_result xdi_cuda_average(const xd_launch *launch, const xd_average_args
     options.unmoved = args->unmoved;
     options.factor = args->factor;
     options.kind = (int)args->kind;
+    return options;
+}
+
+static xd_result xdi_cuda_average(const xd_launch *launch, const xd_average_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) XD_TRY(xdi_cuda_average_check(launch, args, k));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_average_options options = xdi_cuda_average_options_of(args);
     return xdi_cuda_each_list<xd_average_array>(
         args->array_count,
         [&](int64_t k, xd_average_array *item) {
@@ -1925,6 +1945,141 @@ static xd_result xdi_cuda_average(const xd_launch *launch, const xd_average_args
             return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_average_kernel, list, options,
                                    (const xd_status *)launch->status);
         });
+}
+
+/* ---- averages of a step ----
+ *
+ * After a step its parameters are read once more, for up to MOST averages of any format; the one of the arrays needs no read. */
+
+enum { XDI_CUDA_BESIDE = 8 };
+
+struct xdi_cuda_beside_target {
+    void *target; /* nullptr: this average has none */
+    uint16_t *compensation;
+    int64_t origin;
+    uint64_t key;
+    uint8_t dtype, random, wide, unused[5];
+};
+
+template <int MOST> struct xdi_cuda_beside {
+    const void *source;
+    int64_t count;
+    uint8_t source_dtype, wide, unused[6];
+    xdi_cuda_beside_target at[MOST];
+};
+
+struct xdi_cuda_beside_options {
+    xdi_cuda_average_options each[XDI_CUDA_BESIDE];
+    int count;
+};
+
+static __device__ inline void xdi_cuda_beside_element(const xdi_cuda_average_options &o,
+                                                      const xdi_cuda_beside_target &t, int64_t i, double source) {
+    xd_average_array a = {};
+    a.target = t.target;
+    a.compensation = t.compensation;
+    a.origin = t.origin;
+    a.key = t.key;
+    a.target_dtype = (xd_dtype)t.dtype;
+    a.random = t.random != 0;
+    xdi_cuda_average_move(o, a, i, source);
+}
+
+template <int MOST>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
+    xdi_cuda_beside_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_beside<MOST>> list,
+                           const __grid_constant__ xdi_cuda_beside_options options, const xd_status *status) {
+    if (xd_status_refuses(status)) return;
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_beside<MOST> &a, xdi_cuda_span span) {
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float source[8];
+                xdi_cuda_read8(a.source, a.source_dtype, i, source);
+                for (int k = 0; k < options.count; k++) {
+                    const xdi_cuda_beside_target &t = a.at[k];
+                    if (t.wide) {
+                        xdi_cuda_lerp8(options.each[k].lerp, t.target, t.dtype, i, source);
+                    } else if (t.target) {
+                        XD_UNROLL
+                        for (int j = 0; j < 8; j++)
+                            xdi_cuda_beside_element(options.each[k], t, i + j, (double)source[j]);
+                    }
+                }
+            },
+            [&](int64_t i) {
+                const double source = xd_element_load(a.source, (xd_dtype)a.source_dtype, i);
+                for (int k = 0; k < options.count; k++)
+                    if (a.at[k].target) xdi_cuda_beside_element(options.each[k], a.at[k], i, source);
+            });
+    });
+}
+
+template <int MOST>
+static int64_t xdi_cuda_beside_of(const xd_average_args *averages, int count, int64_t k,
+                                  xdi_cuda_beside<MOST> *out) {
+    memset(out, 0, sizeof *out);
+    for (int i = 0; i < count; i++) {
+        const xd_average_array *a = &averages[i].arrays[k];
+        xdi_cuda_beside_target *t = &out->at[i];
+        if (!a->target) continue;
+        out->source = a->source;
+        out->count = a->count;
+        out->source_dtype = (uint8_t)a->source_dtype;
+        t->target = a->target;
+        t->compensation = a->compensation;
+        t->origin = a->origin;
+        t->key = a->key;
+        t->dtype = (uint8_t)a->target_dtype;
+        t->random = a->random;
+        t->wide = !a->random && !a->compensation && a->target_dtype != XD_DTYPE_F64 &&
+                  xdi_cuda_is_aligned16(a->target);
+    }
+    out->wide = out->source_dtype != XD_DTYPE_F64 && xdi_cuda_is_aligned16(out->source);
+    return out->count;
+}
+
+static xd_result xdi_cuda_beside_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int i = 0; i < args->average_count; i++)
+        for (int64_t k = 0; k < args->array_count; k++)
+            if (args->averages[i].arrays[k].target) XD_TRY(xdi_cuda_average_check(launch, &args->averages[i], k));
+    return XD_OK;
+}
+
+/* `count` of the averages, at most MOST. */
+template <int MOST>
+static xd_result xdi_cuda_beside_some(const xd_launch *launch, const xd_average_args *averages, int count) {
+    xdi_cuda_beside_options options = {};
+    options.count = count;
+    for (int i = 0; i < count; i++) options.each[i] = xdi_cuda_average_options_of(&averages[i]);
+    return xdi_cuda_each_list<xdi_cuda_beside<MOST>>(
+        averages->array_count,
+        [&](int64_t k, xdi_cuda_beside<MOST> *item) { return xdi_cuda_beside_of(averages, count, k, item); },
+        [&](const xdi_cuda_list<xdi_cuda_beside<MOST>> &list) {
+            static_assert(sizeof list + sizeof options + sizeof(void *) <= 4096, "the parameters of a launch");
+            xdi_cuda_grid grid;
+            XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_beside_kernel<MOST>, &grid));
+            return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_beside_kernel<MOST>, list, options,
+                                   (const xd_status *)launch->status);
+        });
+}
+
+/* The averages beside those of the arrays, of what a step has just written. */
+static xd_result xdi_cuda_beside_run(const xd_launch *launch, const xd_update_args *args) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    for (int at = 0; at < args->average_count; at += XDI_CUDA_BESIDE) {
+        const int left = args->average_count - at;
+        const xd_average_args *averages = args->averages + at;
+        if (left <= 2)
+            XD_TRY(xdi_cuda_beside_some<2>(launch, averages, left));
+        else if (left <= 4)
+            XD_TRY(xdi_cuda_beside_some<4>(launch, averages, left));
+        else
+            XD_TRY(xdi_cuda_beside_some<XDI_CUDA_BESIDE>(
+                launch, averages, left < (int)XDI_CUDA_BESIDE ? left : (int)XDI_CUDA_BESIDE));
+    }
+    return XD_OK;
 }
 
 /* Units of 16, 8, 4, 2 or 1 bytes, as in copies. */
@@ -2016,11 +2171,15 @@ static xd_result xdi_cuda_scale(const xd_launch *launch, const xd_scale_args *ar
 }
 
 static xd_result xdi_cuda_adam_run(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_cuda_update_run<xdi_cuda_adam, true>(launch, args);
+    XD_TRY(xdi_cuda_beside_check(launch, args));
+    XD_TRY((xdi_cuda_update_run<xdi_cuda_adam, true>(launch, args)));
+    return xdi_cuda_beside_run(launch, args);
 }
 
 static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args);
+    XD_TRY(xdi_cuda_beside_check(launch, args));
+    XD_TRY((xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args)));
+    return xdi_cuda_beside_run(launch, args);
 }
 
 template <typename Updates, typename Pairs, typename Counts>
@@ -2041,6 +2200,9 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<2>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<4>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<XDI_CUDA_BESIDE>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_swap_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
@@ -9107,6 +9269,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
     kernels.optimizer.average = xdi_cuda_average;
+    kernels.optimizer.averages_in_steps = true;
     kernels.optimizer.swap = xdi_cuda_swap;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
@@ -9204,4 +9367,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 59325bb15e5613cf893549a51736273ad7f091335ed6f8a5c9c8041771b047c5 */
+/* xdistill sha256 4dcfa32fd1e6ad82c33a16c8ed67f4d0b53c698e22c2809f47158aa5c2cc2524 */

@@ -43,12 +43,18 @@ typedef struct xd_mpi_desc {
     size_t
         staging_bytes; /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of 1 MiB and
                            * 64 KiB per rank. At least 1 KiB per rank */
+    int64_t
+        compare; /* collectives of each group whose arguments are compared, the same on every rank; 0 -> all; -1 -> none */
 } xd_mpi_desc;
 
 /* Joins the processes of an MPI communicator into a world; ranks are those of the communicator.
  *
  *   desc   read during the call only; NULL -> MPI_COMM_WORLD with every default
  *   out    destroy it with xd_comm_destroy before MPI_Finalize
+ *
+ * Comparing the ranks' arguments takes a round of short messages before each call. For calls that are not compared, ranks whose
+ * arguments differ get PEER or TIMEOUT, and the world is broken, as it is by one that is refused on its own rank. Barriers, splits,
+ * agreements, sends, receives and sums over leaves that are not known beforehand (xd_collective.known_leaves) are always compared.
  *
  * The context's CPU level becomes the lowest of all processes. Collective over desc->mpi; waits at most
  * init_timeout_seconds. Memory: staging_bytes, once for all groups that are split from the world.
@@ -61,8 +67,8 @@ typedef struct xd_mpi_desc {
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small),
- * MISMATCH (staging_bytes), MEMORY (PEER on the other ranks). Not so where there is nothing to say it through, and the others
+ * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
+ * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it through, and the others
  * get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups), MEMORY for the first
  * bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
@@ -116,6 +122,7 @@ enum {
 /* What ranks tell each other before there is a world. */
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
+    int64_t compare;
     int32_t cpu;    /* xd_cpu_level */
     int32_t result; /* xd_result of what this rank prepared alone */
 } xdi_mpi_entry;
@@ -180,6 +187,7 @@ typedef struct xdi_mpi {
     int64_t *counts;       /* [size], and its length */
     xd_leaves *leaves;     /* [size] */
     const void **pieces;   /* [size] */
+    int64_t calls;         /* collectives so far */
     char *staging;         /* the world's, or its own: */
     bool is_fork;
 } xdi_mpi;
@@ -516,14 +524,37 @@ static xd_result xdi_mpi_gather_records(xdi_mpi *t, double deadline, const int *
     return xdi_mpi_exchange(t, XDI_MPI_CONTROL, deadline);
 }
 
+/* Whether the ranks compare this call. All have the same count of calls, so all decide the same. */
+static bool xdi_mpi_compares(xdi_mpi *t, const xd_control *mine, const xd_collective *next) {
+    const int64_t compare = t->world->said.compare;
+    const bool moves =
+        mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
+    if (!moves || compare == 0) return true;
+    return t->calls++ < compare || (next && next->leaves.total && !next->known_leaves);
+}
+
 static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                                  xd_control *all, double deadline) {
     xdi_mpi *t = (xdi_mpi *)transport;
-    (void)next;
+    const int n = transport->size;
     if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
-    t->mine = *mine;
-    XD_TRY(xdi_mpi_gather_records(t, deadline, NULL, transport->size));
-    memcpy(all, t->records, (size_t)transport->size * sizeof *all);
+    if (xdi_mpi_compares(t, mine, next)) {
+        t->mine = *mine;
+        XD_TRY(xdi_mpi_gather_records(t, deadline, NULL, n));
+        memcpy(all, t->records, (size_t)n * sizeof *all);
+        return XD_OK;
+    }
+    if (mine->status != (int32_t)XD_OK) { /* the peers are not comparing, so nothing else tells them */
+        xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+        return (xd_result)mine->status;
+    }
+    for (int r = 0; r < n; r++) {
+        all[r] = *mine;
+        all[r].layout = 0; /* those of an all_to_all add up to zero */
+        if (!next || !next->known_leaves) continue;
+        all[r].extra = (uint64_t)next->known_leaves[r].first;
+        all[r].leaves = (uint64_t)next->known_leaves[r].count;
+    }
     return XD_OK;
 }
 
@@ -619,13 +650,19 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
     return XD_OK;
 }
 
-/* Reads every rank's leaves from the control records; returns the elements that a tile of each node may have. */
+/* Reads every rank's leaves from the control records, unless they are known; returns the elements that a tile of each node may
+ * have. */
 static int64_t xdi_mpi_tile(xdi_mpi *t, const xd_collective *c) {
     int64_t nodes = 0;
+    memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
     for (int r = 0; r < t->base.size; r++) {
-        t->leaves[r].first = (int64_t)t->records[r].extra;
-        t->leaves[r].count = (int64_t)t->records[r].leaves;
-        t->leaves[r].total = c->leaves.total;
+        if (c->known_leaves) {
+            t->leaves[r] = c->known_leaves[r];
+        } else if (c->leaves.total) { /* else the records may be those of an earlier call */
+            t->leaves[r].first = (int64_t)t->records[r].extra;
+            t->leaves[r].count = (int64_t)t->records[r].leaves;
+            t->leaves[r].total = c->leaves.total;
+        }
         nodes += xdi_mpi_nodes(t, r);
     }
     const int64_t tile = t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
@@ -818,6 +855,19 @@ static xd_result xdi_mpi_fork(xd_transport *transport, xd_ctx *ctx, double deadl
                    (long long)t->world->staging_bytes);
 }
 
+static size_t xdi_mpi_fork_bytes(const xd_transport *transport) {
+    const xdi_mpi *t = (const xdi_mpi *)transport;
+    const size_t n = (size_t)transport->size;
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_MULTIPLE || t->is_fork) return 0;
+    return sizeof *t + (size_t)t->world->staging_bytes +
+           n * (sizeof *t->world_ranks + sizeof *t->records + sizeof *t->flows + 2 * sizeof *t->requests +
+                2 * sizeof *t->statuses + 2 * sizeof *t->peers + 2 * sizeof *t->arrives +
+                2 * sizeof *t->lanes + sizeof *t->begins + sizeof *t->counts + sizeof *t->leaves +
+                sizeof *t->pieces);
+}
+
 static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
@@ -858,9 +908,11 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
-                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false,
-                                              xdi_mpi_fail,  xdi_mpi_fork,    xdi_mpi_messages };
+static const xd_transport_ops xdi_mpi_ops = {
+    "mpi",        xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort,    xdi_mpi_destroy,
+    xdi_mpi_poll, false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes,
+    false
+};
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -925,7 +977,7 @@ static bool xdi_mpi_staging_fits(uint64_t bytes, int size) {
 
 /* What all ranks refuse in the same words, having heard the same: a rank that refused its own alone would leave the others
  * waiting. */
-static xd_result xdi_mpi_check_staging(xd_ctx *ctx, const xdi_mpi_entry *all, int size) {
+static xd_result xdi_mpi_check_settings(xd_ctx *ctx, const xdi_mpi_entry *all, int size) {
     for (int r = 0; r < size; r++)
         if (!xdi_mpi_staging_fits(all[r].staging_bytes, size))
             return XD_FAIL_CULPRIT(ctx, XD_ERROR_ARGUMENT, r,
@@ -937,13 +989,18 @@ static xd_result xdi_mpi_check_staging(xd_ctx *ctx, const xdi_mpi_entry *all, in
             return XD_FAIL_CULPRIT(
                 ctx, XD_ERROR_MISMATCH, r, "staging_bytes is %llu on rank %d, and %llu on rank 0",
                 (unsigned long long)all[r].staging_bytes, r, (unsigned long long)all[0].staging_bytes);
+    for (int r = 0; r < size; r++)
+        if (all[r].compare < -1 || all[r].compare != all[0].compare)
+            return XD_FAIL_CULPRIT(ctx, all[r].compare < -1 ? XD_ERROR_ARGUMENT : XD_ERROR_MISMATCH, r,
+                                   "compare is %lld on rank %d, and %lld on rank 0",
+                                   (long long)all[r].compare, r, (long long)all[0].compare);
     return XD_OK;
 }
 
 /* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
 static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, xd_result mine) {
     int32_t lowest = all[0].cpu;
-    XD_TRY(xdi_mpi_check_staging(ctx, all, size));
+    XD_TRY(xdi_mpi_check_settings(ctx, all, size));
     XD_TRY(mine);
     for (int r = 0; r < size; r++) {
         if (all[r].result != XD_OK)
@@ -1003,7 +1060,7 @@ static xd_result xdi_mpi_prepare(xd_ctx *ctx, xdi_mpi_world *world, int size, in
     return xd_comm_create(ctx, &t->base, out);
 }
 
-static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, int size, int rank) {
+static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, int size, int rank) {
     const size_t each = sizeof(xdi_mpi_entry) + sizeof(int32_t);
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
     if (!world) return NULL;
@@ -1016,7 +1073,8 @@ static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, size_t staging_bytes, in
     world->rank = rank;
     world->holders = 1; /* xd_comm_mpi, until all have agreed */
     world->next_group = 2;
-    world->said.staging_bytes = staging_bytes;
+    world->said.staging_bytes = d->staging_bytes;
+    world->said.compare = d->compare;
     world->heard = (xdi_mpi_entry *)(world + 1);
     world->waits_for = (int32_t *)(world->heard + size);
     for (int r = 0; r < size; r++) world->waits_for[r] = -1;
@@ -1053,7 +1111,7 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
     MPI_Comm_size(d.mpi, &size);
     MPI_Comm_rank(d.mpi, &rank);
     xd_ctx_set_rank(ctx, rank);
-    xdi_mpi_world *world = xdi_mpi_create_world(ctx, d.staging_bytes, size, rank);
+    xdi_mpi_world *world = xdi_mpi_create_world(ctx, &d, size, rank);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
     xd_comm *comm = NULL;
     const xd_result mine = xdi_mpi_prepare(ctx, world, size, rank, &comm);

@@ -79,8 +79,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * Comparing the ranks' arguments takes a network round trip. The host waits for it, and so for the group's
  * earlier collectives, but not for kernels launched after them. For calls that are not compared, the call only
  * starts work, ranks whose arguments differ hang until the next deadline, and either all ranks or none must
- * pass displacements. Barriers, splits, agreements and sums over leaves are always compared; sends and receives
- * when compare is 0.
+ * pass displacements. Barriers, splits, agreements and sums over leaves that are not known beforehand
+ * (xd_collective.known_leaves) are always compared; sends and receives when compare is 0.
  *
  * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
  * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
@@ -994,9 +994,11 @@ struct xdi_nccl {
     xdi_nccl_world *world;
     xdi_nccl *next; /* in world->groups */
     ncclComm_t comm;
-    int *world_ranks;    /* [size] */
-    xd_control *records; /* [size], page-locked: copies into other memory would wait inside CUDA */
-    xd_control *arrived; /* [size], the same on the device */
+    int *world_ranks; /* [size] */
+    /* [2 size], page-locked: copies into other memory would wait inside CUDA. Those of all ranks, then, of messages, what this one
+     * tells each of them */
+    xd_control *records;
+    xd_control *arrived; /* [2 size], the same on the device */
     cudaEvent_t last;    /* recorded after the last work on comm */
     int64_t calls;       /* collectives so far */
     bool displaced;      /* some rank passed displacements to the call in progress */
@@ -1050,6 +1052,12 @@ static xd_result xdi_nccl_expire(xdi_nccl *t) {
 static xd_result xdi_nccl_lost(xdi_nccl *t, xd_result result) {
     if (result != XD_OK) xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[t->base.rank]);
     return result;
+}
+
+/* An error of the device's context is one of a forked handle's. */
+static xd_result xdi_nccl_pass_on(xdi_nccl *t, xd_result result) {
+    if (result == XD_OK || t->base.ctx == t->world->ctx) return result;
+    return XD_FAIL(t->base.ctx, result, "%.300s", xd_last_error(t->world->ctx)->message);
 }
 
 static xd_result xdi_nccl_cuda(xdi_nccl *t, cudaError_t code) {
@@ -1167,7 +1175,7 @@ static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_coll
     const bool moves =
         mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
     if (!moves) return true;
-    return t->calls++ < t->world->compare || (next && next->leaves.total);
+    return t->calls++ < t->world->compare || (next && next->leaves.total && !next->known_leaves);
 }
 
 static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
@@ -1189,6 +1197,9 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     for (int r = 0; r < n; r++) {
         all[r] = *mine;
         all[r].layout = 0; /* those of an all_to_all add up to zero */
+        if (!next || !next->known_leaves) continue;
+        all[r].extra = (uint64_t)next->known_leaves[r].first;
+        all[r].leaves = (uint64_t)next->known_leaves[r].count;
     }
     return XD_OK;
 }
@@ -1302,8 +1313,8 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
                                  int64_t stride, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size;
-    const xd_reduce_kernels *reduce = &xd_ctx_kernels(t->base.ctx)->reduce;
-    xd_launch launch = xd_ctx_launch(t->base.ctx);
+    const xd_reduce_kernels *reduce = &xd_ctx_kernels(t->world->ctx)->reduce;
+    xd_launch launch = xd_ctx_launch(t->world->ctx);
     int64_t longest = 0;
     launch.stream = stream;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
@@ -1317,17 +1328,19 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
             c->leaves.total
                 ? reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
                 : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
-        XD_TRY(xdi_nccl_lost(t, result));
+        XD_TRY(xdi_nccl_lost(t, xdi_nccl_pass_on(t, result)));
     }
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
 
-/* Reads every rank's leaves from the control records; returns the elements of each node in a tile. */
+/* Reads every rank's leaves from the control records, unless they are known; returns the elements of each node in a tile. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
     int64_t nodes = 0;
     memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
     for (int r = 0; r < t->base.size; r++) {
-        if (c->leaves.total) { /* else the records may be those of an earlier call */
+        if (c->known_leaves) {
+            t->leaves[r] = c->known_leaves[r];
+        } else if (c->leaves.total) { /* else the records may be those of an earlier call */
             t->leaves[r].first = (int64_t)t->records[r].extra;
             t->leaves[r].count = (int64_t)t->records[r].leaves;
             t->leaves[r].total = c->leaves.total;
@@ -1424,17 +1437,11 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
 
 /* Starts a call whose memory is all on the device. */
 static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
-    const size_t size = xd_dtype_size(c->dtype);
     XD_TRY(xdi_nccl_enter(t, stream));
     if (c->kind == XD_COLLECTIVE_ALL_REDUCE) {
         XD_TRY(xdi_nccl_all_reduce(t, c, stream, deadline));
     } else if (c->kind == XD_COLLECTIVE_REDUCE_SCATTER) {
         XD_TRY(xdi_nccl_reduce_scatter(t, c, stream, deadline));
-    } else if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) {
-        xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-        if (c->kind == XD_COLLECTIVE_SEND) xdi_nccl_put(&batch, c->root, c->send, 0, c->count, size);
-        if (c->kind == XD_COLLECTIVE_RECV) xdi_nccl_get(&batch, c->root, c->recv, 0, c->count, size);
-        XD_TRY(xdi_nccl_end(&batch, deadline));
     } else {
         XD_TRY(xdi_nccl_move(t, c, stream, deadline));
     }
@@ -1460,8 +1467,6 @@ static void xdi_nccl_extents(const xdi_nccl *t, const xd_collective *c, int64_t 
     const int64_t received = c->recv_counts ? xdi_nccl_extent(c->recv_counts, c->recv_displacements, n) : 0;
     *send = *recv = 0;
     switch (c->kind) {
-    case XD_COLLECTIVE_SEND: *send = c->count; break;
-    case XD_COLLECTIVE_RECV: *recv = c->count; break;
     case XD_COLLECTIVE_BROADCAST: *(root ? send : recv) = c->count; break;
     case XD_COLLECTIVE_ALL_REDUCE: *send = c->count * nodes, *recv = c->count; break;
     case XD_COLLECTIVE_REDUCE_SCATTER: *send = sent * nodes, *recv = c->send_counts[me]; break;
@@ -1473,17 +1478,18 @@ static void xdi_nccl_extents(const xdi_nccl *t, const xd_collective *c, int64_t 
 }
 
 static bool xdi_nccl_on_host(const xdi_nccl *t, const void *memory, int64_t elements) {
-    return memory && elements > 0 && !xd_ctx_kernels(t->base.ctx)->memory.owns(t->base.ctx, memory);
+    xd_ctx *ctx = t->world->ctx;
+    return memory && elements > 0 && !xd_ctx_kernels(ctx)->memory.owns(ctx, memory);
 }
 
 /* Enlarges the mirror to at least `bytes`. Nothing uses it between calls. */
 static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     xdi_nccl_world *world = t->world;
-    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
+    const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (bytes <= world->mirror_bytes) return XD_OK;
-    memory->release(t->base.ctx, world->mirror);
+    memory->release(world->ctx, world->mirror);
     world->mirror_bytes = 0;
-    world->mirror = (char *)memory->allocate(t->base.ctx, bytes);
+    world->mirror = (char *)memory->allocate(world->ctx, bytes);
     if (!world->mirror)
         return xdi_nccl_lost(t,
                              XD_FAIL(t->base.ctx, XD_ERROR_MEMORY,
@@ -1527,58 +1533,178 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
     return xdi_nccl_run_host(t, c, (size_t)send * size, (size_t)recv * size, deadline);
 }
 
-/* ---- two ranks ---- */
+/* ---- messages of a caller ---- */
 
-/* Swaps records with one other rank. */
-static xd_result xdi_nccl_swap(xdi_nccl *t, int peer, const xd_control *mine, double deadline) {
+/* The messages of a pair of ranks have an order that both know: those from the lower rank first, then as listed. The k-th of each
+ * pair are a wave, which all ranks are in at the same time. */
+static void xdi_nccl_number(const xdi_nccl *t, xd_message *messages, int count) {
+    for (int i = 0; i < count; i++) {
+        const xd_collective *c = &messages[i].record;
+        const bool up = (c->kind == XD_COLLECTIVE_SEND) == (t->base.rank < c->root);
+        int before = 0;
+        for (int k = 0; k < count; k++) {
+            const xd_collective *other = &messages[k].record;
+            const bool same = other->kind == c->kind;
+            if (other->root == c->root && (same ? k < i : !up)) before++;
+        }
+        messages[i].stage = 1 + before;
+    }
+}
+
+/* Swaps what both ranks passed, for all messages of a wave at once; false in *any without one. */
+static xd_result xdi_nccl_offer(xdi_nccl *t, xd_message *messages, int count, int wave, bool *any,
+                                double deadline) {
     const cudaStream_t stream = t->world->stream;
-    const int me = t->base.rank;
-    const size_t size = sizeof *mine;
-    t->records[me] = *mine;
+    const int n = t->base.size;
+    const size_t size = sizeof *t->records;
+    xd_control *mine = t->records + n;
+    *any = false;
+    memset(mine, 0, (size_t)n * size);
+    for (int i = 0; i < count; i++) {
+        if (messages[i].stage != wave) continue;
+        mine[messages[i].record.root].count = (uint64_t)messages[i].record.count;
+        mine[messages[i].record.root].dtype = (uint32_t)messages[i].record.dtype;
+        *any = true;
+    }
+    if (!*any) return XD_OK;
     XD_TRY(xdi_nccl_enter(t, stream));
-    XD_TRY(xdi_nccl_copy(t, stream, &t->arrived[me], &t->records[me], size));
+    XD_TRY(xdi_nccl_copy(t, stream, t->arrived + n, mine, (size_t)n * size));
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    xdi_nccl_put(&batch, peer, t->arrived, me, 1, size);
-    xdi_nccl_get(&batch, peer, t->arrived, peer, 1, size);
+    for (int i = 0; i < count; i++) {
+        if (messages[i].stage != wave) continue;
+        xdi_nccl_put(&batch, messages[i].record.root, t->arrived, n + messages[i].record.root, 1, size);
+        xdi_nccl_get(&batch, messages[i].record.root, t->arrived, messages[i].record.root, 1, size);
+    }
     XD_TRY(xdi_nccl_end(&batch, deadline));
-    XD_TRY(xdi_nccl_copy(t, stream, &t->records[peer], &t->arrived[peer], size));
+    for (int i = 0; i < count; i++) {
+        const int peer = messages[i].record.root;
+        if (messages[i].stage == wave)
+            XD_TRY(xdi_nccl_copy(t, stream, &t->records[peer], &t->arrived[peer], size));
+    }
+    XD_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(xdi_nccl_wait(t, deadline));
+    for (int i = 0; i < count; i++) {
+        if (messages[i].stage != wave) continue;
+        messages[i].their_count = (int64_t)t->records[messages[i].record.root].count;
+        messages[i].their_dtype = (xd_dtype)t->records[messages[i].record.root].dtype;
+    }
+    return XD_OK;
+}
+
+/* Whether a message of this wave moves data. */
+static bool xdi_nccl_moves(const xd_message *m, int wave) {
+    const xd_collective *c = &m->record;
+    return m->stage == wave && c->count > 0 && c->dtype != XD_DTYPE_NONE && c->dtype == m->their_dtype &&
+           c->count == m->their_count;
+}
+
+/* A message's memory and its bytes; on the device at *behind of the mirror when it is the host's, and *behind goes on. */
+static void *xdi_nccl_reach(const xdi_nccl *t, const xd_collective *c, size_t *bytes, size_t *behind) {
+    void *data = c->kind == XD_COLLECTIVE_SEND ? (void *)(uintptr_t)c->send : c->recv;
+    const size_t at = *behind;
+    *bytes = (size_t)c->count * xd_dtype_size(c->dtype);
+    if (!xdi_nccl_on_host(t, data, c->count)) return data;
+    *behind += (*bytes + 255) / 256 * 256;
+    return t->world->mirror + at;
+}
+
+/* Copies between the host's memory of a wave's messages of a kind and the mirror. */
+static xd_result xdi_nccl_reflect(xdi_nccl *t, const xd_message *messages, int count, int wave,
+                                  xd_collective_kind kind) {
+    const cudaStream_t stream = t->world->stream;
+    size_t bytes, behind = 0;
+    for (int i = 0; i < count; i++) {
+        const xd_collective *c = &messages[i].record;
+        if (!xdi_nccl_moves(&messages[i], wave)) continue;
+        char *there = (char *)xdi_nccl_reach(t, c, &bytes, &behind);
+        if (c->kind != kind) continue;
+        if (kind == XD_COLLECTIVE_SEND && there != c->send)
+            XD_TRY(xdi_nccl_copy(t, stream, there, c->send, bytes));
+        if (kind == XD_COLLECTIVE_RECV && there != c->recv)
+            XD_TRY(xdi_nccl_copy(t, stream, c->recv, there, bytes));
+    }
+    return XD_OK;
+}
+
+/* Starts all of a wave as one group. */
+static xd_result xdi_nccl_launch(xdi_nccl *t, const xd_message *messages, int count, int wave,
+                                 cudaStream_t stream, double deadline) {
+    size_t bytes, behind = 0;
+    xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
+    for (int i = 0; i < count; i++) {
+        const xd_collective *c = &messages[i].record;
+        if (!xdi_nccl_moves(&messages[i], wave)) continue;
+        void *data = xdi_nccl_reach(t, c, &bytes, &behind);
+        if (c->kind == XD_COLLECTIVE_SEND) xdi_nccl_put(&batch, c->root, data, 0, (int64_t)bytes, 1);
+        if (c->kind == XD_COLLECTIVE_RECV) xdi_nccl_get(&batch, c->root, data, 0, (int64_t)bytes, 1);
+    }
+    return xdi_nccl_end(&batch, deadline);
+}
+
+/* Moves the data of a wave: on the caller's stream, or through the mirror when some of it is the host's, and then the host waits. */
+static xd_result xdi_nccl_carry(xdi_nccl *t, const xd_message *messages, int count, int wave,
+                                double deadline) {
+    void *const given = messages[0].record.stream;
+    const cudaStream_t theirs = (cudaStream_t)given;
+    size_t bytes, behind = 0;
+    int moving = 0;
+    for (int i = 0; i < count; i++) {
+        if (!xdi_nccl_moves(&messages[i], wave)) continue;
+        (void)xdi_nccl_reach(t, &messages[i].record, &bytes, &behind);
+        moving++;
+    }
+    if (moving == 0) return XD_OK;
+    XD_TRY(xdi_nccl_enter(t, theirs));
+    if (behind == 0) {
+        XD_TRY(xdi_nccl_launch(t, messages, count, wave, theirs, deadline));
+        return xdi_nccl_leave(t, theirs);
+    }
+    const cudaStream_t stream = t->world->stream;
+    XD_TRY(xdi_nccl_leave(t, theirs)); /* buffers on the device belong to it */
+    XD_TRY(xdi_nccl_widen(t, behind));
+    XD_TRY(xdi_nccl_enter(t, stream));
+    XD_TRY(xdi_nccl_reflect(t, messages, count, wave, XD_COLLECTIVE_SEND));
+    XD_TRY(xdi_nccl_launch(t, messages, count, wave, stream, deadline));
+    XD_TRY(xdi_nccl_leave(t, stream));
+    XD_TRY(
+        xdi_nccl_wait(t, deadline)); /* the copies below may block inside CUDA, so nothing may be pending */
+    XD_TRY(xdi_nccl_reflect(t, messages, count, wave, XD_COLLECTIVE_RECV));
     XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
 }
 
-/* A pair of ranks has no common count of calls, so it is compared only when all calls are. */
-static xd_result xdi_nccl_pair(xdi_nccl *t, const xd_collective *c, double deadline) {
-    const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int me = t->base.rank, from = t->world_ranks[sends ? me : c->root],
-              to = t->world_ranks[sends ? c->root : me];
-    xd_control mine;
-    memset(&mine, 0, sizeof mine);
-    mine.count = (uint64_t)c->count;
-    mine.dtype = (uint32_t)c->dtype;
-    if (t->world->compare < INT64_MAX) {
-        if (c->dtype != XD_DTYPE_NONE) return xdi_nccl_run(t, c, deadline);
-        xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[me]); /* as in control */
-        return XD_OK;
+/* What is not compared is one wave: on each way between two ranks data goes in the order of the lists. */
+static xd_result xdi_nccl_exchange_unseen(xdi_nccl *t, xd_message *messages, int count, double deadline) {
+    int refused = 0;
+    for (int i = 0; i < count; i++) {
+        messages[i].stage = 1;
+        messages[i].their_count = messages[i].record.count;
+        messages[i].their_dtype = messages[i].record.dtype;
+        refused += messages[i].record.dtype == XD_DTYPE_NONE;
     }
-    XD_TRY(xdi_nccl_swap(t, c->root, &mine, deadline));
-    const xd_control *theirs = &t->records[c->root], *offer = sends ? &mine : theirs,
-                     *wish = sends ? theirs : &mine;
-    if (mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* there is no data to move */
-    XD_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
-               "rank %d refused its own arguments", t->world_ranks[c->root]);
-    XD_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH,
-               "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
-               xd_dtype_name((xd_dtype)wish->dtype));
-    XD_REQUIRE(t->base.ctx, offer->count == wish->count, XD_ERROR_MISMATCH,
-               "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
-               (long long)wish->count);
-    return xdi_nccl_run(t, c, deadline);
+    if (refused == 0) return xdi_nccl_carry(t, messages, count, 1, deadline);
+    xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[t->base.rank]); /* as in control */
+    return refused == count ? XD_OK : xdi_nccl_report(t);
+}
+
+/* A pair of ranks has no common count of calls, so messages are compared only when all calls are. */
+static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *messages, int count,
+                                       double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    if (t->world->compare < INT64_MAX) return xdi_nccl_exchange_unseen(t, messages, count, deadline);
+    xdi_nccl_number(t, messages, count);
+    for (int wave = 1;; wave++) {
+        bool any;
+        XD_TRY(xdi_nccl_offer(t, messages, count, wave, &any, deadline));
+        if (!any) return XD_OK;
+        XD_TRY(xdi_nccl_carry(t, messages, count, wave, deadline));
+    }
 }
 
 static xd_result xdi_nccl_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_nccl *t = (xdi_nccl *)transport;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) return xdi_nccl_pair(t, c, deadline);
     return xdi_nccl_run(t, c, deadline);
 }
 
@@ -1594,8 +1720,8 @@ static xd_result xdi_nccl_join(xdi_nccl *t, const ncclUniqueId *id, double deadl
     return xdi_nccl_settle(t, code, deadline);
 }
 
-/* The first member creates an id and sends it to the others. NCCL has a split too, but ranks outside the group
- * would have to call it as well. */
+/* The first member creates an id and sends it to the others; `members` NULL: all. NCCL has a split too, but ranks outside the
+ * group would have to call it as well. */
 static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int rank, ncclUniqueId *id,
                                   double deadline) {
     const cudaStream_t stream = t->world->stream;
@@ -1608,8 +1734,8 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
     XD_TRY(xdi_nccl_enter(t, stream));
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 1; r < size && rank == 0; r++)
-        xdi_nccl_put(&batch, members[r], t->world->mirror, 0, 1, bytes);
-    if (rank > 0) xdi_nccl_get(&batch, members[0], t->world->mirror, 0, 1, bytes);
+        xdi_nccl_put(&batch, members ? members[r] : r, t->world->mirror, 0, 1, bytes);
+    if (rank > 0) xdi_nccl_get(&batch, members ? members[0] : 0, t->world->mirror, 0, 1, bytes);
     XD_TRY(xdi_nccl_end(&batch, deadline));
     XD_TRY(xdi_nccl_leave(t, stream));
     XD_TRY(xdi_nccl_wait(t, deadline));
@@ -1635,6 +1761,26 @@ static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int
     else
         xdi_nccl_destroy(&child->base);
     return result;
+}
+
+/* The same ranks, and the world's stream and memory on the device: calls of both come from one thread, in one order. */
+static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_nccl *t = (xdi_nccl *)transport, *twin = NULL;
+    const int n = transport->size;
+    ncclUniqueId id;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    XD_TRY(xdi_nccl_pass_on(t, xdi_nccl_create(t->world, n, transport->rank, &twin)));
+    memcpy(twin->world_ranks, t->world_ranks, (size_t)n * sizeof *t->world_ranks);
+    twin->base.ctx = transport->ctx; /* whose errors these are */
+    xd_result result = xdi_nccl_hand_on(t, NULL, n, transport->rank, &id, deadline);
+    if (result == XD_OK) result = xdi_nccl_join(twin, &id, deadline);
+    if (result != XD_OK) {
+        xdi_nccl_destroy(&twin->base);
+        return result;
+    }
+    twin->base.ctx = ctx;
+    *out = &twin->base;
+    return XD_OK;
 }
 
 static void xdi_nccl_abort(xd_transport *transport) {
@@ -1667,7 +1813,7 @@ static void xdi_nccl_release_world(xdi_nccl_world *world) {
 
 static void xdi_nccl_destroy(xd_transport *transport) {
     xdi_nccl *t = (xdi_nccl *)transport;
-    xd_ctx *ctx = transport->ctx;
+    xd_ctx *ctx = t->world->ctx; /* a forked handle's own has no device */
     xdi_nccl **at = &t->world->groups;
     xdi_nccl_close(t);
     while (*at != t) at = &(*at)->next;
@@ -1693,8 +1839,10 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                xdi_nccl_fail,
+                                               xdi_nccl_fork,
+                                               xdi_nccl_exchange_all,
                                                NULL,
-                                               NULL };
+                                               true };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {
@@ -1716,9 +1864,9 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
-    t->arrived = (xd_control *)xd_ctx_kernels(ctx)->memory.allocate(ctx, n * sizeof *t->arrived);
+    t->arrived = (xd_control *)xd_ctx_kernels(ctx)->memory.allocate(ctx, 2 * n * sizeof *t->arrived);
     cudaError_t code = cudaEventCreateWithFlags(&t->last, cudaEventDisableTiming);
-    if (code == cudaSuccess) code = cudaMallocHost(&records, n * sizeof *t->records);
+    if (code == cudaSuccess) code = cudaMallocHost(&records, 2 * n * sizeof *t->records);
     t->records = (xd_control *)records;
     if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived ||
         code != cudaSuccess) {

@@ -3,6 +3,7 @@
 #include "xdistill.h"
 #include "exchange_suite.h"
 #include "node_world.h"
+#include "queue_bytes.h"
 #include "queue_program.h"
 #include "queue_suite.h"
 
@@ -53,6 +54,16 @@ static xd_result program_rank(xd_comm *world, void *argument) {
         CHECK(jobs[0].traffic[rank][0].calls > 0);
     }
     return XD_OK;
+}
+
+XD_TEST(a_queue_takes_what_its_bytes_say) {
+    const xd_ctx_desc desc = { .timeout_seconds = 20,
+                               .init_timeout_seconds = 20,
+                               .allocator = { count_allocate, count_release, NULL } };
+    const node_start start = { .ranks = 3, .desc = &desc, .function = queue_bytes_rank };
+    char message[256];
+    CHECK_EQ_INT(node_run(&start, message), XD_OK);
+    CHECK_EQ_STR(message, "");
 }
 
 XD_TEST(a_random_program_on_workers_gives_the_bits_and_counters_of_the_same_inline) {

@@ -125,6 +125,47 @@ static void keep_line(void *user, const char *line) {
     snprintf(l->count++ ? l->last : l->first, sizeof l->last, "%s", line);
 }
 
+static xd_result plan_with_queues(xd_comm *world, void *argument) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_queue_desc descs[] = { { XD_QUEUE_WORKER, 32 }, { XD_QUEUE_INLINE, 20 } };
+    xd_queue *queues[2];
+    xd_memory_bytes bytes[2];
+    (void)argument;
+    for (int i = 0; i < 2; i++) {
+        XD_TRY(xd_queue_bytes(world, &descs[i], &bytes[i]));
+        XD_TRY(xd_queue_create(world, &descs[i], &queues[i]));
+    }
+    xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
+    xd_fsdp_desc fsdp = { .leaves = 8, .gathers = queues[0], .reductions = queues[1] };
+    const xd_pipeline_run_desc pipeline = { .schedule = { .ranks = 4, .micro_batches = 8 },
+                                            .ndim = 1,
+                                            .shape = { 100 },
+                                            .dtype = XD_DTYPE_F32,
+                                            .sends = queues[1] };
+    const xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 3, .pipeline = &pipeline };
+    xd_memory_plan plan;
+    lines all = { 0 };
+    CHECK(xd_plan_memory(model, &d, 0, &plan) == XD_OK);
+    CHECK_EQ_INT(plan.queues.host, bytes[0].host + bytes[1].host);
+    CHECK(plan.queues.device == 0 && bytes[0].host > bytes[1].host);
+    fsdp.gathers = NULL;
+    CHECK(xd_plan_memory(model, &d, 2, &plan) == XD_OK);
+    CHECK_EQ_INT(plan.queues.host, bytes[1].host);
+    CHECK(xd_plan_print(model, &d, (xd_build_report){ keep_line, &all }) == XD_OK);
+    CHECK(strstr(all.first, "     pipeline       queues          all"));
+    double columns[11];
+    char *at = strstr(all.last, "sum") + 3;
+    for (int i = 0; i < 11; i++) columns[i] = strtod(at, &at);
+    CHECK(fabs(columns[9] - 3.0 * (double)bytes[1].host / 1024.0) < 0.06);
+    xd_model_destroy(model);
+    for (int i = 0; i < 2; i++) xd_queue_destroy(queues[i]);
+    return XD_OK;
+}
+
+XD_TEST(a_plan_has_the_queues_that_its_descs_name_each_once) {
+    CHECK(xd_run_threads(3, NULL, plan_with_queues, NULL, NULL) == XD_OK);
+}
+
 XD_TEST(all_ranks_of_a_large_group_are_planned_by_one) {
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);

@@ -2,6 +2,7 @@
  * and what is refused is refused on all ranks. Ranks are threads, and time is a counter of ours: no test sleeps. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "queue_bytes.h"
 #include "queue_program.h"
 
 #include <sched.h>
@@ -429,12 +430,60 @@ static xd_result steady_rank(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
+/* The caller's table is another one while a worker sums. */
+static xd_result known_rank(xd_comm *world, void *argument) {
+    const xd_queue_desc d = { XD_QUEUE_WORKER, 1 };
+    const int n = xd_comm_size(world);
+    xd_queue *queue = NULL;
+    xd_leaves known[4];
+    float sum = 1.0f;
+    (void)argument;
+    for (int r = 0; r < n; r++) known[r] = (xd_leaves){ r, 1, n };
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = c.recv = &sum;
+    c.count = 1;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves = known[xd_comm_rank(world)];
+    c.known_leaves = known;
+    XD_TRY(xd_queue_create(world, &d, &queue));
+    xd_result result = xd_barrier(world);
+    for (int k = 0; k < 20 && result == XD_OK; k++) {
+        xd_ticket ticket;
+        for (int r = 0; r < n; r++) known[r] = (xd_leaves){ r, 1, n };
+        result = xd_queue_start(queue, &c, &ticket);
+        for (int r = 0; r < n; r++) known[r] = (xd_leaves){ -1, 7, -3 };
+        if (result == XD_OK) result = xd_queue_wait(queue, ticket);
+    }
+    CHECK(sum == (float)(1 << 20) * (float)(1 << 20)); /* times four, twenty times */
+    xd_queue_destroy(queue);
+    return result;
+}
+
+XD_TEST(known_leaves_are_copied_by_a_start) {
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(4, &desc, known_rank, NULL, NULL), XD_OK);
+}
+
 XD_TEST(starts_and_waits_allocate_nothing) {
     const xd_ctx_desc d = { .allocator = { scarce, give_back, NULL } };
     for (int f = 0; f < 2; f++) {
         xd_queue_form form = forms[f];
         CHECK_EQ_INT(xd_run_threads(RANKS, &d, steady_rank, &form, NULL), XD_OK);
     }
+}
+
+XD_TEST(a_queue_takes_what_its_bytes_say) {
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL } };
+    for (int ranks = 1; ranks <= 5; ranks += 2)
+        CHECK_EQ_INT(xd_run_threads(ranks, &desc, queue_bytes_rank, NULL, NULL), XD_OK);
+    xd_ctx *ctx = NULL;
+    xd_comm *self = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+    CHECK_EQ_INT(queue_bytes_rank(self, NULL), XD_OK);
+    xd_comm_destroy(self);
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST_MAIN()

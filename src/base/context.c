@@ -160,6 +160,10 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     return XD_OK;
 }
 
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {
+    return sizeof(xd_ctx) + room;
+}
+
 XD_PRIVATE void *xdi_ctx_room(const xd_ctx *ctx) {
     return (void *)(uintptr_t)(ctx + 1);
 }

@@ -127,6 +127,9 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
 
+/* context.c: bytes of a context with one thread and this room (xdi_ctx_make), before it has scratch memory. */
+XD_PRIVATE size_t xdi_ctx_bytes(size_t room);
+
 /* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
  * context caches what is returned to it, so that repeated calls allocate nothing. */
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);

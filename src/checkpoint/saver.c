@@ -3,6 +3,7 @@
 #include "checkpoint/saver.h"
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
+#include "kernel/internal.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -13,6 +14,7 @@ struct xd_checkpoint_saver {
     xd_comm *runner; /* which carries saves out: comm, or its twin */
     xd_ctx *ctx;     /* of the twin; NULL: there is no thread */
     unsigned char *stage;
+    void *locked; /* the same where it is page-locked memory; else NULL */
     size_t stage_bytes;
     void *kept; /* copies of what the desc points to */
     bool open;  /* between start and wait; the caller's alone */
@@ -256,7 +258,8 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
     pthread_cond_init(&s->finished, NULL);
     *out = s;
     s->stage_bytes = bytes;
-    s->stage = (unsigned char *)xd_allocate(ctx, bytes);
+    s->locked = xdi_locked_take(ctx, bytes);
+    s->stage = (unsigned char *)(s->locked ? s->locked : xd_allocate(ctx, bytes));
     XD_REQUIRE(ctx, s->stage, XD_ERROR_MEMORY, "no room for copies of %llu bytes", (unsigned long long)bytes);
     return XD_OK;
 }
@@ -272,6 +275,7 @@ static xd_result xdi_saver_employ(xd_checkpoint_saver *s) {
 static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     xd_comm *twin = NULL;
     xd_ctx *ctx = NULL;
+    if (!xdi_comm_forks_for_threads(s->comm)) return XD_OK;
     xd_result result = xd_agree(s->comm, xdi_queue_context(s->comm, "a saver", &ctx));
     if (result == XD_OK) result = xdi_comm_fork(s->comm, ctx, &twin);
     if (!twin) {
@@ -309,6 +313,7 @@ XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
     pthread_cond_destroy(&s->finished);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
-    xd_release(ctx, s->stage);
+    xdi_locked_give(ctx, s->locked);
+    if (!s->locked) xd_release(ctx, s->stage);
     xd_release(ctx, s);
 }

@@ -253,7 +253,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 
 XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine) {
     xd_collective c = *collective;
-    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
+    if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves), c.known_leaves = NULL;
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
     if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
@@ -414,6 +414,23 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
     return comm->counters;
 }
 
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
+    return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
+}
+
+static size_t xdi_comm_handle_bytes(int size) {
+    const xd_comm *comm = NULL;
+    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
+                                          sizeof *comm->counts + sizeof *comm->one_each);
+}
+
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
+    const xd_transport *t = comm->transport;
+    const size_t bytes = t->ops->fork && t->ops->fork_bytes ? t->ops->fork_bytes(t) : 0;
+    const bool is_unknown = t->ops->fork && !t->ops->fork_bytes;
+    return bytes > 0 || is_unknown ? bytes + xdi_comm_handle_bytes(t->size) : 0;
+}
+
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
@@ -430,18 +447,29 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
     comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
-    if (!comm->all || !comm->values || !comm->members || !comm->counts) {
+    comm->one_each = (xd_leaves *)xd_allocate(ctx, n * sizeof *comm->one_each);
+    if (!comm->all || !comm->values || !comm->members || !comm->counts || !comm->one_each) {
         xd_comm_destroy(comm);
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
+    for (int r = 0; r < transport->size; r++) {
+        comm->one_each[r].first = r;
+        comm->one_each[r].count = 1;
+        comm->one_each[r].total = transport->size;
+    }
     *out = comm;
     return XD_OK;
+}
+
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
+    return comm->one_each;
 }
 
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
     comm->transport->ops->destroy(comm->transport);
+    xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
     xd_release(comm->ctx, comm->values);

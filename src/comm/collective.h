@@ -68,6 +68,11 @@ typedef struct xd_collective {
     xd_leaves leaves;
     void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
+    /* [size] or NULL, on all ranks or on none: the leaves of every rank, where all ranks know them beforehand, because they have
+     * agreed on a plan. Entry `rank` is what `leaves` says, and together they are [0, total) in rank order. Then a transport that
+     * compares nothing need not ask for them: a sum over leaves takes no round of its own (xd_nccl_desc.compare,
+     * xd_mpi_desc.compare). Bits are the same. NULL -> ranks tell each other */
+    const xd_leaves *known_leaves;
 } xd_collective;
 
 /* What one handle has moved so far. */
@@ -99,12 +104,13 @@ XD_API void xd_comm_abort(xd_comm *comm);
 /* The same ranks, in the same order, for another context: a group whose calls work in the memory of `ctx` and report to it. What
  * ranks with a GPU do on the host goes over a group of a context without one: optimizers of parts that are kept there
  * (xd_fsdp_desc.host), checkpoints of them. It shares the fate of the world and nothing else, and is destroyed before it. On MPI
- * it is not split and not forked again.
+ * it is not split and not forked again. On NCCL calls of both come from one thread, in one order on all ranks; memory of the host
+ * passes through the GPU.
  *
  *   ctx   with the allocator and the reduction mode of the group's own; outlives *out. Another one, or the same
  *
  * Collective over comm. Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (the
- * transport cannot: NCCL), MEMORY, and those of xd_comm_split. */
+ * transport cannot: MPI below MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
 /* Returns on every rank after every rank has called. */
@@ -141,8 +147,9 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
  *             in their order. On a device all go to the stream of the first
  *
  * Returns when every message has been received or has failed; a failure of one does not stop the others, and the first in the
- * order of records is returned. Where the transport cannot hold several messages (NCCL) they go one after another in an order
- * that all ranks share, which cannot dead-lock as long as both ends of each are in an xd_exchange.
+ * order of records is returned. Over NCCL the k-th messages of all pairs of ranks go together, those from the lower rank of a
+ * pair first; where messages are not compared (xd_nccl_desc.compare) all go at once. That cannot dead-lock as long as both ends of
+ * each are in an xd_exchange.
  * Errors: ARGUMENT (count, another kind), and those of xd_send and xd_recv. */
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
 

@@ -8,10 +8,11 @@
 struct xd_comm {
     xd_ctx *ctx;
     xd_transport *transport;
-    xd_control *all;  /* [size], the records of the call in progress */
-    uint64_t *values; /* [size], scratch of the comparison */
-    int *members;     /* [size], scratch of split */
-    int64_t *counts;  /* [size], scratch of gathers of equal blocks */
+    xd_control *all;     /* [size], the records of the call in progress */
+    uint64_t *values;    /* [size], scratch of the comparison */
+    int *members;        /* [size], scratch of split */
+    int64_t *counts;     /* [size], scratch of gathers of equal blocks */
+    xd_leaves *one_each; /* [size], a leaf a rank */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
@@ -124,6 +125,15 @@ XD_PRIVATE xd_result xdi_queue_exchange(struct xd_queue *queue, const xdi_queue_
                                         xd_ticket *ticket);
 XD_PRIVATE xd_result xdi_queue_broken(struct xd_queue *queue);
 
+/* collective.c: whether xdi_comm_fork may give a handle for another thread. */
+XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm);
+
+/* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
+XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
+
+/* queue.c: as xd_queue_bytes, of a queue that is there. */
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const struct xd_queue *queue);
+
 /* queue.c: the communicator over which a queue was made. */
 XD_PRIVATE xd_comm *xdi_queue_comm(const struct xd_queue *queue);
 
@@ -144,6 +154,9 @@ XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, u
 
 /* threads.c: the failure that broke the world; XD_OK while it is whole. */
 XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
+
+/* collective.c: [size], one leaf of each rank, for sums in rank order in every mode: xd_collective.known_leaves. */
+XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm);
 
 /* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
 XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);

@@ -593,6 +593,15 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
     return XD_OK;
 }
 
+/* A handle and what it knows of its slots. What processes share is the system's. */
+static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    const size_t n = (size_t)transport->size;
+    return sizeof *t + sizeof *t->slots +
+           n * (sizeof *t->world_ranks + sizeof *t->places + sizeof *t->begins + sizeof *t->counts +
+                sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
     xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
@@ -608,11 +617,19 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
     return xdi_job_failure(t->job) ? xdi_processes_report(t, false) : XD_OK;
 }
 
-static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
-};
+static const xd_transport_ops xdi_processes_ops = { "processes",
+                                                    xdi_processes_control,
+                                                    xdi_processes_execute,
+                                                    xdi_processes_split,
+                                                    xdi_processes_abort,
+                                                    xdi_processes_destroy,
+                                                    xdi_processes_poll,
+                                                    false,
+                                                    xdi_processes_fail,
+                                                    xdi_processes_fork,
+                                                    xdi_processes_exchange,
+                                                    xdi_processes_fork_bytes,
+                                                    false };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {

@@ -8,14 +8,14 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 4 };
+enum { XDI_QUEUE_CAPACITY = 16, XDI_QUEUE_CAPACITY_MOST = 4096, XDI_QUEUE_ARRAYS = 7 };
 
 typedef struct xdi_queue_slot {
     uint64_t number; /* of its ticket; 0: free */
     bool done;
     xd_collective record;        /* its arrays lie in `counts` */
     xdi_queue_messages messages; /* instead of a record; without any in it: a record */
-    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size] */
+    int64_t *counts;             /* [XDI_QUEUE_ARRAYS][size]: four of counts, and one of leaves */
     void *moved;                 /* event: the queue's stream has done its part; NULL: no stream */
     xd_error error;              /* of the record that has been run; result XD_OK without one */
 } xdi_queue_slot;
@@ -126,6 +126,10 @@ static void xdi_queue_copy(const xd_queue *queue, xdi_queue_slot *slot, const xd
     xdi_queue_keep(&slot->record.send_displacements, slot->counts + n, n);
     xdi_queue_keep(&slot->record.recv_counts, slot->counts + 2 * n, n);
     xdi_queue_keep(&slot->record.recv_displacements, slot->counts + 3 * n, n);
+    if (!record->known_leaves) return;
+    xd_leaves *leaves = (xd_leaves *)(void *)(slot->counts + 4 * n);
+    memcpy(leaves, record->known_leaves, (size_t)n * sizeof *leaves);
+    slot->record.known_leaves = leaves;
 }
 
 static xd_result xdi_queue_check(const xd_queue *queue) {
@@ -288,7 +292,7 @@ static bool xdi_queue_wants_stream(const xd_comm *comm, xd_queue_form form) {
 /* Whether a worker is wanted, and may be had as far as this rank alone can tell. */
 static bool xdi_queue_wants_worker(const xd_comm *comm, xd_queue_form form) {
     if (form == XD_QUEUE_STREAM || xdi_queue_has_device(comm)) return false;
-    if (form == XD_QUEUE_INLINE || !xdi_comm_transport(comm)->ops->fork) return false;
+    if (form == XD_QUEUE_INLINE || !xdi_comm_forks_for_threads(comm)) return false;
     return form == XD_QUEUE_WORKER || (xd_comm_size(comm) > 1 && !xdi_threads_has(comm));
 }
 
@@ -372,6 +376,31 @@ static xd_result xdi_queue_hire(xd_queue *queue) {
     if (twin) return xd_agree(queue->comm, xdi_queue_employ(queue, ctx, twin));
     xd_ctx_destroy(ctx);
     return result;
+}
+
+/* Of a queue with or without a worker. */
+static xd_memory_bytes xdi_queue_memory_of(const xd_comm *comm, int capacity, bool worker) {
+    const size_t slots = (size_t)capacity, arrays = (size_t)xd_comm_size(comm) * XDI_QUEUE_ARRAYS;
+    xd_memory_bytes bytes;
+    bytes.device = 0;
+    bytes.host = sizeof(xd_queue) + slots * (sizeof(xdi_queue_slot) + sizeof(int) + arrays * sizeof(int64_t));
+    if (worker) bytes.host += xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm);
+    return bytes;
+}
+
+XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
+    return xdi_queue_memory_of(queue->comm, queue->capacity, queue->ctx != NULL);
+}
+
+XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    xd_queue_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
+    XD_TRY(xdi_queue_validate(xd_comm_ctx(comm), &d));
+    *out = xdi_queue_memory_of(comm, d.capacity,
+                               xdi_queue_wants_worker(comm, d.form) && xdi_comm_fork_bytes(comm) > 0);
+    return XD_OK;
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {

@@ -110,6 +110,35 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     return XD_OK;
 }
 
+/* What is known of all ranks' leaves: together they are [0, total), and this rank's are those that it passes. */
+static xd_result xdi_comm_validate_known(const xd_comm *comm, const xd_collective *c) {
+    const char *kind = xdi_comm_kind((uint64_t)c->kind);
+    const int n = comm->transport->size, rank = comm->transport->rank;
+    const xd_leaves *known = c->known_leaves, *l = &c->leaves;
+    int64_t end = 0;
+    if (!known) return XD_OK;
+    XD_REQUIRE(comm->ctx,
+               known[rank].first == l->first && known[rank].count == l->count &&
+                   known[rank].total == l->total,
+               XD_ERROR_ARGUMENT,
+               "%s: rank %d has leaves [%" PRId64 ", +%" PRId64 ") of %" PRId64 ", and [%" PRId64
+               ", +%" PRId64 ") of %" PRId64 " are known of it",
+               kind, comm->transport->world_ranks[rank], l->first, l->count, l->total, known[rank].first,
+               known[rank].count, known[rank].total);
+    for (int r = 0; r < n; end += known[r++].count)
+        XD_REQUIRE(comm->ctx,
+                   known[r].total == l->total && known[r].first == end && known[r].count >= 0 &&
+                       known[r].count <= l->total - end,
+                   XD_ERROR_ARGUMENT,
+                   "%s: known leaves of rank %d are [%" PRId64 ", +%" PRId64 ") of %" PRId64
+                   ", after %" PRId64 " of %" PRId64,
+                   kind, comm->transport->world_ranks[r], known[r].first, known[r].count, known[r].total, end,
+                   l->total);
+    XD_REQUIRE(comm->ctx, end == l->total, XD_ERROR_ARGUMENT,
+               "%s: known leaves of %d ranks are %" PRId64 " of %" PRId64, kind, n, end, l->total);
+    return XD_OK;
+}
+
 static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_collective *c) {
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -119,6 +148,7 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     XD_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
+    XD_TRY(xdi_comm_validate_known(comm, c));
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
         XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
@@ -232,6 +262,8 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int64_t *shared = xdi_comm_shared_counts(c);
     uint64_t layout = (uint64_t)c->leaves.total;
     for (int r = 0; shared && r < n; r++) layout = xdi_comm_mix(layout + 1) + xdi_comm_hash(0, r, shared[r]);
+    for (int r = 0; c->known_leaves && r < n; r++)
+        layout = xdi_comm_mix(layout + 2) + xdi_comm_hash(1, r, c->known_leaves[r].first);
     if (c->kind == XD_COLLECTIVE_ALL_TO_ALL)
         for (int r = 0; r < n; r++)
             layout += xdi_comm_hash(rank, r, c->send_counts[r]) - xdi_comm_hash(r, rank, c->recv_counts[r]);
@@ -362,19 +394,31 @@ XD_PRIVATE xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t secon
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
+/* A round in which ranks compare one number of their records. */
+static xd_result xdi_comm_explain(xd_comm *comm, const char *kind, const char *name, int64_t number,
+                                  double deadline) {
+    XD_TRY(xdi_comm_tell(comm, (uint64_t)number, 0, deadline));
+    for (int r = 0; r < comm->transport->size; r++) comm->values[r] = comm->all[r].count;
+    return xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name);
+}
+
 /* The hashes of shared counts differ: finds the first count that differs. Every rank sees the same rounds and
  * stops at the same one. */
 static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
                                          double deadline) {
     const int n = comm->transport->size;
     const int64_t *shared = xdi_comm_shared_counts(c);
-    for (int k = 0; k <= n; k++) {
-        if (k < n && !shared) continue;
-        char name[32];
-        snprintf(name, sizeof name, k < n ? "counts[%d] =" : "leaves.total", k);
-        XD_TRY(xdi_comm_tell(comm, (uint64_t)(k < n ? shared[k] : c->leaves.total), 0, deadline));
-        for (int r = 0; r < n; r++) comm->values[r] = comm->all[r].count;
-        XD_TRY(xdi_comm_compare(comm, kind, XDI_COMM_COUNT, name));
+    const xd_leaves *known = c->known_leaves;
+    char name[40];
+    for (int k = 0; shared && k < n; k++) {
+        snprintf(name, sizeof name, "counts[%d] =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, shared[k], deadline));
+    }
+    XD_TRY(xdi_comm_explain(comm, kind, "leaves.total", c->leaves.total, deadline));
+    XD_TRY(xdi_comm_explain(comm, kind, "known leaves of so many ranks:", known ? n : 0, deadline));
+    for (int k = 0; known && k < n; k++) {
+        snprintf(name, sizeof name, "known_leaves[%d].first =", k);
+        XD_TRY(xdi_comm_explain(comm, kind, name, known[k].first, deadline));
     }
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }

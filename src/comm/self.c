@@ -58,6 +58,10 @@ static xd_result xdi_self_fork(xd_transport *transport, xd_ctx *ctx, double dead
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+static size_t xdi_self_fork_bytes(const xd_transport *transport) {
+    return sizeof *transport;
+}
+
 static void xdi_self_abort(xd_transport *transport) {
     (void)transport;
 }
@@ -76,7 +80,9 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                true,
                                                NULL,
                                                xdi_self_fork,
-                                               NULL };
+                                               NULL,
+                                               xdi_self_fork_bytes,
+                                               false };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);

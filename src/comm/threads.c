@@ -687,6 +687,17 @@ static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double d
     return result == XD_OK ? XD_OK : xdi_ctx_adopt(transport->ctx, xd_last_error(ctx));
 }
 
+/* A handle; the first rank makes the group. */
+static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
+    const xdi_threads *t = (const xdi_threads *)transport;
+    const xdi_threads_group *g = t->group;
+    const size_t n = (size_t)transport->size;
+    const size_t handle = sizeof *t + n * (sizeof *t->pieces + sizeof *t->leaves);
+    if (transport->rank > 0) return handle;
+    return handle + sizeof *g + n * (sizeof *g->world_ranks + sizeof *g->slots) +
+           n * n * (2 * sizeof *g->offsets + sizeof *g->mail);
+}
+
 static void xdi_threads_abort(xd_transport *transport) {
     xdi_threads *t = (xdi_threads *)transport;
     xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
@@ -714,7 +725,9 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   true,
                                                   NULL,
                                                   xdi_threads_fork,
-                                                  xdi_threads_exchange };
+                                                  xdi_threads_exchange,
+                                                  xdi_threads_fork_bytes,
+                                                  false };
 
 /* ---- memory that a group shares ---- */
 

@@ -38,7 +38,9 @@ typedef struct xd_message {
 typedef struct xd_transport_ops {
     const char *name;
     /* All-gathers one record per rank. `next` is what this rank will execute when all agree (NULL: nothing):
-     * a transport may publish its buffers together with the record. It stays valid until execute returns. */
+     * a transport may publish its buffers together with the record. It stays valid until execute returns. A transport that
+     * does not compare a call gives each rank this one's record, the sum over all ranks of `layout` being 0, with the leaves that
+     * next->known_leaves has; without these, a sum over leaves is always compared. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
@@ -62,15 +64,21 @@ typedef struct xd_transport_ops {
      * broken, and ranks that wait in it are told, as far as the transport can, of this culprit. Never waits. NULL: not
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
-    /* The same ranks for another context, whose calls another thread makes at the same time: *out shares the fate of the world
-     * and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
+    /* The same ranks for another context, whose calls another thread makes at the same time, but see forks_in_order: *out shares
+     * the fate of the world and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
      * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
     /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
-     * whatever SEND, RECV or list of messages the other rank is in. Fills in what the other ranks passed; data moves only
+     * whatever SEND, RECV or list of messages the other rank is in (over NCCL only with a list). Fills in what the other ranks passed; data moves only
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
+    /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
+     * nothing. NULL: nobody knows. Local. */
+    size_t (*fork_bytes)(const xd_transport *transport);
+    /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
+     * may make them at the same time. */
+    bool forks_in_order;
 } xd_transport_ops;
 
 /* Every transport begins with this. */

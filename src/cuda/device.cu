@@ -166,6 +166,21 @@ static void xdi_cuda_stream_destroy(xd_ctx *ctx, void *stream) {
     if (stream && scope.result == XD_OK) cudaStreamDestroy((cudaStream_t)stream);
 }
 
+/* Portable: what is kept on the host may go to any GPU of the process. */
+static void *xdi_cuda_host_allocate(xd_ctx *ctx, size_t bytes) {
+    void *memory = NULL;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocPortable) == cudaSuccess) return memory;
+    cudaGetLastError(); /* a lack of memory is reported by NULL */
+    return NULL;
+}
+
+static void xdi_cuda_host_release(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (memory && scope.result == XD_OK) cudaFreeHost(memory);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory = {};
     memory.allocate = xdi_cuda_allocate;
@@ -185,5 +200,7 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.share_close = xdi_cuda_share_close;
     memory.stream_create = xdi_cuda_stream_create;
     memory.stream_destroy = xdi_cuda_stream_destroy;
+    memory.host_allocate = xdi_cuda_host_allocate;
+    memory.host_release = xdi_cuda_host_release;
     return memory;
 }

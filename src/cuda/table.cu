@@ -60,6 +60,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.optimizer.list_bytes = xdi_cuda_kept_bytes;
     kernels.optimizer.average = xdi_cuda_average;
+    kernels.optimizer.averages_in_steps = true;
     kernels.optimizer.swap = xdi_cuda_swap;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;

@@ -100,6 +100,11 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                     int64_t columns, uint8_t *voters, float *maxima);
 
+/* kernels.c: page-locked memory of the host for copies to and from the context's device; NULL on a CPU, and where there is none.
+ * xdi_locked_give: NULL is fine. */
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory);
+
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 /* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also

@@ -96,6 +96,8 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.share_close = xdi_cpu_share_end;
     kernels->memory.stream_create = xdi_cpu_stream_create;
     kernels->memory.stream_destroy = xdi_cpu_share_end;
+    kernels->memory.host_allocate = xd_allocate;
+    kernels->memory.host_release = xd_release;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
     kernels->xtoken = *xd_xtoken_kernels_cpu();
@@ -217,6 +219,20 @@ XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logi
     if (finite) return XD_OK;
     XD_TRY(rows->voters(launch, logits, mask, columns, voters));
     return rows->column_maxima(launch, logits, voters, columns, maxima);
+}
+
+XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU || !kernels->memory.host_allocate) return NULL;
+    void *memory = kernels->memory.host_allocate(ctx, bytes);
+    if (!memory)
+        xd_log(ctx, XD_LOG_WARN, "no %llu bytes of page-locked memory: copies take pageable memory instead",
+               (unsigned long long)bytes);
+    return memory;
+}
+
+XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory) {
+    if (memory) xd_ctx_kernels(ctx)->memory.host_release(ctx, memory);
 }
 
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {

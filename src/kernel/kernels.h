@@ -57,6 +57,10 @@ typedef struct xd_device_ops {
      * needs none. What has been launched on it is completed even when it is destroyed; NULL is fine. */
     void *(*stream_create)(xd_ctx *ctx);
     void (*stream_destroy)(xd_ctx *ctx, void *stream);
+    /* Memory of the host that copies to and from the device reach directly (page-locked), for buffers that live long. NULL when
+     * there is none; the contents are undefined. On the CPU that of the context. NULL: not offered. */
+    void *(*host_allocate)(xd_ctx *ctx, size_t bytes);
+    void (*host_release)(xd_ctx *ctx, void *memory); /* no copy of it may be pending; NULL is fine */
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another

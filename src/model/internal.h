@@ -351,12 +351,14 @@ struct xd_parallel {
     int64_t slot_count;
     xdi_gradient_slot *sums; /* [sum_count] */
     int64_t sum_count;
-    xd_queue *gathers, *reductions;  /* the caller's; NULL -> in the call itself */
-    int prefetch;                    /* units that are gathered ahead */
-    int64_t bucket_size;             /* DDP: elements; 0 -> the default */
-    int64_t launched;                /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                       /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                 /* [ranks] scratch */
+    xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
+    int prefetch;                   /* units that are gathered ahead */
+    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
+    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
+    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;                /* [ranks] scratch */
+    xd_leaves
+        *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
@@ -364,6 +366,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
+    void *locked;               /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
     uint64_t opened;                    /* units so far, and pieces of memory that they took */
@@ -464,6 +467,8 @@ XD_PRIVATE bool xdi_parallel_assembles(const xd_parallel *p);
 /* parallel_home.c: copies between memory of the model's context and this rank's parts. What comes home is there on return. */
 XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, const void *from, size_t bytes);
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes);
+/* parallel_home.c: waits until no copy reads parts that are kept on the host. */
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_parallel_deal_slots(xd_parallel *p);

@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/mesh.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
@@ -30,6 +31,23 @@ static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows)
     p->leaves.count = group * (p->rank + 1) / n - first;
     p->leaves.total = group;
     p->most = (group + all - 1) / all;
+    return XD_OK;
+}
+
+/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each dealt leaf has a sum
+ * of its own, and those over the groups. */
+static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
+    const int n = p->ranks, groups = p->replica_count;
+    p->known = (xd_leaves *)xd_allocate(p->ctx, ((size_t)n + (size_t)groups) * sizeof *p->known);
+    XD_REQUIRE(p->ctx, p->known, XD_ERROR_MEMORY, "no room for the leaves of %d data ranks and %d groups", n,
+               groups);
+    for (int r = 0; r < n + groups; r++) {
+        const bool in_rows = r < n && !p->dealt;
+        xd_leaves *known = &p->known[r];
+        known->first = in_rows ? p->leaves.total * r / n : r < n ? r : r - n;
+        known->count = in_rows ? p->leaves.total * (r + 1) / n - known->first : 1;
+        known->total = in_rows ? p->leaves.total : r < n ? n : groups;
+    }
     return XD_OK;
 }
 
@@ -79,6 +97,7 @@ static uint64_t xdi_parallel_hash(const xd_parallel *p) {
     const float factors[] = { p->before, p->after };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     hash = xd_hash(hash, factors, sizeof factors);
+    hash = xd_hash(hash, p->known, ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         hash = xd_hash(hash, &flat, sizeof flat);
@@ -121,6 +140,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
                "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
@@ -282,12 +302,13 @@ static void xdi_parallel_free(xd_parallel *p) {
     for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_destroy(p->lanes[i]);
     for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
     if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    if (p->home_memory) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
+    xdi_locked_give(p->ctx, p->locked);
+    if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
     void *const tables[] = { p->units,           p->flats,         p->buckets,
                              (void *)p->weights, p->slots,         p->sums,
                              p->counts,          (void *)p->lanes, (void *)p->places,
-                             (void *)p->forests, p->forest_leaves };
+                             (void *)p->forests, p->forest_leaves, p->known };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }

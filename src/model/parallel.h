@@ -130,7 +130,8 @@ typedef struct xd_fsdp_desc {
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
      * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
-     * work of the model's context was waited for: a copy may still read them before. Norms and checkpoints take this context and a group
+     * work of the model's context was waited for: a copy may still read them before. Where the model's device offers page-locked memory,
+     * parts are kept in that, not in the allocator's of this context. Norms and checkpoints take this context and a group
      * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
     xd_ctx *host;
     /* Units of experts are gathered by their own ranks; reshard_ranks other than 1 is 0 for them, and they are gathered ahead only

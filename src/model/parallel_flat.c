@@ -1,6 +1,7 @@
 /* Flat buffers: where each weight lies, the memory of a wrapper, and the values in it. */
 
 #include "base/internal.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
@@ -287,24 +288,32 @@ XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room) {
     return xdi_parallel_lay_out(p, room);
 }
 
-/* Zeroed memory for what was measured: what is between weights stays 0, and so do weights that begin as zeros. The arena is over it
- * then. */
-static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void **out) {
+static size_t xdi_parallel_room_bytes(const xd_arena *arena) {
+    return arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
+}
+
+/* Zeroed memory for what was measured, `given` or allocated: what is between weights stays 0, and so do weights that begin
+ * as zeros. The arena is over it then. */
+static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void *given,
+                                       void **out) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
-    const size_t bytes = arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
-    *out = memory->allocate(ctx, bytes);
+    const size_t bytes = xdi_parallel_room_bytes(arena);
+    *out = given ? given : memory->allocate(ctx, bytes);
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
-    return memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
+    return !given && memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     xdi_room room;
     XD_TRY(xdi_parallel_measure(p, &room));
-    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, &p->memory));
-    if (p->offloaded) XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, &p->home_memory));
+    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, NULL, &p->memory));
+    if (p->offloaded) {
+        p->locked = xdi_locked_take(p->ctx, xdi_parallel_room_bytes(&room.home));
+        XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, p->locked, &p->home_memory));
+    }
     return xdi_parallel_lay_out(p, &room);
 }
 

@@ -160,6 +160,13 @@ static xd_collective xdi_gradient_sum(const float *from, float *to) {
     return c;
 }
 
+/* In INVARIANT mode: the leaves behind a sum, `known` being those of all its ranks. */
+static void xdi_gradient_know(const xd_parallel *p, xd_collective *sum, const xd_leaves *known, int rank) {
+    if (!p->invariant) return;
+    sum->leaves = known[rank];
+    sum->known_leaves = known;
+}
+
 /* This rank's part of a sum of whole gradients, or all of it where every rank keeps that. */
 static xd_result xdi_gradient_collect(xd_parallel *p, xdi_bucket *b, const xd_collective *sum) {
     xd_collective c = *sum;
@@ -182,11 +189,7 @@ static xd_result xdi_gradient_send(xd_parallel *p, xdi_bucket *b, const float *l
     else
         XD_TRY(xd_leaf_stack_next(b->stack, &next));
     xd_collective c = xdi_gradient_sum(leaf, next);
-    if (p->invariant) {
-        c.leaves.first = p->rank;
-        c.leaves.count = 1;
-        c.leaves.total = p->ranks;
-    }
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(xdi_gradient_collect(p, b, &c));
     unit->forming--;
     unit->sending++;
@@ -210,7 +213,7 @@ static xd_result xdi_gradient_join(xd_parallel *p, xdi_bucket *b) {
     XD_TRY(xdi_lanes_join(p, b));
     xd_collective c = xdi_gradient_sum(b->lanes ? b->joined : xd_leaf_stack_forest(b->stack),
                                        b->landed ? b->landed : b->sum);
-    if (p->invariant) c.leaves = p->leaves;
+    xdi_gradient_know(p, &c, p->known, p->rank);
     XD_TRY(p->dealt || !xdi_parallel_assembles(p) ? xdi_gradient_fold(p, b) : xdi_gradient_collect(p, b, &c));
     b->reduced = true;
     return XD_OK;
@@ -222,11 +225,7 @@ static xd_result xdi_gradient_join_replicas(xd_parallel *p, const xdi_bucket *b,
     if (!p->replicas) return XD_OK;
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
     c.count = b->kept;
-    if (p->invariant) {
-        c.leaves.first = p->replica;
-        c.leaves.count = 1;
-        c.leaves.total = p->replica_count;
-    }
+    xdi_gradient_know(p, &c, p->known + p->ranks, p->replica);
     return xd_collective_run(p->replicas, &c);
 }
 

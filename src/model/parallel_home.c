@@ -28,6 +28,11 @@ XD_PRIVATE xd_result xdi_parallel_bring_home(const xd_parallel *p, void *to, con
     return xd_ctx_kernels(p->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
 }
 
+XD_PRIVATE xd_result xdi_parallel_let_go(const xd_parallel *p) {
+    const xd_launch launch = xd_ctx_launch(p->ctx);
+    return p->offloaded ? xd_ctx_kernels(p->ctx)->memory.synchronize(&launch) : XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_parallel_take_out(const xd_parallel *p, void *to, const void *from, size_t bytes) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     if (bytes == 0) return XD_OK;

@@ -225,6 +225,7 @@ static xd_result xdi_flat_show_whole(const xd_parallel *p, const xdi_flat *flat)
 }
 
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p) {
+    XD_TRY(xdi_parallel_let_go(p)); /* of what is overwritten here */
     for (int64_t i = 0; i < p->flat_count; i++) {
         const xdi_flat *flat = &p->flats[i];
         if (flat->shown)

@@ -186,9 +186,8 @@ static xd_result xdi_finish_all_reduce(xd_comm *comm, float *data, int64_t count
     c.send = c.recv = data;
     c.count = count;
     c.dtype = XD_DTYPE_F32;
-    c.leaves.first = xd_comm_rank(comm);
-    c.leaves.count = 1;
-    c.leaves.total = xd_comm_size(comm);
+    c.known_leaves = xdi_comm_one_each(comm);
+    c.leaves = c.known_leaves[xd_comm_rank(comm)];
     return xd_collective_run(comm, &c);
 }
 

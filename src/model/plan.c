@@ -1,6 +1,7 @@
 /* Plans: a wrapper is laid out without memory and without ranks, and measured. */
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "model/internal.h"
 #include "model/plan.h"
 
@@ -82,6 +83,24 @@ static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, 
     return result;
 }
 
+static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fsdp_desc *wrapper) {
+    const xd_queue *queues[3];
+    xd_memory_bytes sum;
+    memset(&sum, 0, sizeof sum);
+    queues[0] = wrapper->gathers;
+    queues[1] = wrapper->reductions;
+    queues[2] = d->pipeline ? d->pipeline->sends : NULL;
+    for (int i = 0; i < 3; i++) {
+        bool is_new = queues[i] != NULL;
+        for (int k = 0; k < i; k++) is_new = is_new && queues[k] != queues[i];
+        if (!is_new) continue;
+        const xd_memory_bytes bytes = xdi_queue_memory(queues[i]);
+        sum.host += bytes.host;
+        sum.device += bytes.device;
+    }
+    return sum;
+}
+
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
     xd_memory_plan plan;
@@ -98,6 +117,7 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     xd_parallel_destroy(p);
     if (result == XD_OK && desc->pipeline)
         result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
+    plan.queues = xdi_plan_queues(desc, &settings);
     if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
@@ -105,9 +125,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
 
 /* ---- the table ---- */
 
-enum { XDI_PLAN_COLUMNS = 10 };
+enum { XDI_PLAN_COLUMNS = 11 };
 
-/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, all. */
+/* values, gradients, gathered, whole gradients, parts on the host, optimizer, averages, inputs, pipeline, queues, all. */
 static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
     const xd_parallel_bytes *w = &plan->wrapper;
     const size_t parts[] = { w->values,
@@ -118,7 +138,8 @@ static void xdi_plan_columns(const xd_memory_plan *plan, size_t *columns) {
                              plan->optimizer.host + plan->optimizer.device,
                              plan->averages.host + plan->averages.device,
                              plan->inputs.host + plan->inputs.device,
-                             plan->pipeline.host + plan->pipeline.device };
+                             plan->pipeline.host + plan->pipeline.device,
+                             plan->queues.host + plan->queues.device };
     columns[XDI_PLAN_COLUMNS - 1] = 0;
     for (int i = 0; i < XDI_PLAN_COLUMNS - 1; i++) {
         columns[i] = parts[i];
@@ -150,7 +171,7 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
     XD_TRY(xd_plan_memory(model, desc, 0, &plan)); /* what is wrong is wrong on all */
     xdi_plan_write(model->ctx, &report,
                    "KiB of       values    gradients     gathered  whole grad.      on host    optimizer     "
-                   "averages       inputs     pipeline          all");
+                   "averages       inputs     pipeline       queues          all");
     for (int rank = 0; rank < ranks; rank++) {
         XD_TRY(xd_plan_memory(model, desc, rank, &plan));
         xdi_plan_columns(&plan, columns);

@@ -32,6 +32,9 @@ typedef struct xd_memory_plan {
     xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
     xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
+    /* As xd_queue_bytes, of the queues that the descs of the wrapper and the pipeline name, each once: those of the ranks
+     * that are there, whatever `ranks` is. */
+    xd_memory_bytes queues;
 } xd_memory_plan;
 
 /* Plans one rank.

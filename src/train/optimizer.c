@@ -441,6 +441,8 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
         else if (averages->count < room && xdi_ema_join_beside(ema, count, &averages->args[averages->count]))
             averages->beside[averages->count++] = ema;
     }
+    /* On a device those beside the arrays share one more read of the parameters, which saves none for one alone. */
+    if (averages->count == 1 && xdi_train_on_device(o->ctx)) averages->count = 0;
 }
 
 static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {

@@ -76,8 +76,8 @@ typedef struct xd_optimizer_step_desc {
                                      * xd_ema_update(average, XD_EMA_NEXT, status) right after the step, to the bit.
                                      * Those that average, were created over the optimizer's own list and count no
                                      * elements are updated while the new parameters are in the cache, up to nine (on a
-                                     * device one, without compensation or random rounding), so the order among
-                                     * averages is not fixed: update an average of another one's shadows by a
+                                     * device one, without compensation or random rounding, and eight more by one further
+                                     * read), so the order among averages is not fixed: update an average of another one's shadows by a
                                      * separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;

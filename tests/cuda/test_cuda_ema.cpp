@@ -117,6 +117,127 @@ XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
     }
 }
 
+/* ---- averages in a step ---- */
+
+enum { STEPPED = 5, MANY = 12 };
+
+/* An optimizer and many averages over one list, on the host or the device; one parameter may rest. */
+struct Stepped {
+    bool on_device;
+    xd_ctx *ctx;
+    xd_param params[STEPPED];
+    std::vector<std::vector<unsigned char>> values, gradients;
+    std::vector<Device> d_values, d_gradients;
+    xd_optimizer *optimizer = nullptr;
+    xd_ema *averages[MANY] = {};
+    int count;
+
+    Stepped(xd_ctx *c, bool device, bool adam, int many, bool skewed, bool rests) : on_device(device), ctx(c), count(many) {
+        static const char *const label[STEPPED] = { "a", "b", "c", "d", "e" };
+        static const xd_dtype dtype[STEPPED] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F32, XD_DTYPE_BF16 };
+        static const int64_t size[STEPPED] = { 7, 40001, 260, 16, 1 };
+        Random random(5);
+        memset(params, 0, sizeof params);
+        d_values.reserve(STEPPED), d_gradients.reserve(STEPPED);
+        for (int i = 0; i < STEPPED; i++) {
+            const size_t skew = skewed ? (size_t)(i % 3) * xd_dtype_size(dtype[i]) : 0;
+            params[i].name = label[i];
+            params[i].dtype = params[i].gradient_dtype = dtype[i];
+            params[i].count = size[i];
+            params[i].first = 3 * i;
+            params[i].frozen = i == 3 && rests;
+            values.push_back(elements(dtype[i], size[i], &random, false));
+            gradients.push_back(elements(dtype[i], size[i], &random, false));
+            if (device) d_values.emplace_back(values[i], skew), d_gradients.emplace_back(gradients[i], skew);
+            params[i].value = device ? d_values[i].at() : values[i].data();
+            params[i].gradient = params[i].frozen ? nullptr : device ? d_gradients[i].at() : gradients[i].data();
+        }
+        const xd_optimizer_desc o = adam ? xd_adamw_defaults(params, STEPPED) : xd_sgd_defaults(params, STEPPED);
+        CHECK_EQ_INT(xd_optimizer_create(ctx, &o, &optimizer), XD_OK);
+        for (int i = 0; i < count; i++) {
+            const xd_ema_desc desc = format((i + 5) % 6, i % 2 ? 0.3 : 0.999);
+            CHECK_EQ_INT(xd_ema_create(ctx, params, STEPPED, &desc, &averages[i]), XD_OK);
+        }
+    }
+    ~Stepped() {
+        for (int i = 0; i < count; i++) xd_ema_destroy(averages[i]);
+        xd_optimizer_destroy(optimizer);
+    }
+    void step(bool together, const xd_status *status) {
+        xd_optimizer_step_desc d = {};
+        d.status = status;
+        d.averages = together ? averages : nullptr;
+        d.average_count = together ? count : 0;
+        CHECK_EQ_INT(xd_optimizer_step(optimizer, &d, nullptr), XD_OK);
+        for (int i = 0; i < count && !together; i++)
+            CHECK_EQ_INT(xd_ema_update(averages[i], XD_EMA_NEXT, status), XD_OK);
+    }
+    std::vector<unsigned char> bytes(const xd_param &view) const {
+        std::vector<unsigned char> out((size_t)view.count * xd_dtype_size(view.dtype));
+        if (!out.empty()) CHECK(xd_read(ctx, out.data(), view.value, out.size()) == XD_OK);
+        return out;
+    }
+};
+
+static void check_stepped(const Stepped &host, const Stepped &device) {
+    for (int i = 0; i < STEPPED; i++)
+        CHECK_ELEMENTS(host.params[i].dtype, host.bytes(host.params[i]), device.bytes(device.params[i]));
+    for (int k = 0; k < host.count; k++)
+        for (int64_t i = 0; i < xd_ema_count(host.averages[k]); i++) {
+            const xd_param a = xd_ema_view(host.averages[k], i), b = xd_ema_view(device.averages[k], i);
+            CHECK_ELEMENTS(a.dtype, host.bytes(a), device.bytes(b));
+            const xd_param c = xd_ema_compensation(host.averages[k], i),
+                           d = xd_ema_compensation(device.averages[k], i);
+            if (c.dtype != XD_DTYPE_NONE) CHECK_ELEMENTS(c.dtype, host.bytes(c), device.bytes(d));
+        }
+}
+
+/* The host takes them one by one. With ten or more some have no place in the step, and two are a pass of their own. */
+XD_TEST(a_step_on_the_device_moves_many_averages_to_the_bits_of_calls_on_the_cpu) {
+    static const int many[] = { 1, 2, 3, 4, 6, MANY };
+    for (int form = 0; form < 12; form++) {
+        Gpu gpu;
+        xd_ctx *ctx = nullptr;
+        xd_status refused = {};
+        refused.not_finite = 1;
+        const Device d_refused(&refused, sizeof refused);
+        CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+        {
+            Stepped host(ctx, false, form % 2 == 0, many[form / 2], false, true);
+            Stepped device(gpu.ctx, true, form % 2 == 0, many[form / 2], form % 3 == 1, true);
+            for (int step = 0; step < 4; step++) { /* the first one copies */
+                host.step(false, step == 3 ? &refused : nullptr);
+                seal();
+                device.step(true, step == 3 ? d_refused.at<xd_status>() : nullptr);
+                unseal();
+                gpu.wait();
+                check_stepped(host, device);
+            }
+        }
+        xd_ctx_destroy(ctx);
+    }
+}
+
+/* Launches of a step with its averages, from the second on. */
+static long launches_of(int count, bool together) {
+    Gpu gpu;
+    Stepped s(gpu.ctx, true, true, count, false, false);
+    s.step(together, nullptr);
+    s.step(together, nullptr);
+    gpu.wait();
+    const long before = launch_count();
+    s.step(together, nullptr);
+    gpu.wait();
+    return launch_count() - before;
+}
+
+XD_TEST(averages_of_a_step_beyond_one_share_a_launch_on_the_device) {
+    if (launch_count() < 0) SKIP("launches are counted by the emulation");
+    CHECK_EQ_INT(launches_of(2, true), launches_of(2, false) - 1); /* one in the arrays' pass, one apart */
+    CHECK_EQ_INT(launches_of(4, true), launches_of(4, false) - 3);
+    CHECK_EQ_INT(launches_of(9, true), launches_of(9, false) - 8);
+}
+
 XD_TEST(an_exchange_on_the_device_is_that_of_the_cpu_and_comes_back) {
     for (int skewed = 0; skewed < 2; skewed++) {
         const xd_ema_desc desc = format(4, 0.5);

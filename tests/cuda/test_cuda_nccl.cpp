@@ -13,6 +13,7 @@
 #    include <thread>
 
 #    include "comm_suite.h"
+#    include "exchange_suite.h"
 
 static thread_local ncclComm_t world_comm; /* the first that this rank has joined: an error is put into it */
 
@@ -29,6 +30,16 @@ static xd_result create_noted(xd_ctx *ctx, xd_transport *transport, xd_comm **ou
     return xd_comm_create(ctx, transport, out);
 }
 
+/* Rounds of control records of this rank: for each of them the host waits. */
+static thread_local int rounds;
+
+static ncclResult_t gather_noted(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                 cudaStream_t stream) {
+    rounds += count == sizeof(xd_control) && type == ncclUint8;
+    return ncclAllGather(send, recv, count, type, comm, stream);
+}
+
+#    define ncclAllGather gather_noted
 #    define ncclCommInitRankConfig join_noted
 #    define xd_comm_create create_noted
 #    define XDISTILL_IMPLEMENTATION
@@ -280,6 +291,158 @@ XD_TEST(calls_that_are_not_compared_give_the_same) {
     run_suite(&few, suite_data);
 }
 
+/* ---- the same ranks for a context without a GPU ---- */
+
+/* The suite over forks of the worlds, in memory of the host. */
+static void run_forked(World *world, xd_rank_function function) {
+    static const int64_t sizes[] = { 0, 7, 700 };
+    world->host_memory = true;
+    suite = { suite_allocate, suite_release, suite_put_there, suite_get_there, sizes, 3 };
+    run_members(world, [function, world](Member *member) {
+        here = member;
+        xd_ctx *host = nullptr;
+        xd_comm *twin = nullptr;
+        xd_ctx_desc desc = {};
+        desc.reduction = world->reduction;
+        desc.clock.now_seconds = clock_now;
+        desc.clock.user = world;
+        CHECK(member->join() == XD_OK);
+        CHECK(xd_ctx_create(&desc, &host) == XD_OK);
+        CHECK(xd_comm_fork(member->comm, host, &twin) == XD_OK);
+        CHECK(xd_comm_ctx(twin) == host && xd_comm_rank(twin) == member->rank);
+        CHECK(function(twin, nullptr) == XD_OK);
+        CHECK(suite_data_arrives_in_rank_order_with_uneven_and_zero_counts(member->comm, nullptr) == XD_OK);
+        CHECK(function(twin, nullptr) == XD_OK);
+        xd_queue *queue = nullptr; /* both have one thread */
+        const xd_queue_desc worker = { XD_QUEUE_WORKER, 2 };
+        CHECK(xd_queue_create(twin, &worker, &queue) == XD_OK);
+        CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+        xd_queue_destroy(queue);
+        xd_comm_destroy(twin);
+        CHECK(xd_barrier(member->comm) == XD_OK);
+        xd_ctx_destroy(host);
+    });
+}
+
+static xd_result suite_all(xd_comm *comm, void *) {
+    COMM_SUITE(RUN)
+    return XD_OK;
+}
+
+XD_TEST(a_fork_for_a_context_without_a_gpu_does_what_its_group_does) {
+    for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
+        World world;
+        world.reduction = (xd_reduction)mode;
+        run_forked(&world, suite_all);
+    }
+    World small;
+    small.desc.compare = -1;
+    small.desc.staging_bytes = 1000;
+    run_forked(&small, suite_data);
+}
+
+/* A fork of another mode, or of none, is refused by all ranks; one of a broken world is broken. */
+static void fork_badly(Member *m) {
+    xd_ctx *host = nullptr;
+    xd_comm *twin = nullptr;
+    xd_ctx_desc desc = {};
+    CHECK(xd_ctx_create(&desc, &host) == XD_OK);
+    CHECK(xd_comm_fork(m->comm, m->rank == 1 ? nullptr : host, &twin) ==
+          (m->rank == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER));
+    CHECK(m->says("is forked for no context"));
+    CHECK(xd_comm_fork(m->comm, host, &twin) == XD_OK);
+    m->world->meet();
+    xd_comm_abort(m->comm);
+    CHECK(xd_barrier(twin) == XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_last_error(host)->culprit, m->rank);
+    xd_comm_destroy(twin);
+    CHECK(xd_comm_fork(m->comm, host, &twin) == XD_ERROR_PEER);
+    xd_ctx_destroy(host);
+}
+
+XD_TEST(a_fork_shares_the_fate_of_its_world) {
+    World world;
+    join_and_run(&world, fork_badly);
+    emu_take_reports(nullptr, 0);
+}
+
+/* ---- messages ---- */
+
+XD_TEST(messages_that_all_ranks_send_first_reach_each_other) {
+    for (int64_t compare : { 0, -1 }) {
+        World world;
+        world.host_memory = true;
+        world.desc.compare = compare;
+        run_suite(&world, exchange_rounds);
+    }
+}
+
+XD_TEST(messages_that_differ_or_are_refused_stop_no_other) {
+    World world;
+    world.host_memory = true;
+    run_suite(&world, exchange_mismatch);
+    run_suite(&world, exchange_refusals);
+}
+
+/* A ring on the device, twice, with three messages each way, and without a wait where nothing is compared. */
+static void send_round(Member *m) {
+    const int right = (m->rank + 1) % RANKS, left = (m->rank + RANKS - 1) % RANKS;
+    const bool sealed = m->world->desc.compare < 0;
+    std::vector<Buffer> out, in;
+    xd_collective c[12];
+    int used = 0;
+    out.reserve(6), in.reserve(6);
+    for (int k = 0; k < 6; k++) {
+        out.emplace_back(m, elements(XD_DTYPE_F32, 500 + k, &m->random, false));
+        in.emplace_back(m, elements(XD_DTYPE_F32, 500 + k, &m->random, false));
+    }
+    for (int k = 0; k < 6; k++) {
+        c[used] = message_of(XD_COLLECTIVE_SEND, (float *)out[(size_t)k].at(), 500 + k, k % 2 ? left : right);
+        c[used + 1] = message_of(XD_COLLECTIVE_RECV, (float *)in[(size_t)k].at(), 500 + k, k % 2 ? right : left);
+        used += 2;
+    }
+    m->world->meet();
+    if (sealed && m->world->on_device && m->rank == 0) seal();
+    m->world->meet();
+    for (int turn = 0; turn < 2; turn++) CHECK(xd_exchange(m->comm, c, used) == XD_OK);
+    m->world->meet();
+    if (sealed && m->world->on_device && m->rank == 0) unseal();
+    m->world->meet();
+    for (Buffer &buffer : in) buffer.keep();
+}
+
+XD_TEST(a_ring_of_messages_is_that_of_threads_and_waits_only_where_it_is_compared) {
+    for (int64_t compare_calls : { 0, -1 }) {
+        World world;
+        world.desc.compare = compare_calls;
+        compare(&world, send_round);
+    }
+}
+
+/* Some of the memory is the host's. */
+static void send_mixed(Member *m) {
+    const int right = (m->rank + 1) % RANKS, left = (m->rank + RANKS - 1) % RANKS;
+    Buffer out(m, elements(XD_DTYPE_F32, 300, &m->random, false));
+    Buffer in(m, elements(XD_DTYPE_F32, 200, &m->random, false));
+    std::vector<unsigned char> sent = elements(XD_DTYPE_F32, 200, &m->random, false), received(1200);
+    const xd_collective c[] = { message_of(XD_COLLECTIVE_SEND, (float *)out.at(), 300, right),
+                                message_of(XD_COLLECTIVE_SEND, (float *)(void *)sent.data(), 200, left),
+                                message_of(XD_COLLECTIVE_RECV, (float *)(void *)received.data(), 300, left),
+                                message_of(XD_COLLECTIVE_RECV, (float *)in.at(), 200, right) };
+    CHECK(xd_exchange(m->comm, c, 4) == XD_OK);
+    in.keep();
+    std::vector<unsigned char> &log = m->world->log[m->rank];
+    log.insert(log.end(), received.begin(), received.end());
+}
+
+XD_TEST(messages_may_begin_on_the_host_and_end_on_the_device) {
+    for (int64_t compare_calls : { 0, -1 }) {
+        World world;
+        world.desc.compare = compare_calls;
+        compare(&world, send_mixed);
+    }
+}
+
 /* ---- streams and memory ---- */
 
 /* Sums of two groups on two streams in turn, all by the same staging memory, and nobody waits in between. */
@@ -353,6 +516,145 @@ XD_TEST(calls_that_are_not_compared_neither_wait_nor_allocate) {
     World world;
     world.desc.compare = -1;
     compare(&world, run_sealed);
+}
+
+/* Sums over two leaves a rank, whole and in parts; the forest is one node. */
+static void sum_known(Member *m) {
+    xd_leaves known[RANKS];
+    int64_t counts[RANKS];
+    Buffer forest(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    Buffer part(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    xd_collective c = {};
+    c.send = forest.at();
+    c.recv = part.at();
+    c.send_counts = counts;
+    c.dtype = XD_DTYPE_F32;
+    c.known_leaves = known;
+    for (int r = 0; r < RANKS; r++) {
+        known[r] = { 2 * r, 2, 2 * RANKS };
+        counts[r] = ELEMENTS / RANKS;
+    }
+    c.leaves = known[m->rank];
+    m->world->meet();
+    if (m->rank == 0) seal();
+    m->world->meet();
+    const int before = rounds;
+    c.kind = XD_COLLECTIVE_REDUCE_SCATTER;
+    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.count = ELEMENTS;
+    c.recv = forest.at();
+    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    CHECK_EQ_INT(rounds - before, 0);
+    m->world->meet();
+    if (m->rank == 0) unseal();
+    m->world->meet();
+    part.keep();
+    forest.keep();
+}
+
+XD_TEST(sums_over_known_leaves_that_are_not_compared_neither_wait_nor_allocate) {
+    World world;
+    world.reduction = XD_REDUCTION_INVARIANT;
+    world.desc.compare = -1;
+    compare(&world, sum_known);
+    World small;
+    small.reduction = XD_REDUCTION_INVARIANT;
+    small.desc.compare = -1;
+    small.desc.staging_bytes = 4000;
+    compare(&small, sum_known);
+}
+
+/* ---- wrapped models ---- */
+
+enum { BLOCKS = 3, WEIGHT = 700, LEAVES = 6 };
+static bool is_sharded, in_rows;
+
+static xd_model *make_model(xd_ctx *ctx) {
+    xd_model *model = nullptr;
+    xd_model_desc desc = {};
+    CHECK(xd_model_create(ctx, &desc, &model) == XD_OK);
+    for (int i = 0; i < BLOCKS; i++) {
+        xd_block *block = xd_model_root(model);
+        const std::string name = "layer" + std::to_string(i);
+        xd_block_desc layer = {};
+        layer.name = name.c_str();
+        layer.unit = XD_UNIT_ALWAYS;
+        if (i > 0) CHECK(xd_block_add(block, &layer, &block) == XD_OK);
+        xd_weight_desc d = {};
+        d.name = "w";
+        d.dtype = XD_DTYPE_F32;
+        d.ndim = 1;
+        d.shape[0] = WEIGHT;
+        CHECK(xd_weight_add(block, &d, nullptr) == XD_OK);
+    }
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+/* Gradients of one leaf, each layer inside of the root. */
+static void back_through(Member *m, xd_model *model, xd_parallel *parallel, int64_t k) {
+    xd_block *blocks[BLOCKS] = { xd_model_root(model), xd_model_find_block(model, "layer1"),
+                                 xd_model_find_block(model, "layer2") };
+    for (int i = 0; i < BLOCKS; i++) {
+        xd_block_view view;
+        const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+        CHECK(xd_block_begin(blocks[i], pass, &view) == XD_OK);
+        Random random(1 + (uint64_t)(10 * xd_parallel_leaf(parallel, k) + i));
+        const std::vector<unsigned char> bytes = elements(XD_DTYPE_F32, WEIGHT, &random, false);
+        if (m->world->on_device) {
+            CHECK(cudaMemcpyAsync(view.gradients[0], bytes.data(), bytes.size(), cudaMemcpyHostToDevice,
+                                  m->stream) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(m->stream) == cudaSuccess);
+        } else {
+            memcpy(view.gradients[0], bytes.data(), bytes.size());
+        }
+        if (i > 0) CHECK(xd_block_end(blocks[i]) == XD_OK);
+    }
+    CHECK(xd_block_end(blocks[0]) == XD_OK);
+}
+
+/* A step: what waits for all ranks' records is the end of it alone, however many leaves and buckets there are. */
+static void step_wrapped(Member *m) {
+    xd_model *model = make_model(m->ctx);
+    xd_parallel *parallel = nullptr;
+    xd_ddp_desc ddp = {};
+    xd_fsdp_desc fsdp = {};
+    ddp.leaves = fsdp.leaves = LEAVES;
+    ddp.bucket_size = WEIGHT;
+    fsdp.accumulate_whole = in_rows;
+    CHECK((is_sharded ? xd_fsdp_create(model, m->comm, &fsdp, &parallel)
+                      : xd_ddp_create(model, m->comm, &ddp, &parallel)) == XD_OK);
+    for (int step = 0; step < 2; step++) {
+        xd_param params[BLOCKS];
+        int64_t count = 0;
+        const int before = rounds;
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++) back_through(m, model, parallel, k);
+        CHECK(xd_parallel_reduce(parallel) == XD_OK);
+        CHECK_EQ_INT(rounds - before, 0);
+        CHECK(xd_parallel_params(parallel, BLOCKS, params, &count) == XD_OK && count == BLOCKS);
+        for (int i = 0; i < BLOCKS; i++) {
+            std::vector<unsigned char> sum((size_t)params[i].count * sizeof(float));
+            CHECK(xd_read(m->ctx, sum.data(), params[i].gradient, sum.size()) == XD_OK);
+            std::vector<unsigned char> &log = m->world->log[m->rank];
+            log.insert(log.end(), sum.begin(), sum.end());
+        }
+        CHECK(xd_parallel_publish(parallel) == XD_OK);
+        CHECK_EQ_INT(rounds - before, m->world->on_device ? 1 : 0);
+    }
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+}
+
+XD_TEST(a_wrapped_step_waits_for_no_records_of_its_sums) {
+    for (int kind = 0; kind < 3; kind++) {
+        World world;
+        is_sharded = kind > 0;
+        in_rows = kind > 1;
+        world.reduction = XD_REDUCTION_INVARIANT;
+        world.desc.compare = -1;
+        compare(&world, step_wrapped);
+    }
 }
 
 /* ---- what goes wrong ---- */

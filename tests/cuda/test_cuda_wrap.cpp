@@ -1,6 +1,7 @@
 /* Wrapped models whose storage is on GPUs: what blocks show, and sums of leaves, have the bits of the host. */
 #include "cuda_test.h"
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,13 +110,20 @@ struct Setting {
     bool offloaded; /* FSDP: parts in memory of the host */
 };
 
-/* What the host has is a rank's own; it is the next step's when blocks are opened again. */
+static bool is_locked(const void *memory) {
+    cudaPointerAttributes attributes;
+    CHECK(cudaPointerGetAttributes(&attributes, memory) == cudaSuccess);
+    return attributes.type == cudaMemoryTypeHost;
+}
+
+/* What the host has is a rank's own; it is the next step's when blocks are opened again. Its pages are locked. */
 static void check_values_at_home(const xd_parallel *parallel) {
     xd_tensor_part parts[2];
     int64_t count = 0;
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK && count == 2);
     for (int b = 0; b < 2; b++) {
         const std::vector<float> whole = first_values(b);
+        CHECK(parts[b].range.begin == parts[b].range.end || is_locked(parts[b].data));
         for (int64_t i = parts[b].range.begin; i < parts[b].range.end; i++)
             CHECK(((const float *)parts[b].data)[i - parts[b].range.begin] == whole[(size_t)i]);
     }
@@ -272,6 +280,92 @@ XD_TEST(a_state_on_gpus_goes_to_rank_0_and_comes_from_it) {
             if (result != XD_OK) printf("%d ranks, kind %d: %s\n", n, kind, error.message);
             CHECK(result == XD_OK);
         }
+}
+
+/* ---- page-locked memory ---- */
+
+XD_TEST(a_device_gives_page_locked_memory_of_the_host_and_a_cpu_its_own) {
+    Gpu gpu;
+    const xd_device_ops *device = &gpu.kernels()->memory, *plain = &xd_ctx_host_kernels(gpu.ctx)->memory;
+    for (size_t bytes : { (size_t)0, (size_t)1, (size_t)5000 }) {
+        unsigned char *memory = (unsigned char *)device->host_allocate(gpu.ctx, bytes);
+        CHECK(memory && is_locked(memory) && !device->owns(gpu.ctx, memory));
+        for (size_t i = 0; i < bytes; i++) memory[i] = (unsigned char)i;
+        device->host_release(gpu.ctx, memory);
+        memory = (unsigned char *)plain->host_allocate(gpu.ctx, bytes);
+        CHECK(memory && !is_locked(memory));
+        plain->host_release(gpu.ctx, memory);
+    }
+    device->host_release(gpu.ctx, nullptr);
+    CHECK(device->host_allocate(gpu.ctx, SIZE_MAX / 2) == nullptr);
+}
+
+static std::atomic<int> locked_blocks, locked_most;
+static void *(*lock_really)(xd_ctx *, size_t);
+static void (*unlock_really)(xd_ctx *, void *);
+
+static void *lock_noted(xd_ctx *ctx, size_t bytes) {
+    locked_most = ++locked_blocks > locked_most ? locked_blocks.load() : locked_most.load();
+    return lock_really(ctx, bytes);
+}
+
+static void *lock_never(xd_ctx *, size_t) {
+    return nullptr;
+}
+
+static void unlock_noted(xd_ctx *ctx, void *memory) {
+    locked_blocks--;
+    unlock_really(ctx, memory);
+}
+
+/* Saves a wrapped model of one rank beside training, into a folder. */
+static void save_beside(const std::string &root, void *(*lock)(xd_ctx *, size_t)) {
+    Gpu gpu(XD_REDUCTION_INVARIANT);
+    xd_kernels *table = (xd_kernels *)(uintptr_t)gpu.kernels(); /* the unit finds its own by this address */
+    xd_comm *self = nullptr;
+    xd_block *blocks[2];
+    xd_parallel *parallel = nullptr;
+    xd_tensor_part parts[2];
+    int64_t count = 0;
+    xd_checkpoint_saver *saver = nullptr;
+    lock_really = table->memory.host_allocate;
+    unlock_really = table->memory.host_release;
+    table->memory.host_allocate = lock;
+    table->memory.host_release = unlock_noted;
+    CHECK(xd_comm_self(gpu.ctx, &self) == XD_OK);
+    xd_model *model = two_blocks(gpu.ctx, blocks);
+    const xd_fsdp_desc fsdp = {};
+    CHECK(xd_fsdp_create(model, self, &fsdp, &parallel) == XD_OK);
+    CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
+    xd_checkpoint_network network = {};
+    network.parts = parts;
+    network.part_count = count;
+    CHECK(xd_checkpoint_saver_create(self, &network, 1, &saver) == XD_OK);
+    xd_checkpoint_save_desc save = {};
+    save.root = root.c_str();
+    save.step = 7;
+    save.networks = &network;
+    save.network_count = 1;
+    CHECK(xd_checkpoint_save_start(saver, &save) == XD_OK);
+    CHECK(xd_checkpoint_save_wait(saver) == XD_OK);
+    xd_checkpoint_saver_destroy(saver);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    xd_comm_destroy(self);
+}
+
+XD_TEST(a_save_beside_training_is_copied_into_page_locked_memory_where_there_is_some) {
+    char folder[] = "/tmp/xdistill-locked-XXXXXX";
+    CHECK(mkdtemp(folder) != nullptr);
+    const std::string root = folder;
+    save_beside(root + "/locked", lock_noted);
+    CHECK(locked_most == 1 && locked_blocks == 0);
+    save_beside(root + "/none", lock_never);
+    save_beside(root + "/not_offered", nullptr);
+    CHECK(locked_most == 1 && locked_blocks == 0);
+    CHECK(system(("diff -r " + root + "/locked " + root + "/none").c_str()) == 0);
+    CHECK(system(("diff -r " + root + "/locked " + root + "/not_offered").c_str()) == 0);
+    CHECK(system(("rm -r " + root).c_str()) == 0);
 }
 
 XD_TEST_MAIN()

@@ -30,11 +30,12 @@ enum { SUITE_RANKS = 16, SUITE_POISON = 0xA5 };
     CASE(a_message_goes_round_a_ring)                                      \
     CASE(groups_split_by_color_and_key_and_split_again)                    \
     CASE(counters_give_the_bytes_that_pass_between_ranks)
-#define COMM_SUITE_COMPARED(CASE)                                 \
-    CASE(pieces_may_have_gaps_between_them_on_one_rank_alone)     \
-    CASE(what_one_rank_does_otherwise_is_found_before_data_moves) \
-    CASE(sums_that_have_no_meaning_are_refused_on_all_ranks)      \
-    CASE(send_and_receive_that_do_not_fit_fail_on_both_ranks)     \
+#define COMM_SUITE_COMPARED(CASE)                                  \
+    CASE(pieces_may_have_gaps_between_them_on_one_rank_alone)      \
+    CASE(what_one_rank_does_otherwise_is_found_before_data_moves)  \
+    CASE(sums_that_have_no_meaning_are_refused_on_all_ranks)       \
+    CASE(known_leaves_that_are_not_those_are_refused_on_all_ranks) \
+    CASE(send_and_receive_that_do_not_fit_fail_on_both_ranks)      \
     CASE(agree_gives_every_rank_the_message_of_the_one_that_failed)
 #define COMM_SUITE(CASE)  \
     COMM_SUITE_DATA(CASE) \
@@ -253,16 +254,15 @@ static inline double suite_tree(xd_dtype dtype, int64_t lo, int64_t hi, int64_t 
     return dtype == XD_DTYPE_F32 ? (double)((float)a + (float)b) : a + b;
 }
 
-/* Uneven numbers of leaves, none on some ranks. */
-static inline xd_leaves suite_leaves(const xd_comm *comm) {
-    xd_leaves leaves = { 0, 0, 0 };
-    for (int r = 0; r < xd_comm_size(comm); r++) {
-        const int64_t count = r == 0 ? 5 : (3 * r + 2) % 4;
-        if (r < xd_comm_rank(comm)) leaves.first += count;
-        if (r == xd_comm_rank(comm)) leaves.count = count;
-        leaves.total += count;
+/* Uneven numbers of leaves, none on some ranks: this rank's, and `known` receives those of all. */
+static inline xd_leaves suite_leaves(const xd_comm *comm, xd_leaves known[SUITE_RANKS]) {
+    int64_t total = 0;
+    for (int r = 0; r < xd_comm_size(comm); total += known[r++].count) {
+        known[r].first = total;
+        known[r].count = r == 0 ? 5 : (3 * r + 2) % 4;
     }
-    return leaves;
+    for (int r = 0; r < xd_comm_size(comm); r++) known[r].total = total;
+    return known[xd_comm_rank(comm)];
 }
 
 static inline void suite_check_leaves(xd_comm *comm, suite_buffer *b, xd_dtype dtype, int64_t total,
@@ -279,8 +279,9 @@ static inline void suite_check_leaves(xd_comm *comm, suite_buffer *b, xd_dtype d
     CHECK_EQ_INT(wrong, 0);
 }
 
-static inline void suite_sum_leaves(xd_comm *comm, xd_dtype dtype, int64_t count) {
-    const xd_leaves leaves = suite_leaves(comm);
+static inline void suite_sum_leaves_as(xd_comm *comm, xd_dtype dtype, int64_t count, bool are_known) {
+    xd_leaves known[SUITE_RANKS];
+    const xd_leaves leaves = suite_leaves(comm, known);
     const int64_t nodes = xd_leaves_nodes(leaves.first, leaves.count), end = leaves.first + leaves.count;
     suite_buffer forest = suite_open(nodes * count + count, dtype), sum = suite_open(count, dtype);
     int64_t counts[SUITE_RANKS], at = 0;
@@ -299,6 +300,7 @@ static inline void suite_sum_leaves(xd_comm *comm, xd_dtype dtype, int64_t count
     c.dtype = dtype;
     c.op = XD_AVG;
     c.leaves = leaves;
+    c.known_leaves = are_known ? known : NULL;
     CHECK_EQ_INT(xd_collective_run(comm, &c), XD_OK);
     suite_check_leaves(comm, &sum, dtype, leaves.total, begin, counts[xd_comm_rank(comm)], true);
     c.kind = XD_COLLECTIVE_ALL_REDUCE;
@@ -312,6 +314,11 @@ static inline void suite_sum_leaves(xd_comm *comm, xd_dtype dtype, int64_t count
     suite_check_leaves(comm, &forest, dtype, leaves.total, 0, count, false);
     suite_close(&sum);
     suite_close(&forest);
+}
+
+static inline void suite_sum_leaves(xd_comm *comm, xd_dtype dtype, int64_t count) {
+    suite_sum_leaves_as(comm, dtype, count, false);
+    suite_sum_leaves_as(comm, dtype, count, true);
 }
 
 static inline xd_result suite_sums_over_leaves_follow_the_canonical_tree(xd_comm *world, void *unused) {
@@ -663,6 +670,71 @@ static inline xd_result suite_sums_that_have_no_meaning_are_refused_on_all_ranks
             suite_close(&b);
             suite_close(&a);
         }
+    return xd_barrier(world);
+}
+
+/* A sum of two leaves a rank, whose table the caller may have spoilt. */
+static inline xd_result suite_sum_known(xd_comm *comm, const xd_leaves *known, float *sum) {
+    static const float forest[2] = { 1.0f, 2.0f };
+    const int rank = xd_comm_rank(comm);
+    const xd_leaves mine = { 2 * rank, 2, 2 * xd_comm_size(comm) };
+    suite_buffer send = suite_open(2, XD_DTYPE_F32), recv = suite_open(1, XD_DTYPE_F32);
+    memcpy(send.host, forest, sizeof forest);
+    suite_put(&send);
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = send.at;
+    c.recv = recv.at;
+    c.count = 1;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves = mine;
+    c.known_leaves = known;
+    const xd_result result = xd_collective_run(comm, &c);
+    suite_get(comm, &recv);
+    CHECK_EQ_INT(suite_written(&recv, 0, sizeof *sum) == 0, result != XD_OK);
+    memcpy(sum, recv.host, sizeof *sum);
+    suite_close(&recv);
+    suite_close(&send);
+    return result;
+}
+
+static inline xd_result suite_known_leaves_that_are_not_those_are_refused_on_all_ranks(xd_comm *world,
+                                                                                       void *unused) {
+    const int n = xd_comm_size(world), rank = xd_comm_rank(world), last = n - 1;
+    xd_leaves known[SUITE_RANKS], odd[SUITE_RANKS];
+    float sum = 0.0f;
+    (void)unused;
+    for (int r = 0; r < n; r++) {
+        known[r].first = 2 * r;
+        known[r].count = 2;
+        known[r].total = 2 * n;
+    }
+    memcpy(odd, known, sizeof odd);
+    odd[last].count = 1; /* another rank's for this one, and one leaf too few for the others */
+    CHECK_EQ_INT(suite_sum_known(world, odd, &sum), XD_ERROR_ARGUMENT);
+    CHECK(suite_says(world, rank == last ? ", +1) of " : "known leaves of "));
+    CHECK_EQ_INT(suite_sum_known(world, rank == last ? odd : known, &sum),
+                 rank == last ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(suite_says(world, ", +1) of "));
+    odd[last].count = 2;
+    odd[0].total = 2 * n + 1;
+    CHECK_EQ_INT(suite_sum_known(world, odd, &sum), XD_ERROR_ARGUMENT);
+    odd[0].total = 2 * n;
+    if (n > 1) {
+        CHECK_EQ_INT(suite_sum_known(world, rank == last ? NULL : known, &sum), XD_ERROR_MISMATCH);
+        CHECK(suite_says(world, "passed known leaves of so many ranks: 0"));
+    }
+    if (n > 2) { /* a table that fits for itself */
+        odd[1].count = 3;
+        odd[2].first = 5;
+        odd[2].count = 1;
+        CHECK_EQ_INT(suite_sum_known(world, rank == 0 ? odd : known, &sum), XD_ERROR_MISMATCH);
+        CHECK(suite_says(world, "passed known_leaves[2].first = 4"));
+        CHECK(suite_says(world, "rank 0 passed 5"));
+    }
+    CHECK_EQ_INT(suite_sum_known(world, known, &sum), XD_OK);
+    CHECK(sum == (float)n); /* pairs of neighbouring leaves are one node */
     return xd_barrier(world);
 }
 

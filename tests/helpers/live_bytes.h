@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-static __thread long long live_bytes;
+static __thread long long live_bytes, live_most; /* the latter: the most so far; a test sets it */
 
 static void *count_allocate(void *user, size_t bytes) {
     size_t *block = (size_t *)malloc(bytes + 64);
@@ -13,6 +13,7 @@ static void *count_allocate(void *user, size_t bytes) {
     if (!block) return NULL;
     *block = bytes;
     live_bytes += (long long)bytes;
+    if (live_bytes > live_most) live_most = live_bytes;
     return (char *)block + 64;
 }
 

@@ -2,12 +2,32 @@
  * Needs three ranks or more. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+/* Messages of control rounds that this rank has sent: of every four tags of a group, the first; 0 is that of notices. */
+static int control_messages;
+
+static int send_noted(const void *data, int count, MPI_Datatype type, int rank, int tag, MPI_Comm comm,
+                      MPI_Request *request) {
+    control_messages += tag > 0 && tag % 4 == 0;
+    return MPI_Isend(data, count, type, rank, tag, comm, request);
+}
+
+#define MPI_Isend send_noted
 #include "xdistill_mpi.h"
+#undef MPI_Isend
+
 #include "comm_suite.h"
 #include "mpi_runner.h"
 #include "mpi_world.h"
 
 enum { MAX_RANKS = SUITE_RANKS, ODD = 2 };
+
+/* A deadline that nobody would wait for: who is left alone hangs. */
+static const xd_ctx_desc never = { .timeout_seconds = 1e9, .init_timeout_seconds = 1e9 };
 
 static void run_in_every_mode(xd_rank_function function) {
     for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
@@ -23,6 +43,78 @@ static void run_in_every_mode(xd_rank_function function) {
         run_in_every_mode(suite_##name); \
     }
 COMM_SUITE(CASE)
+
+static xd_comm *join_comparing(int64_t compare, xd_reduction mode) {
+    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 60 };
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, &(xd_mpi_desc){ .compare = compare }, &world), XD_OK);
+    return world;
+}
+
+static xd_result suite_data(xd_comm *comm) {
+#define RUN(name) XD_TRY(suite_##name(comm, NULL));
+    COMM_SUITE_DATA(RUN)
+    return XD_OK;
+}
+
+XD_TEST(calls_that_are_not_compared_give_the_same) {
+    static const int64_t compared[] = { -1, 5 };
+    for (int k = 0; k < 2; k++)
+        for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode += 2) {
+            xd_comm *world = join_comparing(compared[k], (xd_reduction)mode);
+            CHECK_EQ_INT(suite_data(world), XD_OK);
+            leave(world);
+        }
+}
+
+/* Messages of control rounds that this rank has sent in sums of a leaf a rank. */
+static void count_rounds(int64_t compare, bool are_known, int expected) {
+    xd_comm *world = join_comparing(compare, XD_REDUCTION_INVARIANT);
+    const int n = xd_comm_size(world), before = control_messages;
+    xd_leaves known[MAX_RANKS];
+    float sum = 1.0f;
+    for (int r = 0; r < n; r++) known[r] = (xd_leaves){ r, 1, n };
+    for (int k = 0; k < 3; k++) {
+        const xd_collective c = { .kind = XD_COLLECTIVE_ALL_REDUCE,
+                                  .send = &sum,
+                                  .recv = &sum,
+                                  .count = 1,
+                                  .dtype = XD_DTYPE_F32,
+                                  .leaves = known[xd_comm_rank(world)],
+                                  .known_leaves = are_known ? known : NULL };
+        CHECK_EQ_INT(xd_collective_run(world, &c), XD_OK);
+    }
+    CHECK(sum == (float)n * (float)n * (float)n);
+    CHECK_EQ_INT(control_messages - before, expected * (n - 1));
+    CHECK_EQ_INT(xd_barrier(world), XD_OK);
+    leave(world);
+}
+
+XD_TEST(sums_over_known_leaves_take_no_round_where_nothing_is_compared) {
+    count_rounds(0, true, 3);
+    count_rounds(-1, false, 3);
+    count_rounds(2, true, 2);
+    count_rounds(-1, true, 0);
+}
+
+/* Nobody is told why, but nobody waits until the deadline. */
+XD_TEST(a_rank_that_is_refused_where_nothing_is_compared_ends_the_world) {
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    float data[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
+    CHECK(xd_ctx_create(&never, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, &(xd_mpi_desc){ .compare = -1 }, &world), XD_OK);
+    CHECK_EQ_INT(xd_barrier(world), XD_OK);
+    MPI_Barrier(MPI_COMM_WORLD);
+    const bool odd = xd_comm_rank(world) == ODD;
+    CHECK_EQ_INT(xd_all_reduce(world, data, data, odd ? -1 : 4, XD_DTYPE_F32, XD_MAX),
+                 odd ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK_EQ_INT(xd_last_error(ctx)->culprit, odd ? -1 : ODD);
+    CHECK_EQ_INT(xd_barrier(world), XD_ERROR_PEER); /* sticky */
+    leave(world);
+}
 
 XD_TEST(sums_and_pieces_of_many_tiles_equal_a_plain_loop) {
     xd_comm *world = join(NULL);
@@ -98,9 +190,6 @@ XD_TEST(sums_have_the_same_bits_whatever_the_staging) {
     CHECK(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
 }
 
-/* A deadline that nobody would wait for: who is left alone hangs. */
-static const xd_ctx_desc never = { .timeout_seconds = 1e9, .init_timeout_seconds = 1e9 };
-
 /* Every rank is refused, with these words in the message. */
 static void refused(const xd_mpi_desc *desc, xd_result expected, const char *words) {
     xd_ctx *ctx = NULL;
@@ -137,6 +226,10 @@ XD_TEST(a_staging_size_that_one_rank_gets_wrong_is_refused_by_all_at_once) {
     refused(&(xd_mpi_desc){ .staging_bytes = rank == ODD ? SIZE_MAX : 0 }, XD_ERROR_ARGUMENT, words);
     refused(&(xd_mpi_desc){ .staging_bytes = rank == ODD ? 1u << 20 : 1u << 21 }, XD_ERROR_MISMATCH,
             "staging_bytes is 1048576 on rank 2, and 2097152 on rank 0");
+    refused(&(xd_mpi_desc){ .compare = rank == ODD ? -2 : 0 }, XD_ERROR_ARGUMENT,
+            "compare is -2 on rank 2, and 0 on rank 0");
+    refused(&(xd_mpi_desc){ .compare = rank == ODD ? -1 : 7 }, XD_ERROR_MISMATCH,
+            "compare is -1 on rank 2, and 7 on rank 0");
 }
 
 /* The heap, but call `fails_at` is refused on rank ODD. */

@@ -6,6 +6,7 @@
 #include "exchange_suite.h"
 #include "mpi_runner.h"
 #include "mpi_world.h"
+#include "queue_bytes.h"
 #include "queue_program.h"
 #include "queue_suite.h"
 
@@ -45,6 +46,12 @@ static void compare(xd_comm *group, int queues) {
     CHECK(jobs[0].hash[rank] == jobs[1].hash[rank]);
     CHECK(memcmp(jobs[0].traffic[rank], jobs[1].traffic[rank], sizeof jobs[0].traffic[rank]) == 0);
     CHECK(jobs[0].traffic[rank][0].calls > 0);
+}
+
+XD_TEST(a_queue_takes_what_its_bytes_say) {
+    xd_comm *world = join(&(xd_ctx_desc){ .allocator = { count_allocate, count_release, NULL } });
+    CHECK_EQ_INT(queue_bytes_rank(world, NULL), XD_OK);
+    leave(world);
 }
 
 XD_TEST(a_random_program_on_workers_gives_the_bits_and_counters_of_the_same_inline) {

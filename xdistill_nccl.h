@@ -1694,6 +1694,7 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                true,
                                                xdi_nccl_fail,
                                                NULL,
+                                               NULL,
                                                NULL };
 
 /* A handle without a communicator; the caller fills in world_ranks. */

@@ -540,9 +540,28 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
     return XD_OK;
 }
 
+static size_t xdi_processes_world_bytes(const xdi_job *job, int size) {
+    return xdi_processes_group_bytes(size) + (size_t)size * (size_t)job->head->slot_bytes;
+}
+
+static xd_result xdi_processes_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    xd_ctx *ctx = transport->ctx;
+    xdi_processes *made = NULL;
+    xdi_job *job = NULL;
+    XD_TRY(xdi_job_shrink(ctx, t->job, xdi_processes_world_bytes, deadline, &job));
+    const xd_result result = xdi_processes_open(ctx, job, job->size, job->rank, job->world->group,
+                                                (size_t)job->head->slot_bytes, NULL, &made);
+    xdi_job_release(ctx, job); /* without a handle this rank has left that world too */
+    if (result == XD_OK) *out = &made->base;
+    return result;
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
-    xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    const int me = t->world_ranks[transport->rank];
+    xdi_job_break(t->job, XD_ERROR_PEER, me);
+    __atomic_store_n(&t->job->world->members[me].gone, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&t->group->bell);
 }
 
@@ -556,9 +575,9 @@ static xd_result xdi_processes_poll(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_processes_ops = {
-    "processes",         xdi_processes_control, xdi_processes_execute, xdi_processes_split,
-    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,    false,
-    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange
+    "processes",         xdi_processes_control, xdi_processes_execute,  xdi_processes_split,
+    xdi_processes_abort, xdi_processes_destroy, xdi_processes_poll,     false,
+    xdi_processes_fail,  xdi_processes_fork,    xdi_processes_exchange, xdi_processes_shrink
 };
 
 /* A handle without a region, of the job's ranks in their order. */

@@ -76,6 +76,7 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                true,
                                                NULL,
                                                xdi_self_fork,
+                                               NULL,
                                                NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {

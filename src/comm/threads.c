@@ -714,7 +714,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   true,
                                                   NULL,
                                                   xdi_threads_fork,
-                                                  xdi_threads_exchange };
+                                                  xdi_threads_exchange,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 

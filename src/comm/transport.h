@@ -71,6 +71,10 @@ typedef struct xd_transport_ops {
      * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
      * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
+    /* A world of the ranks of a broken one that live and have called this when all of them have, or by the deadline; in their order,
+     * and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control call. STATE
+     * when nothing has broken it. NULL: not offered. */
+    xd_result (*shrink)(xd_transport *transport, double deadline, xd_transport **out);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

@@ -1,6 +1,6 @@
 /* Processes whose world breaks go on in a smaller one: random programs whose processes are killed at random moments, also while the
  * others make their next world, and while they make the one after that; one that was stopped and wakes up; ranks that come late, leave
- * or have no memory; and what is refused. XD_TEST_KILLS programs (16), XD_TEST_SEED is the first seed. */
+ * or have no memory; and what is refused. XD_TEST_KILLS programs (10), XD_TEST_SEED is the first seed. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "drawn_call.h"
@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-enum { MOST = 8, COUNT = 9000, PROGRAMS = 16 };
+enum { MOST = 8, COUNT = 9000, PROGRAMS = 10 };
 
 static int given(const char *name, int otherwise) {
     const char *text = getenv(name);

@@ -983,6 +983,29 @@ XD_API void xd_comm_abort(xd_comm *comm);
  * transport cannot: MPI below MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* After a rank was lost: a world of those that are left, in their old order and without a gap in their numbers. It has nothing in
+ * common with the broken one, which stays broken, with its groups and queues: each is destroyed by its owner, before or
+ * after. What ranks hold in groups of the old world (meshes, wrapped models, optimizers) they make again over the new one, from a
+ * checkpoint for example, which any number of ranks reads.
+ *
+ *   broken      a world, not a group split from one, of which some rank has returned PEER or TIMEOUT
+ *   timeout_s   seconds that it waits for ranks that live and do not call; 0 -> the context's timeout_seconds
+ *   out         the new world, of this context; destroy it with xd_comm_destroy
+ *
+ * Collective over all ranks that go on. It returns when all that live have called; those that have ended, have destroyed their handles
+ * or have called xd_comm_abort are not waited for. At the earliest deadline of any rank those that have called go on without the others:
+ * a process that was stopped gets PEER from this call and from all others, and can do nothing to the new world. A rank that came too late
+ * for the collective in which the world broke, but in time for this call, is in. Whoever dies meanwhile is left out, or else is
+ * missed in the new world's first call, which breaks that: then this is called again, on that.
+ * Memory: as for joining the ranks; what the old world shared goes when the last process ends.
+ *
+ * Offered by worlds of xd_comm_node, and by those that this call made of them.
+ *
+ * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for it if it
+ * ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came after the
+ * deadline); MEMORY (on all; on one alone that has no room for its handles, which is missed by the others then). */
+XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
+
 /* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
 /* Copies root's data into every rank's data; [count] elements. */
@@ -1093,7 +1116,8 @@ typedef struct xd_node_desc {
  *
  * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
  * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the
- * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end.
+ * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end; xd_comm_shrink makes a
+ * world of those that go on.
  *
  * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH (another size
  * or slot_bytes), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a process has died, or
@@ -11288,6 +11312,10 @@ typedef struct xd_transport_ops {
     /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
      * may make them at the same time. */
     bool forks_in_order;
+    /* A world of the ranks of a broken one that live and have called this when all of them have, or by the deadline; in their order,
+     * and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control call. STATE
+     * when nothing has broken it. NULL: not offered. */
+    xd_result (*shrink)(xd_transport *transport, double deadline, xd_transport **out);
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -28219,6 +28247,25 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
     return XD_OK;
 }
 
+XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    xd_ctx *ctx = broken->ctx;
+    xd_transport *old = broken->transport, *transport = NULL;
+    XD_REQUIRE(ctx, old->ops->shrink, XD_ERROR_UNSUPPORTED,
+               "%s cannot go on without one of its %d ranks: the job is started again", old->ops->name,
+               old->size);
+    XD_REQUIRE(ctx, broken->is_world, XD_ERROR_ARGUMENT,
+               "a group of %d ranks is not a world: it goes on as a group of what the world becomes",
+               old->size);
+    XD_REQUIRE(ctx, timeout_s >= 0.0, XD_ERROR_ARGUMENT, "timeout_s is %g", timeout_s);
+    if (timeout_s <= 0.0) timeout_s = xd_ctx_settings(ctx)->timeout_seconds;
+    XD_TRY(old->ops->shrink(old, xd_now(ctx) + timeout_s, &transport));
+    const int rank = old->world_ranks[old->rank], size = old->size;
+    xd_ctx_set_rank(ctx, transport->rank);
+    xd_log(ctx, XD_LOG_INFO, "rank %d of %d is rank %d of the %d that go on", rank, size, transport->rank,
+           transport->size);
+    return xd_comm_create(ctx, transport, out);
+}
+
 /* >>comm/self.c */
 
 /* A group of one: every collective copies this rank's block to itself. */
@@ -28302,7 +28349,8 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                xdi_self_fork,
                                                NULL,
                                                xdi_self_fork_bytes,
-                                               false };
+                                               false,
+                                               NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -29049,7 +29097,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_fork,
                                                   xdi_threads_exchange,
                                                   xdi_threads_fork_bytes,
-                                                  false };
+                                                  false,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 
@@ -29624,8 +29673,20 @@ typedef struct xdi_job_member {
     uint32_t gone;      /* has left the world; atomic */
     uint32_t waits_for; /* 1 + the world rank that it waits for; 0: none; atomic */
     uint32_t beats;     /* turns of its waits, by which others see that it is not stopped; atomic */
-    char line[XDI_JOB_LINE - 32];
+    uint32_t asks;      /* it wants to go on with those that live; atomic */
+    char line[XDI_JOB_LINE - 40];
 } xdi_job_member;
+
+/* A world. The first one is in the beginning of the file, those that survivors make have regions of their own. */
+typedef struct xdi_job_world {
+    uint64_t failure; /* 0, or what broke it: result << 32 | (culprit + 1); atomic, written once */
+    uint32_t next;    /* 0, or 1 + the region of the world of its survivors; atomic, written once */
+    int32_t size;
+    int32_t group;                          /* region of its first group */
+    unsigned char locks[XD_NODE_RANKS_MAX]; /* the byte of the file that each rank holds: its first rank */
+    xdi_job_bell bell;                      /* of those that join it, or ask for the next */
+    xdi_job_member members[XD_NODE_RANKS_MAX];
+} xdi_job_world;
 
 /* A piece of the file; when nobody holds it, the next who needs one takes it. */
 typedef struct xdi_job_region {
@@ -29638,21 +29699,23 @@ typedef struct xdi_job_head {
     uint64_t layout; /* of this struct; written last when the file is made */
     uint64_t slot_bytes;
     int32_t size;
-    uint32_t complete;     /* all have joined, and region 0 is there; atomic */
-    uint32_t refused;      /* xd_result by which joining ended for everybody, `text` says why; atomic */
-    uint32_t region_count; /* atomic */
-    uint64_t bytes;        /* of the file; atomic */
-    uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int32_t culprit;  /* of `refused`; -1: nobody */
+    uint32_t complete;       /* all have joined, and region 0 is there; atomic */
+    uint32_t refused;        /* xd_result by which joining ended for everybody, `text` says why; atomic */
+    uint32_t region_count;   /* atomic */
+    uint64_t bytes;          /* of the file; atomic */
+    int32_t culprit;         /* of `refused`; -1: nobody */
     char text[XDI_JOB_TEXT]; /* of `refused` */
-    xdi_job_bell bell;       /* of those that join */
-    xdi_job_member members[XD_NODE_RANKS_MAX];
+    xdi_job_world world;     /* of all that have joined */
     xdi_job_region regions[XDI_JOB_REGIONS];
 } xdi_job_head;
 
-/* One process's end of a job; shared by its handles, on several threads. */
+/* One process's end of a world of a job; shared by its handles, on several threads. */
 typedef struct xdi_job {
     xdi_job_head *head;
+    xdi_job_world *world;
+    struct xdi_job *first; /* of a world that survivors made: the end of the first one, whose file it uses */
+    int region;            /* then: of the world */
+    bool asked;            /* for the next */
     char path[96];
     int file; /* open as long as the lock on this rank's byte is needed */
     int rank, size;
@@ -29665,11 +29728,19 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
 /* job.c: tells the others what this rank has prepared, and waits for them. */
 XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline);
 XD_PRIVATE void xdi_job_hold(xdi_job *job);
-/* job.c: the last handle closes the file: then this rank counts as dead. */
+/* job.c: the last handle on worlds of the file closes it: then this rank counts as dead. */
 XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job);
 
-/* job.c: takes a zeroed region, held by `holders` ranks; -1: there is no memory. */
+/* The bytes that the first group of a world of `size` ranks needs. */
+typedef size_t xdi_job_bytes(const xdi_job *job, int size);
+
+/* job_shrink.c: a world of those that are left of a broken one. Errors: see xd_comm_shrink. *out has one holder. */
+XD_PRIVATE xd_result xdi_job_shrink(xd_ctx *ctx, xdi_job *old, xdi_job_bytes *bytes, double deadline,
+                                    xdi_job **out);
+
+/* job.c: takes a zeroed region, held by `holders` ranks; -1: there is no memory. xdi_job_drop: gives up what nobody has heard of. */
 XD_PRIVATE int xdi_job_take(xdi_job *job, size_t bytes, int holders);
+XD_PRIVATE void xdi_job_drop(const xdi_job *job, int region);
 XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes); /* NULL: no memory */
 /* job.c: unmaps a region, if this rank has mapped it, and gives it up. */
 XD_PRIVATE void xdi_job_give(const xdi_job *job, int region, void *memory, size_t bytes);
@@ -29693,6 +29764,7 @@ typedef struct xdi_job_wait {
     bool tells; /* others may read whom this rank waits for */
 } xdi_job_wait;
 
+XD_PRIVATE bool xdi_job_is_crowded(int ranks); /* more than cores */
 XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bell, double deadline);
 /* job.c: a turn of waiting for the world rank `rank`; false when the world is broken, by this wait or another. `gone`: it is
  * known to have left the group. */
@@ -29700,6 +29772,8 @@ XD_PRIVATE bool xdi_job_turn(xd_ctx *ctx, xdi_job *job, xdi_job_wait *wait, int 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait);
 /* job.c: wakes who sleeps at the bell, after a seq_cst store of what they wait for. */
 XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell);
+/* job.c: sleeps a fiftieth of a second, or until the bell has rung more often than `rings`: see xdi_job_ring. */
+XD_PRIVATE void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings);
 
 /* >>comm/job.c */
 
@@ -29744,7 +29818,7 @@ static void xdi_job_nap(long nanoseconds) {
 
 /* ---- bells ---- */
 
-static void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings) {
+XD_PRIVATE void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings) {
 #if defined(SYS_futex)
     enum { XDI_FUTEX_WAIT = 0 };
     const struct timespec most = { 0, XDI_JOB_SLEEP };
@@ -29771,29 +29845,29 @@ XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell) {
 XD_PRIVATE void xdi_job_break(xdi_job *job, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
-    __atomic_compare_exchange_n(&job->head->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
+    __atomic_compare_exchange_n(&job->world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
                                 __ATOMIC_SEQ_CST);
 }
 
 XD_PRIVATE uint64_t xdi_job_failure(const xdi_job *job) {
-    return __atomic_load_n(&job->head->failure, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&job->world->failure, __ATOMIC_SEQ_CST);
 }
 
 XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank) {
-    return rank != job->rank && !xdi_node_is_held(job->file, rank);
+    return rank != job->rank && !xdi_node_is_held(job->file, job->world->locks[rank]);
 }
 
 XD_PRIVATE bool xdi_job_has_left(const xdi_job *job, int rank) {
-    return __atomic_load_n(&job->head->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
+    return __atomic_load_n(&job->world->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
 }
 
 static void xdi_job_beat(xdi_job *job) {
-    __atomic_add_fetch(&job->head->members[job->rank].beats, 1u, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&job->world->members[job->rank].beats, 1u, __ATOMIC_RELAXED);
 }
 
 /* Whether a rank that says that it waits takes turns in its wait. Others may ask that of this one meanwhile. */
 static bool xdi_job_moves(xdi_job *job, int rank) {
-    const xdi_job_member *member = &job->head->members[rank];
+    const xdi_job_member *member = &job->world->members[rank];
     const uint32_t before = __atomic_load_n(&member->beats, __ATOMIC_RELAXED);
     for (int i = 0; i < XDI_JOB_SAMPLES; i++) {
         if (rank == job->rank || __atomic_load_n(&member->beats, __ATOMIC_RELAXED) != before) return true;
@@ -29808,7 +29882,7 @@ static bool xdi_job_moves(xdi_job *job, int rank) {
 static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
-        const int next = (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
+        const int next = (int)__atomic_load_n(&job->world->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
         if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
         root = next;
     }
@@ -29816,6 +29890,10 @@ static int xdi_job_root(xdi_job *job, int rank) {
 }
 
 /* ---- waiting ---- */
+
+XD_PRIVATE bool xdi_job_is_crowded(int ranks) {
+    return (long)ranks > sysconf(_SC_NPROCESSORS_ONLN);
+}
 
 /* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
  * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
@@ -29825,12 +29903,12 @@ XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bel
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
-    if (wait->tells) __atomic_store_n(&job->head->members[job->rank].waits_for, 0u, __ATOMIC_RELEASE);
+    if (wait->tells) __atomic_store_n(&job->world->members[job->rank].waits_for, 0u, __ATOMIC_RELEASE);
     wait->tells = false;
 }
 
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
-    xdi_job_member *mine = &job->head->members[job->rank];
+    xdi_job_member *mine = &job->world->members[job->rank];
     xdi_job_beat(job);
     if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
@@ -29885,6 +29963,10 @@ XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes) {
 XD_PRIVATE void xdi_job_give(const xdi_job *job, int region, void *memory, size_t bytes) {
     if (memory) munmap(memory, bytes);
     __atomic_sub_fetch(&job->head->regions[region].holders, 1u, __ATOMIC_ACQ_REL);
+}
+
+XD_PRIVATE void xdi_job_drop(const xdi_job *job, int region) {
+    if (region >= 0) __atomic_store_n(&job->head->regions[region].holders, 0u, __ATOMIC_RELEASE);
 }
 
 /* Appends a region to the file. */
@@ -29959,7 +30041,7 @@ static void xdi_job_refuse(xdi_job *job, xd_result result, int culprit, const ch
     va_end(arguments);
     head->culprit = culprit;
     __atomic_store_n(&head->refused, (uint32_t)result, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&head->bell);
+    xdi_job_ring(&head->world.bell);
 }
 
 static xd_result xdi_job_refusal(const xdi_job *job, xd_ctx *ctx) {
@@ -29997,9 +30079,11 @@ static bool xdi_job_map_head(xdi_job *job, const xd_node_desc *desc, off_t bytes
     void *memory = mmap(NULL, sizeof *job->head, PROT_READ | PROT_WRITE, MAP_SHARED, job->file, 0);
     if (memory == MAP_FAILED) return false;
     job->head = (xdi_job_head *)memory;
+    job->world = &job->head->world;
     if (job->head->layout) return true;
     job->head->slot_bytes = desc->slot_bytes;
-    job->head->size = desc->size;
+    job->head->size = job->head->world.size = desc->size;
+    for (int r = 0; r < desc->size; r++) job->head->world.locks[r] = (unsigned char)r;
     job->head->bytes = most;
     job->head->layout = sizeof *job->head;
     return true;
@@ -30010,8 +30094,8 @@ static int xdi_job_count(const xdi_job *job, int *dead) {
     int alive = 0;
     *dead = -1;
     for (int r = 0; r < XD_NODE_RANKS_MAX; r++) {
-        if (job->head->members[r].process == 0) continue;
-        if (job->head->members[r].process != (int64_t)getpid() && !xdi_node_is_held(job->file, r))
+        if (job->head->world.members[r].process == 0) continue;
+        if (job->head->world.members[r].process != (int64_t)getpid() && !xdi_node_is_held(job->file, r))
             *dead = r;
         else
             alive++;
@@ -30025,7 +30109,7 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
     const xdi_job_head *head = job->head;
     const long long mine = (long long)getpid();
     int other = 0; /* a rank that this process is already */
-    while (other < XD_NODE_RANKS_MAX && head->members[other].process != mine) other++;
+    while (other < XD_NODE_RANKS_MAX && head->world.members[other].process != mine) other++;
     if (other < XD_NODE_RANKS_MAX) /* its lock goes with this file */
         xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
                        "process %lld is rank %d of job %s, and cannot be rank %d too", mine, other, d->name,
@@ -30040,10 +30124,10 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
                        head->slot_bytes);
     else if (dead >= 0)
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead, d->name);
-    else if (head->members[d->rank].process)
+    else if (head->world.members[d->rank].process)
         xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
                        "rank %d has joined job %s twice: processes %lld and %lld", d->rank, d->name,
-                       (long long)head->members[d->rank].process, mine);
+                       (long long)head->world.members[d->rank].process, mine);
     else
         return XD_OK;
     return xdi_job_refusal(job, e->ctx);
@@ -30058,7 +30142,7 @@ static void xdi_job_complete(xdi_job *job, const xdi_job_entry *e) {
     }
     unlink(job->path);
     __atomic_store_n(&job->head->complete, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&job->head->bell);
+    xdi_job_ring(&job->head->world.bell);
 }
 
 /* Becomes a member. With the guard. */
@@ -30067,7 +30151,7 @@ static xd_result xdi_job_enter(xdi_job *job, const xdi_job_entry *e, int dead, i
     XD_REQUIRE(e->ctx, xdi_node_hold(job->file, job->rank), XD_ERROR_STATE,
                "another process holds rank %d of the %d ranks of job %s", job->rank, job->size,
                e->desc->name);
-    job->head->members[job->rank].process = (int64_t)getpid();
+    job->head->world.members[job->rank].process = (int64_t)getpid();
     if (alive + 1 == job->size) xdi_job_complete(job, e);
     return XD_OK;
 }
@@ -30107,7 +30191,7 @@ static void xdi_job_missing(const xdi_job *job, char *text, size_t size, int *fi
     text[0] = 0;
     *first = -1;
     for (int r = 0; r < job->size && used + 8 < size; r++) {
-        if (job->head->members[r].process) continue;
+        if (job->head->world.members[r].process) continue;
         used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", r);
         if (*first < 0) *first = r;
     }
@@ -30140,13 +30224,13 @@ static xd_result xdi_job_await(xdi_job *job, const xdi_job_entry *e) {
     xdi_job_head *head = job->head;
     for (;;) {
         int dead = -1;
-        const uint32_t rings = __atomic_load_n(&head->bell.rings, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&head->bell.sleepers, 1u, __ATOMIC_SEQ_CST);
+        const uint32_t rings = __atomic_load_n(&head->world.bell.rings, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&head->world.bell.sleepers, 1u, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&head->complete, __ATOMIC_SEQ_CST)) return XD_OK;
         if (__atomic_load_n(&head->refused, __ATOMIC_SEQ_CST)) return xdi_job_refusal(job, e->ctx);
         xdi_job_count(job, &dead);
         if (dead >= 0 || xd_now(e->ctx) >= e->deadline) return xdi_job_give_up(job, e);
-        xdi_job_sleep(&head->bell, rings);
+        xdi_job_sleep(&head->world.bell, rings);
     }
 }
 
@@ -30158,7 +30242,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
-    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
+    job->crowded = xdi_job_is_crowded(desc->size);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -30178,10 +30262,10 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
 
 /* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
 static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) {
-    int32_t lowest = job->head->members[0].cpu;
+    int32_t lowest = job->head->world.members[0].cpu;
     XD_TRY(mine);
     for (int r = 0; r < job->size; r++) {
-        const xdi_job_member *member = &job->head->members[r];
+        const xdi_job_member *member = &job->head->world.members[r];
         if (member->result != XD_OK)
             return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, r, "rank %d could not join: %s", r,
                                    xd_result_name((xd_result)member->result));
@@ -30192,13 +30276,13 @@ static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) 
 }
 
 XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline) {
-    xdi_job_member *members = job->head->members;
+    xdi_job_member *members = job->head->world.members;
     members[job->rank].cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
     members[job->rank].result = (int32_t)mine;
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&job->head->bell);
+    xdi_job_ring(&job->head->world.bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->world.bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);
@@ -30219,9 +30303,150 @@ XD_PRIVATE void xdi_job_hold(xdi_job *job) {
 
 XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
     if (__atomic_sub_fetch(&job->holders, 1, __ATOMIC_ACQ_REL) > 0) return;
-    __atomic_store_n(&job->head->members[job->rank].gone, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_leave_file(job);
+    __atomic_store_n(&job->world->members[job->rank].gone, 1u, __ATOMIC_SEQ_CST);
+    xdi_job *first = job->first;
+    if (first)
+        xdi_job_give(job, job->region, job->world, sizeof *job->world);
+    else
+        xdi_job_leave_file(job);
     xd_release(ctx, job);
+    if (first) xdi_job_release(ctx, first);
+}
+
+/* >>comm/job_shrink.c */
+
+/* How the processes that are left of a broken world make the next one. Each says in the old world that it asks for that. Whoever
+ * sees that all who live have asked, or that its time is over, prepares memory for those that have, with their list in it, and offers
+ * it by one atomic exchange: the first offer holds for everybody. So there is nothing that ranks could see differently, and nobody
+ * whose death others would have to wait for.
+ *
+ * The new world is in regions of the same file that nobody else has mapped: a process that was stopped, and wakes up in the old
+ * world, writes there. Ranks keep the locks by which others see that they live. */
+
+#include <string.h>
+#include <sys/mman.h>
+
+enum { XDI_SHRINK_NO_MEMORY = XDI_JOB_REGIONS + 1 /* the offer of who had none; others are 1 + a region */ };
+
+/* Those that ask, by their locks. */
+typedef struct xdi_shrink_list {
+    int size;
+    unsigned char locks[XD_NODE_RANKS_MAX];
+} xdi_shrink_list;
+
+/* ---- offering ---- */
+
+/* False when one lives that does not ask. */
+static bool xdi_shrink_count(const xdi_job *job, xdi_shrink_list *asking) {
+    bool all = true;
+    memset(asking, 0, sizeof *asking);
+    for (int r = 0; r < job->size; r++) {
+        const bool asks = __atomic_load_n(&job->world->members[r].asks, __ATOMIC_SEQ_CST) != 0;
+        if (xdi_job_has_left(job, r) || xdi_job_has_died(job, r)) continue;
+        all = all && asks;
+        if (asks) asking->locks[asking->size++] = job->world->locks[r];
+    }
+    return all;
+}
+
+/* Two regions, for the world and for its first group. */
+static uint32_t xdi_shrink_prepare(xdi_job *old, xdi_job_bytes *bytes, const xdi_shrink_list *asking,
+                                   int regions[2]) {
+    const int n = asking->size;
+    regions[1] = -1;
+    regions[0] = xdi_job_take(old, sizeof(xdi_job_world), n);
+    if (regions[0] >= 0) regions[1] = xdi_job_take(old, bytes(old, n), n);
+    void *memory = regions[1] >= 0 ? xdi_job_map(old, regions[0], sizeof(xdi_job_world)) : NULL;
+    if (!memory) return XDI_SHRINK_NO_MEMORY;
+    xdi_job_world *world = (xdi_job_world *)memory;
+    world->size = n;
+    world->group = regions[1];
+    memcpy(world->locks, asking->locks, sizeof world->locks);
+    munmap(memory, sizeof *world);
+    return (uint32_t)regions[0] + 1u;
+}
+
+static void xdi_shrink_offer(xdi_job *old, xdi_job_bytes *bytes, const xdi_shrink_list *asking) {
+    int regions[2];
+    uint32_t none = 0;
+    const uint32_t offer = xdi_shrink_prepare(old, bytes, asking, regions);
+    const bool holds = __atomic_compare_exchange_n(&old->world->next, &none, offer, false, __ATOMIC_SEQ_CST,
+                                                   __ATOMIC_SEQ_CST);
+    for (int i = 0; i < 2 && !(holds && offer != XDI_SHRINK_NO_MEMORY); i++) xdi_job_drop(old, regions[i]);
+    xdi_job_ring(&old->world->bell);
+}
+
+/* Asks, and waits until there is an offer: returned. */
+static uint32_t xdi_shrink_ask(xd_ctx *ctx, xdi_job *old, xdi_job_bytes *bytes, double deadline) {
+    xdi_job_world *world = old->world;
+    xdi_shrink_list asking;
+    old->asked = true;
+    __atomic_store_n(&world->members[old->rank].asks, 1u, __ATOMIC_SEQ_CST);
+    xdi_job_ring(&world->bell);
+    for (;;) {
+        const uint32_t rings = __atomic_load_n(&world->bell.rings, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&world->bell.sleepers, 1u, __ATOMIC_SEQ_CST);
+        const uint32_t offer = __atomic_load_n(&world->next, __ATOMIC_SEQ_CST);
+        if (offer) return offer;
+        if (xdi_shrink_count(old, &asking) || xd_now(ctx) >= deadline)
+            xdi_shrink_offer(old, bytes, &asking);
+        else
+            xdi_job_sleep(&world->bell, rings);
+    }
+}
+
+/* ---- following ---- */
+
+/* This rank's end of the world in a region. It uses the file that the first world has opened. */
+static xd_result xdi_shrink_enter(xd_ctx *ctx, xdi_job *old, int region, xdi_job *job) {
+    const unsigned char mine = old->world->locks[old->rank];
+    job->world = (xdi_job_world *)xdi_job_map(old, region, sizeof *job->world);
+    XD_REQUIRE(ctx, job->world, XD_ERROR_MEMORY, "%zu bytes that ranks share cannot be mapped",
+               sizeof *job->world);
+    job->size = job->world->size;
+    while (job->rank < job->size && job->world->locks[job->rank] != mine) job->rank++;
+    if (job->rank == job->size) {
+        munmap(job->world, sizeof *job->world);
+        return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, old->rank,
+                               "rank %d came after the deadline: %d of %d ranks go on without it", old->rank,
+                               job->size, old->size);
+    }
+    job->head = old->head;
+    job->file = old->file;
+    job->first = old->first ? old->first : old;
+    job->region = region;
+    job->holders = 1;
+    job->crowded = xdi_job_is_crowded(job->size);
+    xdi_job_hold(job->first);
+    return XD_OK;
+}
+
+/* For others not to wait for this rank. */
+static xd_result xdi_shrink_leave(xd_ctx *ctx, xdi_job *old) {
+    __atomic_store_n(&old->world->members[old->rank].gone, 1u, __ATOMIC_SEQ_CST);
+    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for what is left of %d ranks", old->size);
+}
+
+XD_PRIVATE xd_result xdi_job_shrink(xd_ctx *ctx, xdi_job *old, xdi_job_bytes *bytes, double deadline,
+                                    xdi_job **out) {
+    XD_REQUIRE(ctx, xdi_job_failure(old), XD_ERROR_STATE, "nothing has broken this world of %d ranks",
+               old->size);
+    XD_REQUIRE(ctx, !old->asked && !xdi_job_has_left(old, old->rank), XD_ERROR_STATE,
+               "rank %d has %s this world of %d ranks already", old->rank,
+               old->asked ? "gone on from" : "left", old->size);
+    xdi_job *job = (xdi_job *)xd_allocate(ctx, sizeof *job);
+    if (!job) return xdi_shrink_leave(ctx, old);
+    const uint32_t offer = xdi_shrink_ask(ctx, old, bytes, deadline);
+    const xd_result result =
+        offer == XDI_SHRINK_NO_MEMORY
+            ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room in /dev/shm for a world of what is left of %d ranks",
+                      old->size)
+            : xdi_shrink_enter(ctx, old, (int)offer - 1, job);
+    if (result == XD_OK)
+        *out = job;
+    else
+        xd_release(ctx, job);
+    return result;
 }
 
 /* >>comm/processes_internal */
@@ -31212,9 +31437,28 @@ static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
                 sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
 }
 
+static size_t xdi_processes_world_bytes(const xdi_job *job, int size) {
+    return xdi_processes_group_bytes(size) + (size_t)size * (size_t)job->head->slot_bytes;
+}
+
+static xd_result xdi_processes_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    xd_ctx *ctx = transport->ctx;
+    xdi_processes *made = NULL;
+    xdi_job *job = NULL;
+    XD_TRY(xdi_job_shrink(ctx, t->job, xdi_processes_world_bytes, deadline, &job));
+    const xd_result result = xdi_processes_open(ctx, job, job->size, job->rank, job->world->group,
+                                                (size_t)job->head->slot_bytes, NULL, &made);
+    xdi_job_release(ctx, job); /* without a handle this rank has left that world too */
+    if (result == XD_OK) *out = &made->base;
+    return result;
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
-    xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    const int me = t->world_ranks[transport->rank];
+    xdi_job_break(t->job, XD_ERROR_PEER, me);
+    __atomic_store_n(&t->job->world->members[me].gone, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&t->group->bell);
 }
 
@@ -31239,7 +31483,8 @@ static const xd_transport_ops xdi_processes_ops = { "processes",
                                                     xdi_processes_fork,
                                                     xdi_processes_exchange,
                                                     xdi_processes_fork_bytes,
-                                                    false };
+                                                    false,
+                                                    xdi_processes_shrink };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {
@@ -78865,4 +79110,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ce5d818bc7df6316d22aba1f592ab7f5aa903a17f5da5b471214be22aca25f2c */
+/* xdistill sha256 acd98218548024ec2a072f0c0e5381bc3839ae080eeeeb95f656aac6ebd50102 */

@@ -1842,7 +1842,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                xdi_nccl_fork,
                                                xdi_nccl_exchange_all,
                                                NULL,
-                                               true };
+                                               true,
+                                               NULL };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {

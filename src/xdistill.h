@@ -317,6 +317,7 @@
 #include "comm/node.c"
 #include "comm/job.h"
 #include "comm/job.c"
+#include "comm/job_shrink.c"
 #include "comm/processes_internal.h"
 #include "comm/processes_wait.c"
 #include "comm/processes_messages.c"

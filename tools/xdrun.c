@@ -13,6 +13,9 @@
  * SIGKILL some seconds later. The status of xdrun is that rank's, or 128 and its signal. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and
  * SIGUSR2 are passed on to all ranks; the second of the first four kills them.
  *
+ * With --keep-going a rank that a signal has ended is named, and the others go on (xd_comm_shrink): the status is 0 when all of these
+ * end with 0, and there is one.
+ *
  * A rank is a process group: what it has started ends with it, unless that has left the group. When xdrun is killed, another
  * process that it keeps for this kills the groups; where the system offers it, ranks are killed without that too. */
 #if !defined(_GNU_SOURCE)
@@ -60,7 +63,7 @@ enum {
 
 typedef struct options {
     int ranks;
-    bool bind, help;
+    bool bind, keep_going, help;
     double grace; /* seconds from SIGTERM to SIGKILL */
     double early; /* seconds that ranks may go on when one has ended with 0; 0 -> for ever */
     char **program;
@@ -72,6 +75,7 @@ static void print_help(void) {
            "  -n N             ranks, 1 to %d\n"
            "  --bind           each rank gets its own share of the cores, or one of them when there are "
            "fewer than ranks\n"
+           "  --keep-going     a rank that a signal ends does not end the others\n"
            "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed (5)\n"
            "  --early SECONDS  that ranks may go on when one has ended with status 0 (for ever, with one "
            "warning)\n"
@@ -106,6 +110,8 @@ static bool parse(char **argv, options *o) {
             o->help = true;
         else if (strcmp(name, "--bind") == 0)
             o->bind = true;
+        else if (strcmp(name, "--keep-going") == 0)
+            o->keep_going = true;
         else if (strcmp(name, "-n") == 0)
             takes = at[1] && read_count(*++at, &o->ranks) ? NULL : "a number from 1 to 1024";
         else if (strcmp(name, "--grace") == 0)
@@ -158,6 +164,8 @@ typedef struct job {
     double kill_at; /* seconds; 0 -> never */
     int passed_on;  /* the last signal */
     int signals;    /* that were passed on to end the job */
+    int lost;       /* 128 and the signal of the first rank that the others have gone on without; 0 -> none */
+    bool well;      /* some rank has ended with 0 */
     int early;      /* the first that ended with 0 before others; -1 */
     double early_at;
     bool warned;
@@ -435,6 +443,20 @@ static void tell_failure(job *j, int r, pid_t process, int status) {
     stop(j, WIFSIGNALED(status) ? STATUS_SIGNAL + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
+/* Whether the others go on without a rank that has ended like this. */
+static bool can_lose(const job *j, int status) {
+    return j->o->keep_going && !j->stopping && WIFSIGNALED(status) && WTERMSIG(status) != j->passed_on;
+}
+
+static void tell_loss(job *j, int r, pid_t process, int status) {
+    char what[160], others[64] = "nobody is left";
+    describe_end(what, sizeof what, r, process, status);
+    if (j->running > 0)
+        snprintf(others, sizeof others, "the other %d go%s on", j->running, j->running > 1 ? "" : "es");
+    say("%s; %s", what, others);
+    if (!j->lost) j->lost = STATUS_SIGNAL + WTERMSIG(status);
+}
+
 /* False while the rank runs. What it has started ends now, as long as its number cannot be another's. */
 static bool reap(job *j, int r, int *status) {
     rank *k = &j->ranks[r];
@@ -464,12 +486,15 @@ static void reap_all(job *j) {
         if (process <= 0 || !reap(j, r, &status)) continue;
         if (status == 0)
             well = r;
+        else if (can_lose(j, status))
+            tell_loss(j, r, process, status);
         else if (first < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(first_status))) {
             first = r;
             first_status = status;
             first_process = process;
         }
     }
+    j->well = j->well || well >= 0;
     if (well >= 0 && j->early < 0 && j->running > 0) {
         j->early = well;
         j->early_at = now();
@@ -724,6 +749,7 @@ int main(int argc, char **argv) {
             signal_ranks(&j, SIGKILL);
             j.status = STATUS_FAILED;
         }
+        if (!j.status && !j.well) j.status = j.lost;
     } else {
         j.status = STATUS_FAILED;
     }

@@ -4,6 +4,7 @@
  *   make demo-sharded
  *   build/demo-sharded --wrap hsdp --mesh dp=8 --steps 40
  *   build/demo-sharded --pp 2 --steps 40
+ *   build/demo-sharded --launch --lose 2 --steps 40
  *   build/demo-sharded --help          all options
  *
  * The student of build/demo that learns by P-KL is described with the library's model object (nn_describe.h), so a wrapper can
@@ -19,7 +20,8 @@
  * the whole student together, and those that go on have no pipeline.
  *
  * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed: the others
- * end with it. Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
+ * end with it. Told --lose too, they do not: they make a world of those that are left, take what was saved last, and go on, with the
+ * same bits (sharded_survive.c). Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
@@ -37,7 +39,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SHARDED_LATER_RANKS = 3 };
+enum { SHARDED_LATER_RANKS = 3, SHARDED_SAVES = 6 /* at most, where ranks are lost */ };
 
 /* Everything main owns. */
 typedef struct sharded_world {
@@ -79,19 +81,27 @@ static void sharded_name_leg(sharded_world *w, int i) {
 static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
     sharded_leg *legs = w->run.legs;
     memset(legs, 0, sizeof w->run.legs);
+    w->run.leg_count = o->lose > 0 ? SHARDED_LEGS - 1 : SHARDED_LEGS;
     legs[0].wrap = SHARDED_PLAIN;
     legs[0].axes.dp = 1;
     legs[1].wrap = o->wrap;
     legs[1].axes = o->axes;
     legs[1].pp = o->pp;
     legs[1].vpp = o->vpp;
-    legs[1].save_at = o->steps / 2;
-    legs[1].kill_at = sharded_draw_step(o);
+    if (o->lose > 0) {
+        legs[1].save_every = o->steps / SHARDED_SAVES + 1;
+        legs[1].loss_count = o->lose;
+        legs[1].keep = true;
+        sharded_draw_losses(&legs[1], o->seed, o->steps);
+    } else {
+        legs[1].save_at = o->steps / 2;
+        legs[1].kill_at = sharded_draw_step(o);
+    }
     legs[2].wrap = SHARDED_DDP;
     legs[2].axes.dp = SHARDED_LATER_RANKS;
     legs[2].resume = legs[2].keep = true;
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_name_leg(w, i);
-    if (o->launch) legs[1].victim = (int)(sample_random(o->seed, 4, 0) * legs[1].ranks);
+    if (o->launch && o->lose == 0) legs[1].victim = (int)(sample_random(o->seed, 4, 0) * legs[1].ranks);
 }
 
 static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o) {
@@ -154,10 +164,24 @@ static void sharded_take_leg(sharded_world *w, int i) {
     w->job.demo.tp = leg->axes.tp;
 }
 
+static void sharded_tell_losses(const sharded_leg *leg, const sharded_outcome *outcome) {
+    for (int i = 0; i < outcome->lost; i++) {
+        const sharded_recovery *r = &outcome->recoveries[i];
+        printf("%s: rank %d killed by SIGKILL after step %d", leg->title, r->rank, r->step);
+        if (r->seconds > 0.0)
+            printf("; %.2f s later the others had made the step after step %d\n", r->seconds, r->from);
+        else
+            printf("; the others had come to the end\n");
+    }
+}
+
 static xd_result sharded_go(sharded_world *w, int i) {
-    const sharded_leg *leg = &w->run.legs[i];
+    sharded_leg *leg = &w->run.legs[i];
     sharded_outcome *outcome = &w->run.outcomes[i];
     sharded_take_leg(w, i);
+    if (leg->loss_count > 0)
+        printf("%s: to be saved every %d steps, and to lose %d\n", leg->title, leg->save_every,
+               leg->loss_count);
     if (leg->kill_at > 0)
         printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
                leg->kill_at);
@@ -166,8 +190,10 @@ static xd_result sharded_go(sharded_world *w, int i) {
     if (leg->victim >= 0) snprintf(who, sizeof who, "rank %d ", leg->victim);
     if (outcome->killed)
         printf("%s: %skilled by SIGKILL after step %d\n", leg->title, who, outcome->ranks[0].step);
+    sharded_tell_losses(leg, outcome);
     if (leg->resume)
         printf("%s: went on after step %d\n", leg->title, outcome->ranks[0].step - outcome->ranks[0].steps);
+    leg->ranks = leg->ranks - outcome->lost; /* in tables */
     fflush(stdout);
     return XD_OK;
 }
@@ -187,7 +213,7 @@ static xd_result sharded_work(sharded_world *w, const sharded_options *o) {
     sharded_fill_legs(w, o);
     printf("%lld tokens of text, %d steps of %d rows, seed %llu\n", (long long)w->lesson.student.text.count,
            o->steps, DEMO_BATCH, (unsigned long long)o->seed);
-    for (int i = 0; i < SHARDED_LEGS; i++) XD_TRY(sharded_go(w, i));
+    for (int i = 0; i < w->run.leg_count; i++) XD_TRY(sharded_go(w, i));
     XD_TRY(sharded_compare(w->ctx, w->plain, w->wrapped, o->steps, &w->run.comparison));
     sharded_print_tables(&w->run);
     XD_TRY(sharded_write_run(w->ctx, &w->run));

@@ -36,7 +36,8 @@ typedef struct sharded_options {
     bool overwrite;       /* a finished student in `out` may be replaced */
     bool mpi;             /* processes of an MPI job as ranks */
     bool launch;          /* processes that xdrun starts */
-    int leg;              /* this process is a rank of that leg, in such a job; -1 -> of none */
+    int lose; /* how many of them are killed, one after another, while the others go on; 0 -> none: they go on in another leg */
+    int leg;  /* this process is a rank of that leg, in such a job; -1 -> of none */
     bool help;
     const char *data, *out;
 
@@ -58,27 +59,38 @@ enum {
     SHARDED_MOST_CHUNKS = 4 * DEMO_BATCH
 };
 
+/* One of its processes is killed while the others go on. */
+typedef struct sharded_loss {
+    int step;     /* done before */
+    double delay; /* since then, in parts of a step */
+    double which; /* of those that live, from 0 to 1 */
+} sharded_loss;
+
 /* Ranks of a process that train from the start, or from a checkpoint, to the end, or until they are killed. */
 typedef struct sharded_leg {
     const char *title;     /* in tables */
     const char *directory; /* of checkpoints and metrics.jsonl */
     sharded_wrap wrap;
     demo_axes axes;
-    int pp, vpp; /* as in sharded_options */
-    int ranks;   /* all together */
-    int save_at; /* steps after which they save, the end apart; 0 -> never */
-    int kill_at; /* steps after which the process is killed; 0 -> never */
-    int victim;  /* the rank whose process is killed; -1 -> all of them */
-    bool resume; /* from the newest checkpoint in the directory */
-    bool keep;   /* the student becomes a model directory */
+    int pp, vpp;    /* as in sharded_options */
+    int ranks;      /* all together */
+    int save_at;    /* steps after which they save, the end apart; 0 -> never */
+    int save_every; /* so many steps they save; 0 -> never */
+    int kill_at;    /* steps after which the process is killed; 0 -> never */
+    int victim;     /* the rank whose process is killed; -1 -> all of them */
+    bool resume;    /* from the newest checkpoint in the directory */
+    bool keep;      /* the student becomes a model directory */
+    sharded_loss losses[SHARDED_MOST_RANKS];
+    int loss_count; /* 0 -> whoever is killed ends the leg */
 } sharded_leg;
 
 /* What a rank tells after a step. */
 typedef struct sharded_news {
     int rank;
     long process;
+    int world;                       /* how often the ranks have become fewer */
     int step;                        /* done in all */
-    int steps;                       /* done in this leg, in: */
+    int steps;                       /* done in this leg, by these ranks, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
     uint64_t bytes_sent;
     uint64_t planned,
@@ -95,6 +107,7 @@ typedef struct sharded_job {
     int argument_count;
     const char *xdrun;     /* the program that starts processes; NULL -> mpirun */
     int number;            /* of the leg */
+    int world;             /* sharded_news.world */
     const char *news_path; /* of the pipe, when ranks are processes */
     int news;              /* the pipe that sharded_news go into */
 } sharded_job;
@@ -104,10 +117,21 @@ xd_result sharded_run_rank(xd_comm *world, void *job);
 
 /* ---- processes ---- */
 
+/* How those that were left went on. */
+typedef struct sharded_recovery {
+    int rank, step; /* who was killed, by his first rank; steps that were done */
+    int from;       /* steps that were done in what they went on from */
+    double killed;  /* when */
+    double seconds; /* from there to the end of their first step; 0 -> they had come to the end */
+} sharded_recovery;
+
 /* What came of a leg. */
 typedef struct sharded_outcome {
     sharded_news ranks[SHARDED_MOST_RANKS]; /* the last that each told */
     bool killed;
+    long processes[SHARDED_MOST_RANKS]; /* by first ranks; 0 -> not known, or killed */
+    sharded_recovery recoveries[SHARDED_MOST_RANKS];
+    int lost;
 } sharded_outcome;
 
 /* Runs a leg in a process of its own, or in those of a job, and kills its ranks, or one of them, when the leg says so. Errors: STATE when
@@ -125,6 +149,17 @@ int sharded_job_launch(const sharded_job *job);
 
 /* This process is a rank. Returns its exit status. */
 int sharded_job_live(xd_ctx *ctx, sharded_job *job);
+
+/* ---- ranks that are lost ---- */
+
+/* Which, and when. */
+void sharded_draw_losses(sharded_leg *leg, uint64_t seed, int steps);
+
+/* Hears news, kills who is to be lost, and notes how the others go on. */
+void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_outcome *out);
+
+/* sharded_run_rank of a rank that goes on without those that are lost. */
+xd_result sharded_survive(xd_comm *world, const sharded_job *job);
 
 /* ---- memory ---- */
 
@@ -259,6 +294,7 @@ xd_result sharded_metrics_bytes(xd_ctx *ctx, const char *directory, int lines, l
 /* The whole way: a run on one rank, and one that was interrupted. */
 typedef struct sharded_run {
     const sharded_options *options;
+    int leg_count;
     sharded_leg legs[SHARDED_LEGS];
     sharded_outcome outcomes[SHARDED_LEGS];
     sharded_comparison comparison;

@@ -34,13 +34,14 @@ int sharded_job_launch(const sharded_job *job) {
     char ranks[16], leg[16];
     const char *words[SHARDED_WORDS] = { job->xdrun ? job->xdrun : "mpirun", "-n", ranks };
     int count = 3;
-    if (job->argument_count > SHARDED_WORDS - 6) {
+    if (job->argument_count > SHARDED_WORDS - 7) {
         fprintf(stderr, "demo-sharded: %d words on the command line; jobs take %d\n", job->argument_count,
-                SHARDED_WORDS - 6);
+                SHARDED_WORDS - 7);
         return 2;
     }
     snprintf(ranks, sizeof ranks, "%d", job->leg->ranks);
     snprintf(leg, sizeof leg, "%d", job->number);
+    if (job->leg->loss_count > 0) words[count++] = "--keep-going";
     for (int i = 0; i < job->argument_count; i++) words[count++] = job->arguments[i];
     words[count++] = "--leg";
     words[count++] = leg;
@@ -68,7 +69,8 @@ int sharded_job_live(xd_ctx *ctx, sharded_job *job) {
     xd_result result = sharded_join(ctx, job, &world);
     if (result == XD_OK)
         result = job->news < 0 ? XD_FAIL(ctx, XD_ERROR_IO, "%s: %s", job->news_path, strerror(errno)) : XD_OK;
-    if (result == XD_OK) result = sharded_run_rank(world, job);
+    if (result == XD_OK)
+        result = job->leg->loss_count > 0 ? sharded_survive(world, job) : sharded_run_rank(world, job);
     if (result != XD_OK)
         fprintf(stderr, "demo-sharded: %s: %s\n", job->leg->title, xd_last_error(ctx)->message);
     if (result != XD_OK && world) xd_comm_abort(world); /* peers must not wait */

@@ -53,6 +53,11 @@ static const option sharded_table[] = {
     { "--launch", "", OPTION_FLAG, FIELD(launch), 0, 0,
       "processes of this machine as ranks, started by the xdrun beside this program; one of them is killed",
       NULL, NULL },
+    { "--lose", "N", OPTION_INT, FIELD(lose), 1, SHARDED_MOST_RANKS - 1,
+      "with --launch: so many of the processes are killed one after another, and the others go on at once in "
+      "a "
+      "smaller world (0)",
+      NULL, NULL },
     { "--leg", "N", OPTION_INT, FIELD(leg), 0, SHARDED_LEGS - 1,
       "what --mpi and --launch tell the processes that they start: which part of the way is theirs", NULL,
       NULL },
@@ -99,6 +104,14 @@ static bool sharded_check(sharded_options *o) {
     else if (o->vpp > 1 && o->pp == 1)
         snprintf(o->problem, sizeof o->problem, "--vpp %d without --pp: a pipeline of one rank has one stage",
                  o->vpp);
+    else if (o->lose > 0 && !o->launch)
+        snprintf(o->problem, sizeof o->problem, "--lose %d without --launch: threads end together", o->lose);
+    else if (o->lose > 0 && (a->tp > 1 || o->pp > 1 || o->wrap == SHARDED_HSDP))
+        snprintf(o->problem, sizeof o->problem,
+                 "--lose %d: ranks of dp can become fewer, those of tp=%d, --pp %d and hsdp cannot", o->lose,
+                 a->tp, o->pp);
+    else if (o->lose >= a->dp)
+        snprintf(o->problem, sizeof o->problem, "--lose %d of dp=%d: nobody is left", o->lose, a->dp);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];

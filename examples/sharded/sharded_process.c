@@ -61,6 +61,7 @@ static void sharded_listen(const sharded_job *job, int from, sharded_outcome *ou
     sharded_news news;
     while (sharded_hear(from, &news)) {
         out->ranks[news.rank] = news;
+        if (job->leg->loss_count > 0) sharded_watch(job->leg, &news, out);
         if (news.rank != 0) continue;
         if (news.bits_per_byte <= 0.0) sharded_show(&line, job, &news);
         if (job->leg->kill_at > 0 && news.step == job->leg->kill_at) sharded_kill(job->leg, out);

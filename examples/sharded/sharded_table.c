@@ -24,10 +24,13 @@ static void sharded_print_thing(const sharded_run *run, int i) {
 static void sharded_print_runs(const sharded_run *run) {
     const sharded_leg *legs = run->legs;
     char ways[160];
-    snprintf(ways, sizeof ways, "%s; then %s", legs[1].title, legs[2].title);
+    if (run->leg_count == SHARDED_LEGS)
+        snprintf(ways, sizeof ways, "%s; then %s", legs[1].title, legs[2].title);
+    else
+        snprintf(ways, sizeof ways, "%s; then %d of them", legs[1].title, legs[1].ranks);
     printf("\n  %-14s %22s  %s\n", "", legs[0].title, ways);
     printf("  %-14s %22.6f  %.6f\n", "bits per byte", run->outcomes[0].ranks[0].bits_per_byte,
-           run->outcomes[2].ranks[0].bits_per_byte);
+           run->outcomes[run->leg_count - 1].ranks[0].bits_per_byte);
     for (int i = 0; i < SHARDED_THINGS; i++) sharded_print_thing(run, i);
 }
 
@@ -50,7 +53,7 @@ void sharded_print_tables(const sharded_run *run) {
     const sharded_outcome *outcomes = run->outcomes;
     const double plain = sharded_mean_seconds(&legs[0], &outcomes[0]);
     sharded_print_runs(run);
-    for (int i = 0; i < SHARDED_LEGS; i++) sharded_print_leg(&legs[i], &outcomes[i]);
+    for (int i = 0; i < run->leg_count; i++) sharded_print_leg(&legs[i], &outcomes[i]);
     printf("\nBytes are those of weights, gradients, optimizer and average, and of what waits between the "
            "stages "
            "of a pipeline:\nas planned, and as the allocator counted them, with tables. Sent and seconds are "
@@ -58,7 +61,7 @@ void sharded_print_tables(const sharded_run *run) {
            "step; \"in wrapper\" is the\npart in which weights were gathered and gradients summed, with the "
            "wait for "
            "others.\n\n");
-    for (int i = 1; i < SHARDED_LEGS; i++)
+    for (int i = 1; i < run->leg_count; i++)
         printf("%s: a step takes %.2f times that of one rank without a wrapper.\n", legs[i].title,
                sharded_mean_seconds(&legs[i], &outcomes[i]) / plain);
 }

@@ -86,8 +86,10 @@ static xd_result sharded_step(sharded_rank *r, int step) {
     r->news.wrapper_seconds += r->student.wrapper_seconds;
     r->news.bytes_sent += sharded_sent(r) - sent;
     XD_TRY(sharded_record(r, step, &out));
-    if (step + 1 == r->job->leg->save_at || step + 1 == r->rank.job->steps)
-        XD_TRY(sharded_save(&r->student, r->job->leg->directory, step + 1));
+    const sharded_leg *leg = r->job->leg;
+    const bool in_turn = leg->save_every > 0 && (step + 1) % leg->save_every == 0;
+    if (step + 1 == leg->save_at || in_turn || step + 1 == r->rank.job->steps)
+        XD_TRY(sharded_save(&r->student, leg->directory, step + 1));
     return sharded_tell(r);
 }
 
@@ -127,13 +129,24 @@ static xd_result sharded_open_report(sharded_rank *r, int done) {
     return xd_agree(r->student.world, result);
 }
 
+/* Who was lost may have been so before the first checkpoint. */
+static xd_result sharded_resume(sharded_rank *r, int *done) {
+    const sharded_leg *leg = r->job->leg;
+    if (!leg->resume) return XD_OK;
+    const xd_result result = sharded_load(&r->student, leg->directory, done);
+    if (result == XD_OK) return sharded_student_publish(&r->student);
+    int32_t missing = result == XD_ERROR_MISSING;
+    if (leg->loss_count > 0)
+        XD_TRY(xd_all_reduce(r->student.world, &missing, &missing, 1, XD_DTYPE_I32, XD_MAX));
+    return leg->loss_count > 0 && missing ? XD_OK : result;
+}
+
 static xd_result sharded_train(sharded_rank *r) {
     int done = 0;
-    if (r->job->leg->resume) {
-        XD_TRY(sharded_load(&r->student, r->job->leg->directory, &done));
-        XD_TRY(sharded_student_publish(&r->student));
-    }
+    XD_TRY(sharded_resume(r, &done));
     XD_TRY(sharded_open_report(r, done));
+    r->news.step = done;
+    if (r->job->leg->loss_count > 0) XD_TRY(sharded_tell(r));
     for (int step = done; step < r->rank.job->steps; step++) XD_TRY(sharded_step(r, step));
     return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages are killed before their end */
 }
@@ -143,6 +156,7 @@ static xd_result sharded_work(sharded_rank *r) {
     XD_TRY(xd_agree(r->student.world, demo_rank_make_buffers(&r->rank)));
     r->news.rank = xd_comm_rank(r->student.world);
     r->news.process = (long)getpid();
+    r->news.world = r->job->world;
     r->news.planned = r->student.planned;
     r->news.counted = r->student.counted;
     return sharded_train(r);

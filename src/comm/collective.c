@@ -570,3 +570,22 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
     *out = twin;
     return XD_OK;
 }
+
+XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    xd_ctx *ctx = broken->ctx;
+    xd_transport *old = broken->transport, *transport = NULL;
+    XD_REQUIRE(ctx, old->ops->shrink, XD_ERROR_UNSUPPORTED,
+               "%s cannot go on without one of its %d ranks: the job is started again", old->ops->name,
+               old->size);
+    XD_REQUIRE(ctx, broken->is_world, XD_ERROR_ARGUMENT,
+               "a group of %d ranks is not a world: it goes on as a group of what the world becomes",
+               old->size);
+    XD_REQUIRE(ctx, timeout_s >= 0.0, XD_ERROR_ARGUMENT, "timeout_s is %g", timeout_s);
+    if (timeout_s <= 0.0) timeout_s = xd_ctx_settings(ctx)->timeout_seconds;
+    XD_TRY(old->ops->shrink(old, xd_now(ctx) + timeout_s, &transport));
+    const int rank = old->world_ranks[old->rank], size = old->size;
+    xd_ctx_set_rank(ctx, transport->rank);
+    xd_log(ctx, XD_LOG_INFO, "rank %d of %d is rank %d of the %d that go on", rank, size, transport->rank,
+           transport->size);
+    return xd_comm_create(ctx, transport, out);
+}

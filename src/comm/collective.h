@@ -113,6 +113,29 @@ XD_API void xd_comm_abort(xd_comm *comm);
  * transport cannot: MPI below MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
+/* After a rank was lost: a world of those that are left, in their old order and without a gap in their numbers. It has nothing in
+ * common with the broken one, which stays broken, with its groups and queues: each is destroyed by its owner, before or
+ * after. What ranks hold in groups of the old world (meshes, wrapped models, optimizers) they make again over the new one, from a
+ * checkpoint for example, which any number of ranks reads.
+ *
+ *   broken      a world, not a group split from one, of which some rank has returned PEER or TIMEOUT
+ *   timeout_s   seconds that it waits for ranks that live and do not call; 0 -> the context's timeout_seconds
+ *   out         the new world, of this context; destroy it with xd_comm_destroy
+ *
+ * Collective over all ranks that go on. It returns when all that live have called; those that have ended, have destroyed their handles
+ * or have called xd_comm_abort are not waited for. At the earliest deadline of any rank those that have called go on without the others:
+ * a process that was stopped gets PEER from this call and from all others, and can do nothing to the new world. A rank that came too late
+ * for the collective in which the world broke, but in time for this call, is in. Whoever dies meanwhile is left out, or else is
+ * missed in the new world's first call, which breaks that: then this is called again, on that.
+ * Memory: as for joining the ranks; what the old world shared goes when the last process ends.
+ *
+ * Offered by worlds of xd_comm_node, and by those that this call made of them.
+ *
+ * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for it if it
+ * ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came after the
+ * deadline); MEMORY (on all; on one alone that has no room for its handles, which is missed by the others then). */
+XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
+
 /* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
 /* Copies root's data into every rank's data; [count] elements. */

@@ -41,7 +41,7 @@ static void xdi_job_nap(long nanoseconds) {
 
 /* ---- bells ---- */
 
-static void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings) {
+XD_PRIVATE void xdi_job_sleep(xdi_job_bell *bell, uint32_t rings) {
 #if defined(SYS_futex)
     enum { XDI_FUTEX_WAIT = 0 };
     const struct timespec most = { 0, XDI_JOB_SLEEP };
@@ -68,29 +68,29 @@ XD_PRIVATE void xdi_job_ring(xdi_job_bell *bell) {
 XD_PRIVATE void xdi_job_break(xdi_job *job, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
-    __atomic_compare_exchange_n(&job->head->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
+    __atomic_compare_exchange_n(&job->world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
                                 __ATOMIC_SEQ_CST);
 }
 
 XD_PRIVATE uint64_t xdi_job_failure(const xdi_job *job) {
-    return __atomic_load_n(&job->head->failure, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&job->world->failure, __ATOMIC_SEQ_CST);
 }
 
 XD_PRIVATE bool xdi_job_has_died(const xdi_job *job, int rank) {
-    return rank != job->rank && !xdi_node_is_held(job->file, rank);
+    return rank != job->rank && !xdi_node_is_held(job->file, job->world->locks[rank]);
 }
 
 XD_PRIVATE bool xdi_job_has_left(const xdi_job *job, int rank) {
-    return __atomic_load_n(&job->head->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
+    return __atomic_load_n(&job->world->members[rank].gone, __ATOMIC_ACQUIRE) != 0;
 }
 
 static void xdi_job_beat(xdi_job *job) {
-    __atomic_add_fetch(&job->head->members[job->rank].beats, 1u, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&job->world->members[job->rank].beats, 1u, __ATOMIC_RELAXED);
 }
 
 /* Whether a rank that says that it waits takes turns in its wait. Others may ask that of this one meanwhile. */
 static bool xdi_job_moves(xdi_job *job, int rank) {
-    const xdi_job_member *member = &job->head->members[rank];
+    const xdi_job_member *member = &job->world->members[rank];
     const uint32_t before = __atomic_load_n(&member->beats, __ATOMIC_RELAXED);
     for (int i = 0; i < XDI_JOB_SAMPLES; i++) {
         if (rank == job->rank || __atomic_load_n(&member->beats, __ATOMIC_RELAXED) != before) return true;
@@ -105,7 +105,7 @@ static bool xdi_job_moves(xdi_job *job, int rank) {
 static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
-        const int next = (int)__atomic_load_n(&job->head->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
+        const int next = (int)__atomic_load_n(&job->world->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
         if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
         root = next;
     }
@@ -113,6 +113,10 @@ static int xdi_job_root(xdi_job *job, int rank) {
 }
 
 /* ---- waiting ---- */
+
+XD_PRIVATE bool xdi_job_is_crowded(int ranks) {
+    return (long)ranks > sysconf(_SC_NPROCESSORS_ONLN);
+}
 
 /* Polling pays only while the other rank runs at the same time. With fewer cores than ranks, yielding lets it run, and costs less
  * than waking up; with enough of them, who has polled in vain waits for one that has work, or whose core others use. */
@@ -122,12 +126,12 @@ XD_PRIVATE xdi_job_wait xdi_job_wait_begin(const xdi_job *job, xdi_job_bell *bel
 }
 
 XD_PRIVATE void xdi_job_wait_end(xdi_job *job, xdi_job_wait *wait) {
-    if (wait->tells) __atomic_store_n(&job->head->members[job->rank].waits_for, 0u, __ATOMIC_RELEASE);
+    if (wait->tells) __atomic_store_n(&job->world->members[job->rank].waits_for, 0u, __ATOMIC_RELEASE);
     wait->tells = false;
 }
 
 static void xdi_job_rest(xdi_job *job, xdi_job_wait *wait, int rank) {
-    xdi_job_member *mine = &job->head->members[job->rank];
+    xdi_job_member *mine = &job->world->members[job->rank];
     xdi_job_beat(job);
     if (job->crowded && wait->turn < XDI_JOB_YIELD) {
         wait->turn++;
@@ -182,6 +186,10 @@ XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes) {
 XD_PRIVATE void xdi_job_give(const xdi_job *job, int region, void *memory, size_t bytes) {
     if (memory) munmap(memory, bytes);
     __atomic_sub_fetch(&job->head->regions[region].holders, 1u, __ATOMIC_ACQ_REL);
+}
+
+XD_PRIVATE void xdi_job_drop(const xdi_job *job, int region) {
+    if (region >= 0) __atomic_store_n(&job->head->regions[region].holders, 0u, __ATOMIC_RELEASE);
 }
 
 /* Appends a region to the file. */
@@ -256,7 +264,7 @@ static void xdi_job_refuse(xdi_job *job, xd_result result, int culprit, const ch
     va_end(arguments);
     head->culprit = culprit;
     __atomic_store_n(&head->refused, (uint32_t)result, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&head->bell);
+    xdi_job_ring(&head->world.bell);
 }
 
 static xd_result xdi_job_refusal(const xdi_job *job, xd_ctx *ctx) {
@@ -294,9 +302,11 @@ static bool xdi_job_map_head(xdi_job *job, const xd_node_desc *desc, off_t bytes
     void *memory = mmap(NULL, sizeof *job->head, PROT_READ | PROT_WRITE, MAP_SHARED, job->file, 0);
     if (memory == MAP_FAILED) return false;
     job->head = (xdi_job_head *)memory;
+    job->world = &job->head->world;
     if (job->head->layout) return true;
     job->head->slot_bytes = desc->slot_bytes;
-    job->head->size = desc->size;
+    job->head->size = job->head->world.size = desc->size;
+    for (int r = 0; r < desc->size; r++) job->head->world.locks[r] = (unsigned char)r;
     job->head->bytes = most;
     job->head->layout = sizeof *job->head;
     return true;
@@ -307,8 +317,8 @@ static int xdi_job_count(const xdi_job *job, int *dead) {
     int alive = 0;
     *dead = -1;
     for (int r = 0; r < XD_NODE_RANKS_MAX; r++) {
-        if (job->head->members[r].process == 0) continue;
-        if (job->head->members[r].process != (int64_t)getpid() && !xdi_node_is_held(job->file, r))
+        if (job->head->world.members[r].process == 0) continue;
+        if (job->head->world.members[r].process != (int64_t)getpid() && !xdi_node_is_held(job->file, r))
             *dead = r;
         else
             alive++;
@@ -322,7 +332,7 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
     const xdi_job_head *head = job->head;
     const long long mine = (long long)getpid();
     int other = 0; /* a rank that this process is already */
-    while (other < XD_NODE_RANKS_MAX && head->members[other].process != mine) other++;
+    while (other < XD_NODE_RANKS_MAX && head->world.members[other].process != mine) other++;
     if (other < XD_NODE_RANKS_MAX) /* its lock goes with this file */
         xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
                        "process %lld is rank %d of job %s, and cannot be rank %d too", mine, other, d->name,
@@ -337,10 +347,10 @@ static xd_result xdi_job_fits(xdi_job *job, const xdi_job_entry *e, int dead) {
                        head->slot_bytes);
     else if (dead >= 0)
         xdi_job_refuse(job, XD_ERROR_PEER, dead, "rank %d has died while ranks joined job %s", dead, d->name);
-    else if (head->members[d->rank].process)
+    else if (head->world.members[d->rank].process)
         xdi_job_refuse(job, XD_ERROR_STATE, d->rank,
                        "rank %d has joined job %s twice: processes %lld and %lld", d->rank, d->name,
-                       (long long)head->members[d->rank].process, mine);
+                       (long long)head->world.members[d->rank].process, mine);
     else
         return XD_OK;
     return xdi_job_refusal(job, e->ctx);
@@ -355,7 +365,7 @@ static void xdi_job_complete(xdi_job *job, const xdi_job_entry *e) {
     }
     unlink(job->path);
     __atomic_store_n(&job->head->complete, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&job->head->bell);
+    xdi_job_ring(&job->head->world.bell);
 }
 
 /* Becomes a member. With the guard. */
@@ -364,7 +374,7 @@ static xd_result xdi_job_enter(xdi_job *job, const xdi_job_entry *e, int dead, i
     XD_REQUIRE(e->ctx, xdi_node_hold(job->file, job->rank), XD_ERROR_STATE,
                "another process holds rank %d of the %d ranks of job %s", job->rank, job->size,
                e->desc->name);
-    job->head->members[job->rank].process = (int64_t)getpid();
+    job->head->world.members[job->rank].process = (int64_t)getpid();
     if (alive + 1 == job->size) xdi_job_complete(job, e);
     return XD_OK;
 }
@@ -404,7 +414,7 @@ static void xdi_job_missing(const xdi_job *job, char *text, size_t size, int *fi
     text[0] = 0;
     *first = -1;
     for (int r = 0; r < job->size && used + 8 < size; r++) {
-        if (job->head->members[r].process) continue;
+        if (job->head->world.members[r].process) continue;
         used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", r);
         if (*first < 0) *first = r;
     }
@@ -437,13 +447,13 @@ static xd_result xdi_job_await(xdi_job *job, const xdi_job_entry *e) {
     xdi_job_head *head = job->head;
     for (;;) {
         int dead = -1;
-        const uint32_t rings = __atomic_load_n(&head->bell.rings, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&head->bell.sleepers, 1u, __ATOMIC_SEQ_CST);
+        const uint32_t rings = __atomic_load_n(&head->world.bell.rings, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&head->world.bell.sleepers, 1u, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&head->complete, __ATOMIC_SEQ_CST)) return XD_OK;
         if (__atomic_load_n(&head->refused, __ATOMIC_SEQ_CST)) return xdi_job_refusal(job, e->ctx);
         xdi_job_count(job, &dead);
         if (dead >= 0 || xd_now(e->ctx) >= e->deadline) return xdi_job_give_up(job, e);
-        xdi_job_sleep(&head->bell, rings);
+        xdi_job_sleep(&head->world.bell, rings);
     }
 }
 
@@ -455,7 +465,7 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
     job->size = desc->size;
     job->holders = 1;
     job->file = -1;
-    job->crowded = (long)desc->size > sysconf(_SC_NPROCESSORS_ONLN);
+    job->crowded = xdi_job_is_crowded(desc->size);
     snprintf(job->path, sizeof job->path, "/dev/shm/xdistill-job-%s", desc->name);
     bool again = false;
     xd_result result;
@@ -475,10 +485,10 @@ XD_PRIVATE xd_result xdi_job_join(xd_ctx *ctx, const xd_node_desc *desc, size_t 
 
 /* Processes may run on different processors; the bits of losses depend on the CPU level, so all use the lowest. */
 static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) {
-    int32_t lowest = job->head->members[0].cpu;
+    int32_t lowest = job->head->world.members[0].cpu;
     XD_TRY(mine);
     for (int r = 0; r < job->size; r++) {
-        const xdi_job_member *member = &job->head->members[r];
+        const xdi_job_member *member = &job->head->world.members[r];
         if (member->result != XD_OK)
             return XD_FAIL_CULPRIT(ctx, XD_ERROR_PEER, r, "rank %d could not join: %s", r,
                                    xd_result_name((xd_result)member->result));
@@ -489,13 +499,13 @@ static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) 
 }
 
 XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline) {
-    xdi_job_member *members = job->head->members;
+    xdi_job_member *members = job->head->world.members;
     members[job->rank].cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
     members[job->rank].result = (int32_t)mine;
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_ring(&job->head->bell);
+    xdi_job_ring(&job->head->world.bell);
     for (int r = 0; r < job->size; r++) {
-        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->bell, deadline);
+        xdi_job_wait wait = xdi_job_wait_begin(job, &job->head->world.bell, deadline);
         bool whole = true;
         while (whole && !__atomic_load_n(&members[r].prepared, __ATOMIC_SEQ_CST))
             whole = xdi_job_turn(ctx, job, &wait, r, false);
@@ -516,7 +526,12 @@ XD_PRIVATE void xdi_job_hold(xdi_job *job) {
 
 XD_PRIVATE void xdi_job_release(xd_ctx *ctx, xdi_job *job) {
     if (__atomic_sub_fetch(&job->holders, 1, __ATOMIC_ACQ_REL) > 0) return;
-    __atomic_store_n(&job->head->members[job->rank].gone, 1u, __ATOMIC_SEQ_CST);
-    xdi_job_leave_file(job);
+    __atomic_store_n(&job->world->members[job->rank].gone, 1u, __ATOMIC_SEQ_CST);
+    xdi_job *first = job->first;
+    if (first)
+        xdi_job_give(job, job->region, job->world, sizeof *job->world);
+    else
+        xdi_job_leave_file(job);
     xd_release(ctx, job);
+    if (first) xdi_job_release(ctx, first);
 }

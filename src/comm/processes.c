@@ -602,9 +602,28 @@ static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
                 sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
 }
 
+static size_t xdi_processes_world_bytes(const xdi_job *job, int size) {
+    return xdi_processes_group_bytes(size) + (size_t)size * (size_t)job->head->slot_bytes;
+}
+
+static xd_result xdi_processes_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    const xdi_processes *t = (const xdi_processes *)transport;
+    xd_ctx *ctx = transport->ctx;
+    xdi_processes *made = NULL;
+    xdi_job *job = NULL;
+    XD_TRY(xdi_job_shrink(ctx, t->job, xdi_processes_world_bytes, deadline, &job));
+    const xd_result result = xdi_processes_open(ctx, job, job->size, job->rank, job->world->group,
+                                                (size_t)job->head->slot_bytes, NULL, &made);
+    xdi_job_release(ctx, job); /* without a handle this rank has left that world too */
+    if (result == XD_OK) *out = &made->base;
+    return result;
+}
+
 static void xdi_processes_abort(xd_transport *transport) {
     xdi_processes *t = (xdi_processes *)transport;
-    xdi_job_break(t->job, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    const int me = t->world_ranks[transport->rank];
+    xdi_job_break(t->job, XD_ERROR_PEER, me);
+    __atomic_store_n(&t->job->world->members[me].gone, 1u, __ATOMIC_SEQ_CST);
     xdi_job_ring(&t->group->bell);
 }
 
@@ -629,7 +648,8 @@ static const xd_transport_ops xdi_processes_ops = { "processes",
                                                     xdi_processes_fork,
                                                     xdi_processes_exchange,
                                                     xdi_processes_fork_bytes,
-                                                    false };
+                                                    false,
+                                                    xdi_processes_shrink };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {

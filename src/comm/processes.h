@@ -35,7 +35,8 @@ typedef struct xd_node_desc {
  *
  * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
  * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the
- * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end.
+ * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end; xd_comm_shrink makes a
+ * world of those that go on.
  *
  * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH (another size
  * or slot_bytes), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a process has died, or

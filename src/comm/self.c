@@ -82,7 +82,8 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                xdi_self_fork,
                                                NULL,
                                                xdi_self_fork_bytes,
-                                               false };
+                                               false,
+                                               NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);

@@ -727,7 +727,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_fork,
                                                   xdi_threads_exchange,
                                                   xdi_threads_fork_bytes,
-                                                  false };
+                                                  false,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 

@@ -79,6 +79,10 @@ typedef struct xd_transport_ops {
     /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
      * may make them at the same time. */
     bool forks_in_order;
+    /* A world of the ranks of a broken one that live and have called this when all of them have, or by the deadline; in their order,
+     * and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control call. STATE
+     * when nothing has broken it. NULL: not offered. */
+    xd_result (*shrink)(xd_transport *transport, double deadline, xd_transport **out);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

@@ -16,6 +16,7 @@ EXCUSED = {
     "xd_checkpoint_saver_bytes": "in test_checkpoint_async.c, each in turn",
     "xd_checkpoint_saver_create": "in test_checkpoint_async.c, each in turn",
     "xd_comm_node": "in test_node_join.c, each in turn",
+    "xd_comm_shrink": "in test_node_shrink.c, each in turn",
     "xd_collective_run": "what the collectives of the table call",
     "xd_cuda_create": "needs a device: tests/cuda",
     "xd_denoise_term_at": "computes numbers",

@@ -61,6 +61,10 @@ for wrap in fsdp hsdp; do
     cmp "$work/$wrap/student/model.safetensors" "$work/launch/student/model.safetensors" >>"$work/launch.log"
     verdict $? "processes, $wrap, one of which is killed, then 3 have the bits of one rank and the student of threads" "$work/launch.log"
 done
+equal lose --launch --lose 2 --seed 4 && [ "$(grep -c '^xdrun: rank [0-3] (process [0-9]*) was ended by signal 9 (Killed); the other [23] go on$' "$work/lose.log")" -eq 2 ] &&
+awk '/^4 ranks, fsdp: rank [0-3] killed by SIGKILL after step [0-5]; / { lost++; if ($12 <= 0 || $12 >= 5) late++ } END { exit lost != 2 || late > 0 }' "$work/lose.log" &&
+[ "$(wc -l <"$work/lose/wrapped/metrics.jsonl")" -eq 6 ] && [ "$(awk '/^4 ranks, fsdp, [0-9]* steps$/ { in_leg = 1 } in_leg && NF == 6 && /^ +[0-9. ]+$/' "$work/lose.log" | wc -l)" -eq 2 ]
+verdict $? 'processes of which two are killed go on at once as fewer, with the bits of one rank' "$work/lose.log"
 mkdir "$work/alone" && cp "$work/small" "$work/alone" && ! "$work/alone/small" --launch --steps 6 --out "$work/alone/out" >"$work/alone.log" 2>&1 &&
 grep -q 'alone/xdrun: No such file or directory$' "$work/alone.log"
 verdict $? 'an xdrun that is not there is named' "$work/alone.log"
@@ -95,13 +99,13 @@ verdict $? 'a finished student is replaced with --overwrite only, and an older r
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
     '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--lose 1:--lose 1 without --launch' '--launch --lose 4:--lose 4 of dp=4: nobody is left' '--launch --lose 1 --mesh dp=2,tp=2:those of tp=2, --pp 1 and hsdp cannot' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/small" --help >"$work/help.log"
-for option in wrap mesh pp vpp steps seed data out overwrite heldout-bytes mpi launch help; do
+for option in wrap mesh pp vpp steps seed data out overwrite heldout-bytes mpi launch lose help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ] && grep -q 'build/demo-sharded --wrap' "$work/help.log"

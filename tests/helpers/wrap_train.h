@@ -229,7 +229,7 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     return result;
 }
 
-static xd_result wrap_execute(wrap_run *run) {
+static inline xd_result wrap_execute(wrap_run *run) {
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.reduction = run->reduction;
@@ -240,7 +240,7 @@ static xd_result wrap_execute(wrap_run *run) {
     return result;
 }
 
-static wrap_run *wrap_new(wrap_kind kind, int ranks, int64_t leaves, xd_reduction reduction) {
+static inline wrap_run *wrap_new(wrap_kind kind, int ranks, int64_t leaves, xd_reduction reduction) {
     wrap_run *run = (wrap_run *)calloc(1, sizeof *run);
     run->kind = kind;
     run->ranks = ranks;

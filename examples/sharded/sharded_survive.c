@@ -1,0 +1,97 @@
+/* sharded_survive.c - a leg whose processes are killed one after another, while the others go on: what its ranks do then, and who
+ * kills them. */
+#define _POSIX_C_SOURCE 200112L /* clock_gettime, kill */
+#include "sharded.h"
+
+#include <signal.h>
+#include <time.h>
+
+/* ---- the ranks ---- */
+
+/* Everything that was made over the old world is gone when sharded_run_rank has returned; it is made again over the next one, of
+ * which ranks take more sequences each. What they go on from is the last checkpoint, so the steps since then are done again. */
+xd_result sharded_survive(xd_comm *world, const sharded_job *job) {
+    sharded_job now = *job;
+    sharded_leg leg = *job->leg;
+    xd_comm *at = world;
+    now.leg = &leg;
+    xd_result result = sharded_run_rank(at, &now);
+    while (result == XD_ERROR_PEER || result == XD_ERROR_TIMEOUT) {
+        xd_comm *next = NULL;
+        const xd_error cause = *xd_last_error(xd_comm_ctx(at));
+        result = xd_comm_shrink(at, 0.0, &next);
+        if (result == XD_ERROR_STATE) /* nobody was lost: a rank has an error of its own */
+            result = XD_FAIL(xd_comm_ctx(at), cause.result, "%s", cause.message);
+        if (result != XD_OK) break;
+        if (at != world) xd_comm_destroy(at);
+        at = next;
+        leg.ranks = leg.axes.dp = now.demo.dp = xd_comm_size(at);
+        leg.resume = true;
+        now.world++;
+        result = sharded_run_rank(at, &now);
+    }
+    if (result != XD_OK && at != world) xd_comm_abort(at);
+    if (at != world) xd_comm_destroy(at);
+    return result;
+}
+
+/* ---- who kills them ---- */
+
+static double sharded_clock(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void sharded_wait(double seconds) {
+    struct timespec t;
+    t.tv_sec = (time_t)seconds;
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    (void)nanosleep(&t, NULL);
+}
+
+void sharded_draw_losses(sharded_leg *leg, uint64_t seed, int steps) {
+    for (int i = 0; i < leg->loss_count; i++) {
+        sharded_loss *loss = &leg->losses[i];
+        loss->step = (int)(sample_random(seed, 3, (uint64_t)i) * steps);
+        loss->which = sample_random(seed, 4, (uint64_t)i);
+        loss->delay = sample_random(seed, 5, (uint64_t)i);
+    }
+}
+
+/* The first rank of one of those that live; -1 while not all have told of themselves. */
+static int sharded_choose(const sharded_leg *leg, const sharded_outcome *out, double which) {
+    int living = 0;
+    for (int r = 0; r < leg->ranks; r++) living += out->processes[r] > 0;
+    if (living < leg->ranks - out->lost) return -1;
+    int k = (int)(which * living), rank = 0;
+    while (out->processes[rank] == 0 || k-- > 0) rank++;
+    return rank;
+}
+
+static void sharded_lose(const sharded_leg *leg, sharded_outcome *out) {
+    const sharded_loss *loss = &leg->losses[out->lost];
+    const sharded_news *first = &out->ranks[0];
+    const int rank = sharded_choose(leg, out, loss->which);
+    if (rank < 0) return;
+    if (first->steps > 0) sharded_wait(loss->delay * first->seconds / first->steps);
+    sharded_recovery *r = &out->recoveries[out->lost++];
+    r->rank = rank;
+    r->step = first->step;
+    r->killed = sharded_clock();
+    (void)kill((pid_t)out->processes[rank], SIGKILL);
+    out->processes[rank] = 0;
+}
+
+void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_outcome *out) {
+    if (news->world == 0 && out->lost == 0) out->processes[news->rank] = news->process;
+    for (int i = 0; i < out->lost && i < news->world && news->steps > 0; i++) {
+        sharded_recovery *r = &out->recoveries[i];
+        if (r->seconds > 0.0) continue;
+        r->seconds = sharded_clock() - r->killed;
+        r->from = news->step - news->steps;
+    }
+    if (out->lost == leg->loss_count || out->ranks[0].world < out->lost) return;
+    if (out->ranks[0].process > 0 && out->ranks[0].step >= leg->losses[out->lost].step)
+        sharded_lose(leg, out);
+}

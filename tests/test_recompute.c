@@ -31,7 +31,7 @@ static int64_t layer_floats(const train_config *c) {
     group.invariant = c->reduction == XD_REDUCTION_INVARIANT;
     CHECK(nn_model_init(&config, &group, NULL, &model) == NULL);
     batch.sequences = 1;
-    batch.positions = POSITIONS;
+    batch.positions = TRAIN_POSITIONS;
     const nn_sizes sizes = nn_sizes_of(&model, &batch);
     int64_t floats = 0;
     (void)nn_take_layer(&model, &sizes, NULL, &floats);
@@ -55,7 +55,7 @@ static void check_config(const train_config *c) {
     const nn_config config = train_model(false);
     const int64_t layers = kept->leaves * (config.layers - 1) * layer_floats(c) * (int64_t)sizeof(float);
     CHECK_EQ_INT(kept->workspace - again->workspace, layers);
-    CHECK(kept->inputs == 0 && again->inputs >= kept->leaves * config.layers * POSITIONS * config.hidden * 4);
+    CHECK(kept->inputs == 0 && again->inputs >= kept->leaves * config.layers * TRAIN_POSITIONS * config.hidden * 4);
     CHECK(again->workspace + again->inputs < kept->workspace);
     free(kept);
 }

@@ -459,7 +459,7 @@ XD_TEST(bf16_has_the_bits_of_the_double_for_every_number) {
             for (int c = 0; c < COLUMNS; c++) {
                 const double near = (double)xd_f32_from_bf16((uint16_t)c) * (1.0 + 0.02 * uniform(&state));
                 p[c] = (uint16_t)c;
-                q[c] = c % 3 ? xd_bf16_from_f32((float)near) : (uint16_t)(40503 * c + k);
+                q[c] = c % 3 ? xd_bf16_from_f32((float)near) : (uint16_t)(40503u * (unsigned)c + (unsigned)k);
             }
             xd_mix_desc d;
             memset(&d, 0, sizeof d);

@@ -55,7 +55,8 @@ static void check_config(const train_config *c) {
     const nn_config config = train_model(false);
     const int64_t layers = kept->leaves * (config.layers - 1) * layer_floats(c) * (int64_t)sizeof(float);
     CHECK_EQ_INT(kept->workspace - again->workspace, layers);
-    CHECK(kept->inputs == 0 && again->inputs >= kept->leaves * config.layers * TRAIN_POSITIONS * config.hidden * 4);
+    CHECK(kept->inputs == 0 &&
+          again->inputs >= kept->leaves * config.layers * TRAIN_POSITIONS * config.hidden * 4);
     CHECK(again->workspace + again->inputs < kept->workspace);
     free(kept);
 }

@@ -505,7 +505,7 @@ XD_TEST(a_sample_has_the_same_bits_in_every_batch) {
 
 /* ---- training on several ranks ---- */
 
-enum { IN_LEAF = 3, IMAGE = 30 };
+enum { IMAGE = 30 };
 
 typedef enum wrapper { UNDER_DDP, UNDER_FSDP, UNDER_HSDP } wrapper;
 
@@ -541,32 +541,9 @@ typedef struct training {
     uint64_t hash; /* of the weights afterwards */
 } training;
 
-static xd_result train_leaf(const trainer *t, int64_t k, int step) {
-    const xd_network *n = &t->network;
-    float x[IN_LEAF * IMAGE], raw[IN_LEAF * IMAGE], d_raw[IN_LEAF * IMAGE];
-    double times[IN_LEAF];
-    int32_t labels[IN_LEAF];
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
-    const bool own = k < xd_parallel_leaves(t->parallel).own;
-    xd_network_call call = { .samples = own ? IN_LEAF : 0,
-                             .hidden = x,
-                             .times = times,
-                             .condition = labels,
-                             .keep = true,
-                             .raw = raw,
-                             .raw_gradient = d_raw,
-                             .weights = true,
-                             .leaf = k };
-    if (own) noise((uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF * IMAGE, x);
-    for (int i = 0; i < IN_LEAF; i++) times[i] = (double)i / IN_LEAF, labels[i] = i % LABELS;
-    XD_TRY(n->forward(n->user, &call));
-    for (int i = 0; own && i < IN_LEAF * IMAGE; i++) d_raw[i] = (raw[i] - x[i]) * 0.125f;
-    return n->backward(n->user, &call);
-}
-
 static xd_result training_rank(xd_comm *world, void *argument) {
     training *t = (training *)argument;
-    trainer how = { .rate = 0.05, .leaf = train_leaf };
+    trainer how = { .rate = 0.05, .leaf = train_pictures, .pixels = IMAGE, .labels = LABELS };
     xd_ctx *ctx = xd_comm_ctx(world);
     pairs two;
     xd_model *model;
@@ -575,7 +552,7 @@ static xd_result training_rank(xd_comm *world, void *argument) {
     XD_TRY(pairs_open(world, &two));
     XD_TRY(nn_conv_describe(ctx, &tiny, 3, &model));
     XD_TRY(wrap_as(world, model, t->kind, &two, &how.parallel));
-    XD_TRY(nn_conv_create(ctx, &tiny, model, IN_LEAF, 1, &passes));
+    XD_TRY(nn_conv_create(ctx, &tiny, model, ALONE_IN_LEAF, 1, &passes));
     how.network = nn_conv_network(passes);
     XD_TRY(train(world, &how, &hash));
     if (xd_comm_rank(world) == 0) t->hash = hash;
@@ -584,14 +561,6 @@ static xd_result training_rank(xd_comm *world, void *argument) {
     xd_model_destroy(model);
     pairs_close(&two);
     return XD_OK;
-}
-
-static void run_invariant(int ranks, xd_rank_function function, void *argument) {
-    xd_error error = { 0 };
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT };
-    const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
-    CHECK_EQ_INT(result, XD_OK);
-    if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
 }
 
 XD_TEST(training_steps_have_the_same_bits_on_every_layout) {

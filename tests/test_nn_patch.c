@@ -664,46 +664,21 @@ XD_TEST(heads_and_pieces_that_do_not_fit_their_ranks_are_refused) {
 
 /* ---- training on several ranks ---- */
 
-enum { IN_LEAF = 3 };
-
 typedef struct training {
     bool fsdp;
     uint64_t hash; /* of the weights afterwards */
 } training;
 
-static xd_result train_leaf(const trainer *t, int64_t k, int step) {
-    const xd_network *n = &t->network;
-    float x[IN_LEAF * PIXELS], raw[IN_LEAF * PIXELS], d_raw[IN_LEAF * PIXELS];
-    double times[IN_LEAF];
-    int32_t labels[IN_LEAF];
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
-    const bool own = k < xd_parallel_leaves(t->parallel).own;
-    xd_network_call call = { .samples = own ? IN_LEAF : 0,
-                             .hidden = x,
-                             .times = times,
-                             .condition = labels,
-                             .keep = true,
-                             .raw = raw,
-                             .raw_gradient = d_raw,
-                             .weights = true,
-                             .leaf = k };
-    if (own) noise((uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF * PIXELS, x);
-    for (int i = 0; i < IN_LEAF; i++) times[i] = (double)i / IN_LEAF, labels[i] = i % LABELS;
-    XD_TRY(n->forward(n->user, &call));
-    for (int i = 0; own && i < IN_LEAF * PIXELS; i++) d_raw[i] = (raw[i] - x[i]) * 0.125f;
-    return n->backward(n->user, &call);
-}
-
 static xd_result training_rank(xd_comm *world, void *argument) {
     training *t = (training *)argument;
-    trainer how = { .rate = 0.05, .leaf = train_leaf };
+    trainer how = { .rate = 0.05, .leaf = train_pictures, .pixels = PIXELS, .labels = LABELS };
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_model *model;
     nn_patch *passes;
     uint64_t hash = 0;
     XD_TRY(nn_patch_describe(ctx, &tiny, 3, &model));
     XD_TRY(wrap_in(world, model, "layer", t->fsdp, &how.parallel));
-    XD_TRY(nn_patch_create(ctx, &tiny, model, IN_LEAF, 1, &passes));
+    XD_TRY(nn_patch_create(ctx, &tiny, model, ALONE_IN_LEAF, 1, &passes));
     how.network = nn_patch_network(passes);
     XD_TRY(train(world, &how, &hash));
     if (xd_comm_rank(world) == 0) t->hash = hash;
@@ -718,11 +693,7 @@ XD_TEST(training_steps_have_the_same_bits_on_every_layout) {
     for (int ranks = 1; ranks <= 4; ranks++)
         for (int fsdp = 0; fsdp < 2; fsdp++) {
             training t = { .fsdp = fsdp != 0 };
-            xd_error error = { 0 };
-            const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT };
-            const xd_result result = xd_run_threads(ranks, &desc, training_rank, &t, &error);
-            CHECK_EQ_INT(result, XD_OK);
-            if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
+            run_invariant(ranks, training_rank, &t);
             if (first == 0) first = t.hash;
             CHECK(t.hash == first && t.hash != 0);
             if (t.hash != first) printf("%d ranks, %s\n", ranks, fsdp ? "FSDP" : "DDP");

@@ -4,10 +4,9 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "drawn_call.h"
+#include "kills.h"
 #include "node_world.h"
 #include "xd_test.h"
-
-#include <time.h>
 
 enum {
     RANKS = DRAWN_RANKS,
@@ -25,22 +24,6 @@ typedef struct scene {
     uint32_t named;       /* survivors that named the victim; atomic */
     uint32_t late, peers; /* who of them got TIMEOUT, and PEER; atomic */
 } scene;
-
-static int given(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text && atoi(text) > 0 ? atoi(text) : otherwise;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void nap(int microseconds) {
-    const struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
-    nanosleep(&t, NULL);
-}
 
 /* What a survivor has got. */
 static void judge(scene *s, const xd_error *error) {

@@ -4,29 +4,12 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "drawn_call.h"
+#include "kills.h"
 #include "node_world.h"
 #include "xd_test.h"
 
 #include <sys/resource.h>
-#include <time.h>
-
 enum { MOST = 8, COUNT = 9000, PROGRAMS = 10 };
-
-static int given(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text && atoi(text) > 0 ? atoi(text) : otherwise;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void nap(int microseconds) {
-    const struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
-    nanosleep(&t, NULL);
-}
 
 /* ---- a program that goes on ---- */
 

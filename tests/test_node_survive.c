@@ -6,29 +6,12 @@
 #include "xdistill.h"
 #include "checkpoint_files.h"
 #include "drawn_call.h"
+#include "kills.h"
 #include "node_world.h"
 #include "wrap_train.h"
 #include "xd_test.h"
 
-#include <time.h>
-
 enum { MOST = 5, STEPS = 24, EVERY = 5, TRAININGS = 3, LEAVES = 8, SEED = 11 };
-
-static int given(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text && atoi(text) > 0 ? atoi(text) : otherwise;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void nap(int microseconds) {
-    const struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
-    nanosleep(&t, NULL);
-}
 
 /* What parent and children share. */
 typedef struct training {

@@ -10,7 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALONE_WEIGHTS = 64, ALONE_MOST = 8192 /* elements of a weight */, ALONE_LEAVES = 8, ALONE_STEPS = 2 };
+enum {
+    ALONE_WEIGHTS = 64,
+    ALONE_MOST = 8192 /* elements of a weight */,
+    ALONE_LEAVES = 8,
+    ALONE_STEPS = 2,
+    ALONE_IN_LEAF = 3 /* samples of a leaf */,
+    ALONE_PIXELS = 512 /* at most, of a picture */
+};
 
 /* Repeatable numbers of mean 0 and variance 1. */
 static void noise(uint64_t stream, int64_t count, float *out) {
@@ -124,7 +131,42 @@ typedef struct trainer {
     double rate;
     bool zero; /* a leaf without samples on every rank */
     xd_result (*leaf)(const struct trainer *t, int64_t k, int step); /* its forward and backward */
+    int pixels, labels; /* of train_pictures: a picture's elements, and how many labels there are */
 } trainer;
+
+/* A leaf of pictures of noise, which the network learns to predict. */
+static inline xd_result train_pictures(const trainer *t, int64_t k, int step) {
+    enum { MOST = ALONE_IN_LEAF * ALONE_PIXELS };
+    const xd_network *n = &t->network;
+    const int all = ALONE_IN_LEAF * t->pixels;
+    float x[MOST], raw[MOST], d_raw[MOST];
+    double times[ALONE_IN_LEAF];
+    int32_t labels[ALONE_IN_LEAF];
+    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    const bool own = k < xd_parallel_leaves(t->parallel).own;
+    xd_network_call call = { .samples = own ? ALONE_IN_LEAF : 0,
+                             .hidden = x,
+                             .times = times,
+                             .condition = labels,
+                             .keep = true,
+                             .raw = raw,
+                             .raw_gradient = d_raw,
+                             .weights = true,
+                             .leaf = k };
+    if (own) noise((uint64_t)(1000 + step * ALONE_LEAVES + leaf), all, x);
+    for (int i = 0; i < ALONE_IN_LEAF; i++) times[i] = (double)i / ALONE_IN_LEAF, labels[i] = i % t->labels;
+    XD_TRY(n->forward(n->user, &call));
+    for (int i = 0; own && i < all; i++) d_raw[i] = (raw[i] - x[i]) * 0.125f;
+    return n->backward(n->user, &call);
+}
+
+static inline void run_invariant(int ranks, xd_rank_function function, void *argument) {
+    xd_error error = { 0 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT };
+    const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
+    CHECK_EQ_INT(result, XD_OK);
+    if (result != XD_OK) printf("rank %d: %s\n", error.rank, error.message);
+}
 
 static xd_result hash_part(void *user, const xd_state_tensor *tensor, xd_interval elements,
                            const void *data) {

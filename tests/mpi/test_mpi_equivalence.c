@@ -6,6 +6,7 @@
 
 #include "mpi_runner.h"
 #include "mpi_world.h"
+#include "mpi_written.h"
 
 #include "../../examples/nn/nn_blocks.c"
 #include "../../examples/nn/nn_describe.c"
@@ -53,19 +54,9 @@ static train_result *unwritten(void) {
 
 /* What this rank has written, compared with one rank's; returns how many numbers that were. */
 static int64_t compare_written(const train_result *one, const train_result *run) {
-    const float *wanted[] = { one->values, one->first, one->second, one->average };
-    const float *got[] = { run->values, run->first, run->second, run->average };
-    int64_t written = 0, differ = 0;
-    for (int k = 0; k < 4; k++)
-        for (int i = 0; i < TRAIN_ROOM; i++) {
-            uint32_t bits;
-            memcpy(&bits, &got[k][i], sizeof bits);
-            if (bits == UINT32_MAX) continue;
-            written++;
-            differ += memcmp(&got[k][i], &wanted[k][i], sizeof bits) != 0;
-        }
-    CHECK_EQ_INT(differ, 0);
-    return written;
+    const float *const wanted[WRITTEN_ARRAYS] = { one->values, one->first, one->second, one->average };
+    const float *const got[WRITTEN_ARRAYS] = { run->values, run->first, run->second, run->average };
+    return compare_arrays(wanted, got, TRAIN_ROOM);
 }
 
 static int64_t numbers(bool pipeline) {

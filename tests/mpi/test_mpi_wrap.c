@@ -22,23 +22,14 @@ static int send_noted(const void *data, int count, MPI_Datatype type, int rank, 
 
 #include "mpi_runner.h"
 #include "mpi_world.h"
+#include "mpi_written.h"
 #include "wrap_train.h"
 
 /* What this rank has counted and written, compared with one rank's; returns how many numbers that were. */
-static int compare_written(const wrap_run *one, const wrap_run *run) {
-    const float *wanted[] = { one->values, one->averages, one->moments, one->squares };
-    const float *got[] = { run->values, run->averages, run->moments, run->squares };
-    int written = 0, differ = 0;
-    for (int k = 0; k < 4; k++)
-        for (int i = 0; i < WRAP_ROOM; i++) {
-            uint32_t bits;
-            memcpy(&bits, &got[k][i], sizeof bits);
-            if (bits == UINT32_MAX) continue;
-            written++;
-            differ += memcmp(&got[k][i], &wanted[k][i], sizeof bits) != 0;
-        }
-    CHECK_EQ_INT(differ, 0);
-    return written;
+static int64_t compare_written(const wrap_run *one, const wrap_run *run) {
+    const float *const wanted[WRITTEN_ARRAYS] = { one->values, one->averages, one->moments, one->squares };
+    const float *const got[WRITTEN_ARRAYS] = { run->values, run->averages, run->moments, run->squares };
+    return compare_arrays(wanted, got, WRAP_ROOM);
 }
 
 static void over_mpi(const wrap_run *one, wrap_kind kind, int queues) {

@@ -296,6 +296,9 @@ static cudaError_t allocate(void **pointer, size_t bytes, const char *function) 
     return cudaSuccess;
 }
 
+/* No machine has more; address sanitizers stop a program that asks for it. */
+static const size_t kMostPinned = (size_t)1 << 38;
+
 static cudaError_t allocate_pinned(void **pointer, size_t bytes, const char *function) {
     const cudaError_t entered = enter(cudaErrorMemoryAllocation);
     if (entered) return entered;
@@ -303,6 +306,7 @@ static cudaError_t allocate_pinned(void **pointer, size_t bytes, const char *fun
     if (!pointer) return remember(cudaErrorInvalidValue);
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
+    if (bytes > kMostPinned) return remember(cudaErrorMemoryAllocation);
     Lock lock(big_lock);
     reserve();
     char *base = static_cast<char *>(aligned_alloc(kAlign, round_up(bytes, kAlign)));

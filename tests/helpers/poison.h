@@ -598,6 +598,22 @@ typedef struct poison_job {
     int64_t size;
 } poison_job;
 
+/* Memory whose first block is in the middle of a range of 4 GiB. In structs a number of 32 bits may lie beside four bytes that nobody
+ * has set; if those were the upper half of an address, both would look like a pointer into a block at the range's beginning. */
+static inline unsigned char *poison_take_memory(size_t bytes) {
+    unsigned char *taken[64], *memory = NULL;
+    int count = 0;
+    while (count < 64 && !memory) {
+        unsigned char *next = taken[count++] = (unsigned char *)malloc(bytes);
+        const uint32_t low = (uint32_t)(uintptr_t)next;
+        if (next && low > 1u << 24 && low < UINT32_MAX - POISON_BLOCK) memory = next;
+    }
+    for (int i = 0; i < count; i++)
+        if (taken[i] != memory) free(taken[i]);
+    if (!memory) abort(); /* other ranks would wait */
+    return memory;
+}
+
 static inline xd_result poison_rank(xd_comm *world, void *argument) {
     const poison_job *job = (const poison_job *)argument;
     poison_sample sample = { job->stride, job->first };
@@ -608,7 +624,7 @@ static inline xd_result poison_rank(xd_comm *world, void *argument) {
     s.rank = xd_comm_rank(world);
     s.ranks = xd_comm_size(world);
     s.size = job->size;
-    unsigned char *memory = (unsigned char *)malloc((size_t)POISON_BLOCK * (3 + POISON_WAYS));
+    unsigned char *memory = poison_take_memory((size_t)POISON_BLOCK * (3 + POISON_WAYS));
     s.block = memory;
     s.fresh = memory + POISON_BLOCK;
     s.clean = s.fresh + POISON_BLOCK;

@@ -192,6 +192,8 @@ static inline process_rank *process_create(xd_ctx *ctx, process_block *block, in
                                           NULL,
                                           NULL,
                                           NULL,
+                                          NULL,
+                                          false,
                                           NULL };
     process_rank *t = (process_rank *)xd_allocate(ctx, sizeof *t);
     t->base.ops = &ops;

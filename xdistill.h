@@ -28094,10 +28094,10 @@ XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
     return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
 }
 
+/* As xd_comm_create allocates. */
 static size_t xdi_comm_handle_bytes(int size) {
-    const xd_comm *comm = NULL;
-    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
-                                          sizeof *comm->counts + sizeof *comm->one_each);
+    return sizeof(xd_comm) + (size_t)size * (sizeof(xd_control) + sizeof(uint64_t) + sizeof(int) +
+                                             sizeof(int64_t) + sizeof(xd_leaves));
 }
 
 XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
@@ -29059,13 +29059,11 @@ static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double d
 
 /* A handle; the first rank makes the group. */
 static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
-    const xdi_threads *t = (const xdi_threads *)transport;
-    const xdi_threads_group *g = t->group;
     const size_t n = (size_t)transport->size;
-    const size_t handle = sizeof *t + n * (sizeof *t->pieces + sizeof *t->leaves);
+    const size_t handle = sizeof(xdi_threads) + n * (sizeof(void *) + sizeof(xd_leaves));
     if (transport->rank > 0) return handle;
-    return handle + sizeof *g + n * (sizeof *g->world_ranks + sizeof *g->slots) +
-           n * n * (2 * sizeof *g->offsets + sizeof *g->mail);
+    return handle + sizeof(xdi_threads_group) + n * (sizeof(int) + sizeof(xdi_threads_slot)) +
+           n * n * (2 * sizeof(int64_t) + sizeof(xdi_threads_mail));
 }
 
 static void xdi_threads_abort(xd_transport *transport) {
@@ -31430,11 +31428,10 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
 
 /* A handle and what it knows of its slots. What processes share is the system's. */
 static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
-    const xdi_processes *t = (const xdi_processes *)transport;
     const size_t n = (size_t)transport->size;
-    return sizeof *t + sizeof *t->slots +
-           n * (sizeof *t->world_ranks + sizeof *t->places + sizeof *t->begins + sizeof *t->counts +
-                sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
+    return sizeof(xdi_processes) + sizeof(xdi_processes_slots) +
+           n * (2 * sizeof(int) + 2 * sizeof(int64_t) + sizeof(xd_leaves) + sizeof(void *) +
+                2 * sizeof(xdi_processes_lane));
 }
 
 static size_t xdi_processes_world_bytes(const xdi_job *job, int size) {
@@ -79110,4 +79107,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 acd98218548024ec2a072f0c0e5381bc3839ae080eeeeb95f656aac6ebd50102 */
+/* xdistill sha256 c73481c4e39f1a86bad6868d0b25232644e994cff63c94505eae4de1cd2d951a */

@@ -418,10 +418,10 @@ XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm) {
     return comm->transport->ops->fork && !comm->transport->ops->forks_in_order;
 }
 
+/* As xd_comm_create allocates. */
 static size_t xdi_comm_handle_bytes(int size) {
-    const xd_comm *comm = NULL;
-    return sizeof *comm + (size_t)size * (sizeof *comm->all + sizeof *comm->values + sizeof *comm->members +
-                                          sizeof *comm->counts + sizeof *comm->one_each);
+    return sizeof(xd_comm) + (size_t)size * (sizeof(xd_control) + sizeof(uint64_t) + sizeof(int) +
+                                             sizeof(int64_t) + sizeof(xd_leaves));
 }
 
 XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {

@@ -595,11 +595,10 @@ static xd_result xdi_processes_fork(xd_transport *transport, xd_ctx *ctx, double
 
 /* A handle and what it knows of its slots. What processes share is the system's. */
 static size_t xdi_processes_fork_bytes(const xd_transport *transport) {
-    const xdi_processes *t = (const xdi_processes *)transport;
     const size_t n = (size_t)transport->size;
-    return sizeof *t + sizeof *t->slots +
-           n * (sizeof *t->world_ranks + sizeof *t->places + sizeof *t->begins + sizeof *t->counts +
-                sizeof *t->leaves + sizeof *t->pieces + 2 * sizeof *t->lanes);
+    return sizeof(xdi_processes) + sizeof(xdi_processes_slots) +
+           n * (2 * sizeof(int) + 2 * sizeof(int64_t) + sizeof(xd_leaves) + sizeof(void *) +
+                2 * sizeof(xdi_processes_lane));
 }
 
 static size_t xdi_processes_world_bytes(const xdi_job *job, int size) {

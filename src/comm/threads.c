@@ -689,13 +689,11 @@ static xd_result xdi_threads_fork(xd_transport *transport, xd_ctx *ctx, double d
 
 /* A handle; the first rank makes the group. */
 static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
-    const xdi_threads *t = (const xdi_threads *)transport;
-    const xdi_threads_group *g = t->group;
     const size_t n = (size_t)transport->size;
-    const size_t handle = sizeof *t + n * (sizeof *t->pieces + sizeof *t->leaves);
+    const size_t handle = sizeof(xdi_threads) + n * (sizeof(void *) + sizeof(xd_leaves));
     if (transport->rank > 0) return handle;
-    return handle + sizeof *g + n * (sizeof *g->world_ranks + sizeof *g->slots) +
-           n * n * (2 * sizeof *g->offsets + sizeof *g->mail);
+    return handle + sizeof(xdi_threads_group) + n * (sizeof(int) + sizeof(xdi_threads_slot)) +
+           n * n * (2 * sizeof(int64_t) + sizeof(xdi_threads_mail));
 }
 
 static void xdi_threads_abort(xd_transport *transport) {

@@ -9,6 +9,7 @@
 #include "xd_test.h"
 
 #include <sys/resource.h>
+
 enum { MOST = 8, COUNT = 9000, PROGRAMS = 10 };
 
 /* ---- a program that goes on ---- */

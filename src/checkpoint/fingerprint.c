@@ -61,8 +61,11 @@ XDI_FINGERPRINT_INLINE __m256i xdi_fingerprint_mix_4(__m256i x) {
     return _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
 }
 
-/* The bits of four elements of 2, 4 or 8 bytes. */
+/* The bits of four elements. */
 XDI_FINGERPRINT_INLINE __m256i xdi_fingerprint_load(const unsigned char *p, size_t size) {
+    int32_t bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    if (size == 1) return _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
     if (size == 2) return _mm256_cvtepu16_epi64(_mm_loadl_epi64((const __m128i *)(const void *)p));
     if (size == 4) return _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -93,10 +96,61 @@ XDI_FINGERPRINT_INLINE int64_t xdi_fingerprint_fours(const unsigned char *p, siz
 XDI_FINGERPRINT_AVX2 static int64_t xdi_fingerprint_avx2(const unsigned char *p, size_t size, int64_t first,
                                                          int64_t count, uint64_t *sum) {
     switch (size) {
+    case 1: return xdi_fingerprint_fours(p, 1, first, count, sum);
     case 2: return xdi_fingerprint_fours(p, 2, first, count, sum);
     case 4: return xdi_fingerprint_fours(p, 4, first, count, sum);
-    case 8: return xdi_fingerprint_fours(p, 8, first, count, sum);
-    default: return 0;
+    default: return xdi_fingerprint_fours(p, 8, first, count, sum);
+    }
+}
+
+/* ---- eight elements at a time ---- */
+
+#    define XDI_FINGERPRINT_AVX512 __attribute__((target("avx2,avx512f,avx512dq")))
+#    define XDI_FINGERPRINT_INLINE_512 \
+        static inline __attribute__((always_inline, target("avx2,avx512f,avx512dq")))
+
+/* The sum of the eight lanes of x and what they were before. */
+XDI_FINGERPRINT_INLINE_512 __m512i xdi_fingerprint_add_8(__m512i sum, __m512i x) {
+    const __m512i first = _mm512_set1_epi64((int64_t)XDI_FINGERPRINT_FIRST),
+                  second = _mm512_set1_epi64((int64_t)XDI_FINGERPRINT_SECOND);
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 30)), first);
+    x = _mm512_mullo_epi64(_mm512_xor_si512(x, _mm512_srli_epi64(x, 27)), second);
+    return _mm512_add_epi64(sum, _mm512_xor_si512(x, _mm512_srli_epi64(x, 31)));
+}
+
+XDI_FINGERPRINT_INLINE_512 __m512i xdi_fingerprint_load_8(const unsigned char *p, size_t size) {
+    if (size == 1) return _mm512_cvtepu8_epi64(_mm_loadl_epi64((const __m128i *)(const void *)p));
+    if (size == 2) return _mm512_cvtepu16_epi64(_mm_loadu_si128((const __m128i *)(const void *)p));
+    if (size == 4) return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)p));
+    return _mm512_loadu_si512(p);
+}
+
+/* Whole eights in two chains, as xdi_fingerprint_fours. */
+XDI_FINGERPRINT_INLINE_512 int64_t xdi_fingerprint_eights(const unsigned char *p, size_t size, int64_t first,
+                                                          int64_t count, uint64_t *sum) {
+    const uint64_t k = XDI_FINGERPRINT_KEY;
+    const __m512i eight = _mm512_set1_epi64((int64_t)(8 * k));
+    uint64_t lanes[8];
+    for (int i = 0; i < 8; i++) lanes[i] = ((uint64_t)first + 1 + (uint64_t)i) * k;
+    __m512i key = _mm512_loadu_si512(lanes), a = _mm512_setzero_si512(), b = a;
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16, p += 16 * size) {
+        const __m512i next = _mm512_add_epi64(key, eight);
+        a = xdi_fingerprint_add_8(a, _mm512_add_epi64(xdi_fingerprint_load_8(p, size), key));
+        b = xdi_fingerprint_add_8(b, _mm512_add_epi64(xdi_fingerprint_load_8(p + 8 * size, size), next));
+        key = _mm512_add_epi64(next, eight);
+    }
+    *sum = (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(a, b));
+    return i;
+}
+
+XDI_FINGERPRINT_AVX512 static int64_t xdi_fingerprint_avx512(const unsigned char *p, size_t size,
+                                                             int64_t first, int64_t count, uint64_t *sum) {
+    switch (size) {
+    case 1: return xdi_fingerprint_eights(p, 1, first, count, sum);
+    case 2: return xdi_fingerprint_eights(p, 2, first, count, sum);
+    case 4: return xdi_fingerprint_eights(p, 4, first, count, sum);
+    default: return xdi_fingerprint_eights(p, 8, first, count, sum);
     }
 }
 
@@ -104,8 +158,12 @@ XDI_FINGERPRINT_AVX2 static int64_t xdi_fingerprint_avx2(const unsigned char *p,
 static int64_t xdi_fingerprint_fast(xd_cpu_level level, const unsigned char *p, size_t size, int64_t first,
                                     int64_t count, uint64_t *sum) {
     *sum = 0;
-    if (count < 8 || (level != XD_CPU_BEST && level < XD_CPU_AVX2)) return 0;
+    if (level == XD_CPU_BEST)
+        level = XD_CPU_AVX512; /* xd_cpu_supports may ask the processor, which takes microseconds */
+    if (count < 8 || level < XD_CPU_AVX2) return 0;
     __builtin_cpu_init();
+    if (level >= XD_CPU_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        return xdi_fingerprint_avx512(p, size, first, count, sum);
     return __builtin_cpu_supports("avx2") ? xdi_fingerprint_avx2(p, size, first, count, sum) : 0;
 }
 

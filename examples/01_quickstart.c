@@ -64,14 +64,12 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_mesh_group(mesh, "tp", &tp));
     XD_TRY(xd_vocab_create_even(ctx, tp, VOCABULARY, &vocab));
     prepare(m, xd_comm_rank(dp), xd_vocab_describe(vocab).begin);
-
     /* The mean is over the counted positions of the whole batch, not of this rank. */
     XD_TRY(xd_denominator_count(ctx, dp, &(xd_positions){ POSITIONS, .labels.data = m->label }, 1, &denominator));
     const xd_param param = { "table", m->table, m->table_gradient, XD_DTYPE_F32, .count = VOCABULARY * COLUMNS };
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.05;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
-
     const xd_loss_desc desc = {
         .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },

@@ -17,8 +17,14 @@ static float *nn_conv_floats(xd_arena *arena, int64_t count) {
 }
 
 static void nn_conv_place_trace(const nn_conv *p, xd_arena *arena, int64_t samples, nn_conv_trace *t) {
-    t->normed = nn_conv_floats(arena, samples * p->places * p->config.inner);
-    t->inverse = nn_conv_floats(arena, samples * p->config.groups);
+    t->normed = nn_conv_floats(arena, samples * p->places * t->channels);
+    t->inverse = nn_conv_floats(arena, samples * t->groups);
+}
+
+/* Of the stream, or of the channels between the convolutions that are here. */
+static void nn_conv_size_trace(const nn_conv *p, bool here, nn_conv_trace *t) {
+    t->channels = here ? p->pieces.end - p->pieces.begin : p->config.inner;
+    t->groups = here ? p->pieces.leaves.count : p->config.groups;
 }
 
 static void nn_conv_place_slot(const nn_conv *p, xd_arena *arena, nn_conv_slot *slot) {
@@ -30,8 +36,10 @@ static void nn_conv_place_slot(const nn_conv *p, xd_arena *arena, nn_conv_slot *
     slot->sigmoid = nn_conv_floats(arena, samples * embedding);
     slot->active = nn_conv_floats(arena, samples * embedding);
     slot->pixels = nn_conv_floats(arena, kept * p->places * p->config.channels);
+    nn_conv_size_trace(p, false, &slot->last);
     nn_conv_place_trace(p, arena, kept, &slot->last);
     for (int i = 0; i < 2 * p->config.blocks; i++) {
+        nn_conv_size_trace(p, i % 2 == 1, &slot->traces[i]);
         if (slot->keeps || i < 2) nn_conv_place_trace(p, arena, kept, &slot->traces[i]);
         if (!slot->keeps) slot->traces[i] = slot->traces[i % 2];
     }
@@ -52,7 +60,11 @@ static void nn_conv_place(nn_conv *p, xd_arena *arena) {
     p->room.branch = nn_conv_floats(arena, rows * inner);
     p->room.d_branch = nn_conv_floats(arena, rows * inner);
     p->room.time = nn_conv_floats(arena, p->chunk * inner);
+    p->room.d_active = nn_conv_floats(arena, p->chunk * p->config.embedding);
     p->room.pixels = nn_conv_floats(arena, rows * channels);
+    p->pieces.elements =
+        p->chunk * (p->places * inner > p->config.embedding ? p->places * inner : p->config.embedding);
+    p->pieces.sum = p->config.split ? nn_conv_floats(arena, p->pieces.elements) : NULL;
 }
 
 static bool nn_conv_allocate(nn_conv *p) {
@@ -131,10 +143,13 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
     p->places = (int64_t)config->height * config->width;
     p->chunk = p->places < NN_CONV_ROWS ? NN_CONV_ROWS / p->places : 1;
     if (p->chunk > samples) p->chunk = samples;
-    const xd_result result = nn_conv_allocate(p)
-                                 ? nn_conv_find_blocks(p, model)
-                                 : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
-                                           (long long)samples, slots);
+    p->pieces = nn_conv_channels(config);
+    xd_result result = nn_conv_allocate(p)
+                           ? nn_conv_find_blocks(p, model)
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
+                                     (long long)samples, slots);
+    if (result == XD_OK && config->split)
+        result = xd_leaf_stack_create(ctx, p->pieces.leaves, p->pieces.elements, &p->pieces.stack);
     if (result != XD_OK) {
         nn_conv_destroy(p);
         return result;
@@ -147,6 +162,7 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
 void nn_conv_destroy(nn_conv *p) {
     if (!p) return;
     xd_ctx *ctx = p->ctx;
+    xd_leaf_stack_destroy(p->pieces.stack);
     xd_release(ctx, p->memory);
     xd_release(ctx, p->feature_elements);
     xd_release(ctx, p->captured);

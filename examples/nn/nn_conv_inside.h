@@ -12,6 +12,9 @@ extern "C" {
 /* nn_conv_describe.c: whether there can be such a model. */
 xd_result nn_conv_check(xd_ctx *ctx, const nn_conv_config *config);
 
+/* nn_conv_describe.c: the channels between the convolutions of a block that are here, in pieces that are groups. Pure. */
+nn_pieces nn_conv_channels(const nn_conv_config *config);
+
 /* Weights of the root, in the order of its block. */
 enum {
     NN_CONV_IN, /* [inner, channels, 3, 3] */
@@ -43,6 +46,7 @@ struct nn_conv {
     nn_conv_config config;
     int64_t samples, chunk; /* most of a call; samples computed together */
     int64_t places;         /* of an image */
+    nn_pieces pieces;       /* the channels between a block's convolutions */
     int feature_count;
     int *captured;             /* [blocks] number of the feature that is the stream behind it; -1: none */
     int64_t *feature_elements; /* [blocks] the same for all: of a sample's stream */

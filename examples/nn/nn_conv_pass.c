@@ -71,6 +71,7 @@ static nn_conv_span nn_conv_span_at(const nn_conv *p, const nn_conv_slot *slot, 
     s.part.height = p->config.height;
     s.part.width = p->config.width;
     s.part.embedding = p->config.embedding;
+    s.part.pieces = &p->pieces;
     s.part.room = p->room;
     s.part.active = slot->active + first * p->config.embedding;
     s.part.x = p->x + stream;
@@ -81,8 +82,8 @@ static nn_conv_span nn_conv_span_at(const nn_conv *p, const nn_conv_slot *slot, 
 
 /* What is kept of these samples. */
 static nn_conv_trace nn_conv_kept(const nn_conv *p, const nn_conv_span *s, nn_conv_trace trace) {
-    trace.normed += s->kept * p->places * p->config.inner;
-    trace.inverse += s->kept * p->config.groups;
+    trace.normed += s->kept * p->places * trace.channels;
+    trace.inverse += s->kept * trace.groups;
     return trace;
 }
 
@@ -169,8 +170,8 @@ static void nn_conv_leave_backward(const nn_conv *p, const float *const *w, floa
 
 /* ---- blocks ---- */
 
-static void nn_conv_block_chunks(const nn_conv *p, const nn_conv_slot *slot, int block, bool back,
-                                 const xd_block_view *view) {
+static xd_result nn_conv_block_chunks(const nn_conv *p, const nn_conv_slot *slot, int block, bool back,
+                                      const xd_block_view *view) {
     const float *w[NN_CONV_BLOCK_WEIGHTS];
     float *g[NN_CONV_BLOCK_WEIGHTS];
     for (int i = 0; i < NN_CONV_BLOCK_WEIGHTS; i++) {
@@ -180,16 +181,17 @@ static void nn_conv_block_chunks(const nn_conv *p, const nn_conv_slot *slot, int
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         nn_conv_span s = nn_conv_span_at(p, slot, first);
         for (int i = 0; i < 2; i++) s.part.norms[i] = nn_conv_kept(p, &s, slot->traces[2 * block + i]);
-        if (back) nn_conv_block_backward(&s.part, w, g, s.d_x, s.d_active);
-        if (!back) nn_conv_block_forward(&s.part, w);
+        XD_TRY(back ? nn_conv_block_backward(&s.part, w, g, s.d_x, s.d_active)
+                    : nn_conv_block_forward(&s.part, w));
     }
+    return XD_OK;
 }
 
 static xd_result nn_conv_block_pass(const nn_conv *p, const nn_conv_slot *slot, int block, xd_pass pass,
                                     bool back) {
     xd_block_view view;
     XD_TRY(xd_block_begin(p->blocks[block], pass, &view));
-    nn_conv_block_chunks(p, slot, block, back, &view);
+    XD_TRY(nn_conv_block_chunks(p, slot, block, back, &view));
     return xd_block_end(p->blocks[block]);
 }
 

@@ -144,7 +144,7 @@ xd_result nn_patch_describe(xd_ctx *ctx, const nn_patch_config *config, uint64_t
     xd_model *model;
     memset(&desc, 0, sizeof desc);
     desc.seed = seed;
-    desc.rank = nn_patch_split_rank(config->split);
+    desc.rank = nn_split_rank(config->split);
     XD_TRY(nn_patch_check(ctx, config));
     XD_TRY(xd_model_create(ctx, &desc, &model));
     const xd_result result = nn_patch_describe_all(config, model);

@@ -19,9 +19,8 @@ typedef enum nn_patch_cut_kind {
     NN_PATCH_INNER_IN
 } nn_patch_cut_kind;
 
-/* nn_patch_split.c: this rank among those of the layouts; what of the heads' columns and of the inner width is here; whether that can
- * be; the layout of a weight, which the split keeps. */
-int nn_patch_split_rank(const nn_patch_split *split);
+/* nn_patch_split.c: what of the heads' columns and of the inner width is here; whether that can be; the layout of a weight, which
+ * the split keeps. */
 nn_pieces nn_patch_heads(const nn_patch_config *config);
 nn_pieces nn_patch_inner(const nn_patch_config *config);
 xd_result nn_patch_split_check(xd_ctx *ctx, const nn_patch_config *config);

@@ -871,8 +871,9 @@ static xd_result dmd_rank(xd_comm *world, void *argument) {
         if (!role_is_there(role)) continue;
         XD_TRY(role_open(&ranks, role, &roles[role]));
         d.networks[role] = nn_conv_network(roles[role].passes);
-        d.trainers[role] =
-            (xd_dmd_trainer){ .parallel = roles[role].parallel, .optimizer = roles[role].optimizer };
+        d.trainers[role] = (xd_dmd_trainer){ .parallel = roles[role].parallel,
+                                             .optimizer = roles[role].optimizer,
+                                             .norm = world };
     }
     XD_TRY(dmd_run_steps(world, &d, t));
     for (int role = 0; role < XD_DMD_ROLES; role++) {
